@@ -8,6 +8,9 @@ from typing import Protocol
 
 from notify.storage.runs import OffsetRuns
 
+MOST_STEPS = 8
+"""The most earlier bounds that a subscription remembers."""
+
 
 @dataclass(slots=True)
 class Subscription:
@@ -27,6 +30,33 @@ class Subscription:
     last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
     inbox_from_us: int = -1  # the consumers' inbox has rows for messages committed from this time on; -1: not known
     max_deaths: int = 16  # after the deaths of so many consumers that held it, a message is a dead letter
+    earlier: tuple[tuple[int, int, int], ...] = ()
+    """Larger bounds from before, as (until when, max_attempts, max_deaths), the latest last: see `bounds`."""
+
+    def bounds(self, committed_us: int) -> tuple[int, int]:
+        """The largest max_attempts and max_deaths that held since a message was committed: processes of two versions
+        declare theirs in turns, and one that waits must not become a dead letter by the smaller numbers."""
+        held = [step for step in self.earlier if step[0] > committed_us]
+        return (
+            max([self.max_attempts, *[attempts for _, attempts, _ in held]]),
+            max([self.max_deaths, *[deaths for _, _, deaths in held]]),
+        )
+
+    def earlier_than(self, now_us: int, max_attempts: int, max_deaths: int) -> tuple[tuple[int, int, int], ...]:
+        """The `earlier` of the subscription that takes this one's place now, with these bounds. At most MOST_STEPS: the
+        oldest ones become one, with the larger bounds."""
+        if (self.max_attempts, self.max_deaths) == (max_attempts, max_deaths):
+            return self.earlier
+        steps: list[tuple[int, int, int]] = []
+        for until_us, attempts, deaths in reversed((*self.earlier, (now_us, self.max_attempts, self.max_deaths))):
+            if attempts > max_attempts or deaths > max_deaths:  # a later one is not as large
+                steps.append((until_us, attempts, deaths))
+                max_attempts, max_deaths = max(max_attempts, attempts), max(max_deaths, deaths)
+        while len(steps) > MOST_STEPS:
+            _, attempts, deaths = steps.pop()
+            until_us, others, other_deaths = steps.pop()
+            steps.append((until_us, max(attempts, others), max(deaths, other_deaths)))
+        return tuple(reversed(steps))
 
 
 @dataclass(slots=True)

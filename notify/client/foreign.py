@@ -37,7 +37,7 @@ class PollTime:
     def was_cut(self, error: NotifyError, lasted: float) -> bool:
         """Whether a poll failed after so many seconds only because a proxy waits no longer; the next ones are shorter.
 
-        A poll that a proxy has ended had nothing to bring.
+        A poll that a proxy has ended had nothing to bring, or what it brought comes again.
         """
         is_cut = isinstance(error, ForeignAnswer) and error.answered in _TOO_LONG and lasted < self.seconds
         if is_cut:

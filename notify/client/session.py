@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -111,7 +113,8 @@ class Session:
         self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
         self._poll_time = PollTime(POLL_SECONDS)
-        self._polls: set[asyncio.Future[list[Delivered]]] = set()
+        self._name, self._numbers = secrets.token_hex(6), itertools.count(1)
+        self._polls: set[asyncio.Future[list[Delivered] | None]] = set()
         """The requests to receive whose answers nobody has read when the session ends."""
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
@@ -274,13 +277,14 @@ class Session:
             if handler.max_deaths != DEATHS:
                 subscription["max_deaths"] = handler.max_deaths
             reason = {"reason": "subscribed by a consumer"}
+            by = f"?instance={quote(self._work.instance, safe='')}"
             try:
-                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
             except InvalidRequest:
                 if subscription["start"] != again_from:
                     raise
                 subscription["start"] = "latest"  # this machine's clock is ahead of the server's
-                answer = await self._put(quote(handler.topic), subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
             answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True
@@ -362,7 +366,8 @@ class Session:
     async def _receive_until_ended(self, topics: list[str] | None) -> None:
         hand = self._work.hand
         ended = asyncio.ensure_future(self._ending.wait())
-        receiving: asyncio.Future[list[Delivered]] | None = None
+        receiving: asyncio.Future[list[Delivered] | None] | None = None
+        request_id = self._new_request_id()
         try:
             while not self._ending.is_set():
                 room = hand.room()
@@ -370,25 +375,33 @@ class Session:
                     hand.moved.clear()
                     await self._either(ended, asyncio.ensure_future(hand.moved.wait()))
                     continue
-                receiving = asyncio.ensure_future(self._until_served(functools.partial(self._receive, topics, room)))
+                receive = functools.partial(self._receive, topics, room, request_id)
+                receiving = asyncio.ensure_future(self._until_served(receive))
                 await asyncio.wait([receiving, ended], return_when=asyncio.FIRST_COMPLETED)
                 if not receiving.done():
                     return
-                answer, receiving = receiving, None
-                self._begin(answer.result())
+                answer, receiving = receiving.result(), None
+                if answer is not None:
+                    request_id = self._new_request_id()
+                    self._begin(answer)
         finally:
             ended.cancel()
             if receiving is not None:
                 self._polls.add(receiving)
 
-    async def _receive(self, topics: list[str] | None, room: int) -> list[Delivered]:
+    def _new_request_id(self) -> str:
+        """A name by which the server knows a request to receive if it comes again, because its answer was lost."""
+        return f"{self._name}.{next(self._numbers)}"
+
+    async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Delivered] | None:
+        """The messages of one answer; None if a proxy has cut the request off: what the server answered is lost."""
         if self._ending.is_set():
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
             return []
         work = self._work
         wait = self._poll_time.seconds
         request = Receive(instance=work.instance, topics=topics, max=room, wait=wait, lease=work.lease)
-        path = f"/v1/groups/{work.group}/receive?subscribe=no"
+        path = f"/v1/groups/{work.group}/receive?subscribe=no&request={request_id}"
         body = encode_msgpack(request)
         began = asyncio.get_running_loop().time()
         try:
@@ -398,7 +411,7 @@ class Session:
             return messages
         except ForeignAnswer as error:
             if self._poll_time.was_cut(error, asyncio.get_running_loop().time() - began):
-                return []
+                return None
             raise
         except NotFound as error:
             if error.code != "not_subscribed":

@@ -30,6 +30,7 @@ class Metrics:
     expired: int = 0
     leases_expired: int = 0
     interrupted: int = 0
+    answers_repeated: int = 0
     refused_rate: int = 0
     refused_backlog: int = 0
     refused_full: int = 0
@@ -55,6 +56,7 @@ HELP = {
     "refused_backlog": "Transactions and messages refused because a topic's backlog is full",
     "leases_expired": "Messages whose lease ran out",
     "interrupted": "Messages whose consumer was told to stop before it settled them: no attempt counts",
+    "answers_repeated": "Requests to receive that came again because their answer was lost, and got the same messages",
     "refused_full": "Requests refused because the disk is full",
 }
 

@@ -307,7 +307,8 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
         priorities = Priorities((PriorityClass("a", 6, ("x", "y.*")), PriorityClass("b", 1)), {"x": 2})
         await b.store.set_priorities("g", priorities)
         await commit(b.store, *[sent() for _ in range(5)])
-        await b.store.subscribe(Subscription("g", "t", epoch=3), [0])
+        earlier = ((T0, 16, 3), (T0 + 1, 9, 16))
+        await b.store.subscribe(Subscription("g", "t", epoch=3, max_deaths=5, earlier=earlier), [0])
         b.store.attempted("g", "t", 0, [(1, 2, T0 + 50 * SECOND), (2, 1, 0), (3, 1, T0 + 9 * SECOND)])
         b.store.attempted("g", "t", 0, [(3, 2, 0)])
         b.store.attempted("g", "t", 0, [(2, 1, 0, 1), (3, 2, 0, 1, 4), (4, 0, 0, 0, 1)])
@@ -320,6 +321,7 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
             assert b.store.priorities("h") is None
             subscription = b.store.subscription("g", "t")
             assert subscription is not None and subscription.epoch == 3
+            assert (subscription.max_deaths, subscription.earlier) == (5, earlier)
             progress = b.store.progress("g", "t", 0)
             assert progress.attempts == {1: 2, 2: 1, 3: 2, 4: 0}
             assert (progress.deaths, progress.interruptions) == ({2: 1, 3: 1}, {3: 4, 4: 1})

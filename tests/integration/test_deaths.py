@@ -11,13 +11,17 @@ import pytest
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.groups import Caller, publish, subscribe
-from tests.support.http import admin
+from tests.support.http import admin, ask
 from tests.support.told import CONSUMING, Told
 
 
 def letters(server: InMemoryServer, group: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = admin(server.url, "GET", f"groups/{group}/dead-letters")["messages"]
     return found
+
+
+def put(url: str, path: str, body: dict[str, Any]) -> None:
+    assert ask(url, "PUT", path, body)[0] == 200
 
 
 def deployed(server: InMemoryServer, consumer: Told, group: str) -> None:
@@ -47,6 +51,30 @@ def test_three_ends_of_a_consumer_make_no_dead_letter_of_a_message_that_never_fa
         server.advance(31)
     assert letters(server, unique) == []
     assert [m["attempt"] for m in Caller(server.url, unique, "next").receive(unique)] == [attempt]
+
+
+def test_a_rolling_update_to_fewer_attempts_makes_no_dead_letter_of_what_waits(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    server = frozen_server
+    path = f"/v1/groups/{unique}/subscriptions/{unique}"
+    put(server.url, path, {"start": "earliest", "max_attempts": 16})
+    publish(server.url, unique, [str(number) for number in range(10)])
+    caller = Caller(server.url, unique, "one")
+    for _ in range(3):
+        caller.settle(caller.receive(unique, wait=5), "retry", delay=0.5)
+        server.advance(1)
+    put(server.url, f"{path}?instance=pod%2D7", {"start": "earliest", "max_attempts": 3})
+    again = caller.receive(unique, wait=5)
+    assert {m["attempt"] for m in again} == {4}
+    caller.settle(again, "retry", delay=0)
+    assert letters(server, unique) == []
+    (shown,) = admin(server.url, "GET", f"groups/{unique}")["subscriptions"]
+    assert (shown["changes_last_hour"], shown["changes"][0]["what"]) == (1, "max_attempts 16 → 3")
+    assert shown["changes"][0]["by"] == "pod-7"
+    assert [step["max_attempts"] for step in shown["earlier"]] == [16]
+    page = ask(server.url, "GET", f"/groups/{unique}")[1]
+    assert "max_attempts 16 → 3, by pod-7" in page and "keep 16 attempts" in page
 
 
 def test_sixteen_deaths_make_a_dead_letter_that_says_so(frozen_server: InMemoryServer, unique: str) -> None:

@@ -69,6 +69,8 @@ BOUNDS = {
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
         server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/refusals.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
+        server/core/subscriptions.py:_changes
+        server/delivery/instances.py:answers
         server/groups/kafka/letter_failures.py:_counts server/jobs/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
@@ -79,7 +81,7 @@ BOUNDS = {
     """,
     "calls that wait now; a group without one is dropped": """
         server/core/checks.py:_pollers server/core/check_webhooks.py:_running server/core/pushes.py:_running
-        server/core/pushes.py:failing
+        server/core/pushes.py:failing server/delivery/waiters.py:_by_request
     """,
     "what an administrator stored, with bounds of number and size of its own": """
         server/access/gate.py:_credentials server/access/gate.py:_by_proof server/access/gate.py:_principals

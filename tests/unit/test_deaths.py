@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from notify import ids
 from notify.server.delivery.plan import FREE_INTERRUPTIONS
-from notify.storage.groups import Subscription
+from notify.storage.groups import MOST_STEPS, Subscription
 from notify.storage.records import NewMessage, NewTransaction
-from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
+from notify.wire import Payload, Receive, SettleItem, Subscribe, decode_payload, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 
 LETTERS = "dead-letter.g"
@@ -145,12 +145,82 @@ def test_a_failure_while_the_consumer_stops_is_a_failure() -> None:
     asyncio.run(scenario())
 
 
-def test_the_numbers_can_change_while_a_message_waits() -> None:
+async def declare(s: Scene, **bounds: int) -> None:
+    """As a consumer does when it starts, a second later."""
+    s.now_us += SECOND
+    wanted = s.subscriptions.checked("g", "t", Subscribe(**bounds))
+    await s.subscriptions.put(wanted, None, "test")
+
+
+async def send(s: Scene) -> None:
+    message = NewMessage("t", encode_msgpack(Payload("t", b"a")))
+    await s.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], s.now_us)
+
+
+@pytest.mark.parametrize("ends", [fails, dies])
+def test_a_message_that_waits_keeps_the_larger_bound_and_later_ones_get_the_smaller(
+    ends: Callable[[Scene], Awaitable[None]],
+) -> None:
     async def scenario() -> None:
-        s: Any = await group_of(max_deaths=5)
-        await dies(s)
-        await s.delivery.following.subscribe(Subscription("g", "t", max_deaths=2), None)
-        await dies(s)
-        assert counted(s) == [("2", "2")]
+        s = await group_of(max_attempts=5, max_deaths=5)
+        for _ in range(3):
+            await ends(s)
+        await declare(s, max_attempts=3, max_deaths=3)
+        s.restart()
+        await ends(s)
+        assert not letters(s), "it began under five"
+        await ends(s)
+        assert [attempts for attempts, _ in counted(s)] == ["5"]
+        await send(s)
+        for _ in range(3):
+            await ends(s)
+        assert [attempts for attempts, _ in counted(s)] == ["5", "3"]
 
     asyncio.run(scenario())
+
+
+def test_a_larger_bound_counts_at_once() -> None:
+    async def scenario() -> None:
+        s = await group_of(max_attempts=2)
+        await fails(s)
+        await declare(s, max_attempts=3)
+        await fails(s)
+        assert not letters(s)
+        await fails(s)
+        assert counted(s) == [("3", "0")]
+
+    asyncio.run(scenario())
+
+
+def test_versions_that_declare_in_turns_leave_one_step_and_say_how_often() -> None:
+    async def scenario() -> None:
+        s = await group_of(max_attempts=16)
+        for number in range(30):
+            await declare(s, max_attempts=3 if number % 2 == 0 else 16)
+        await send(s)
+        await declare(s, max_attempts=3)
+        (subscription,) = [one for one in s.store.subscriptions() if one.topic == "t"]
+        assert subscription.earlier == ((s.now_us, 16, 16),)
+        shown = s.subscriptions.changes("g", "t")
+        assert shown["changes_last_hour"] == 31
+        assert [c["what"] for c in shown["changes"]][:2] == ["max_attempts 16 → 3", "max_attempts 3 → 16"]
+        assert {c["by"] for c in shown["changes"]} == {"test"}
+        await declare(s, max_attempts=3)
+        assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 31, "nothing has changed"
+        s.now_us += 3600 * SECOND
+        assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_the_steps_are_bounded_and_none_gets_smaller() -> None:
+    now = Subscription("g", "t", max_attempts=100)
+    for number in range(1, 40):
+        changed = replace(now, max_attempts=100 - number, earlier=now.earlier_than(number, 100 - number, 16))
+        assert len(changed.earlier) <= MOST_STEPS
+        for committed_us in range(number):
+            assert changed.bounds(committed_us)[0] >= now.bounds(committed_us)[0]
+        now = changed
+    assert now.bounds(0) == (100, 16)
+    assert now.bounds(38) == (62, 16)
+    assert now.bounds(39) == (61, 16)

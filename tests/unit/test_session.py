@@ -11,8 +11,8 @@ import pytest
 from notify.client.hand import Hand
 from notify.client.handlers import Cancelled, Handler
 from notify.client.session import Session, Work
-from notify.errors import DeadLetter, Unavailable
-from notify.wire import Delivered, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from notify.errors import DeadLetter, ForeignAnswer, Unavailable
+from notify.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 LEASE = 30.0
@@ -195,5 +195,28 @@ def test_a_server_that_is_away_hears_later_that_a_consumer_stops(monkeypatch: py
         await eventually_async(lambda: consuming.server.left == 1, "the server to know")
         consuming.note(0)
         await draining
+
+    asyncio.run(run())
+
+
+def test_a_request_that_a_proxy_has_cut_off_comes_again_by_its_name() -> None:
+    async def run() -> None:
+        consuming = Consuming(0)
+        server, session = consuming.server, consuming.session
+        session._poll_time.was_cut = lambda error, lasted: True  # type: ignore[method-assign]
+        paths: list[str] = []
+
+        async def call(method: str, path: str, *_: Any) -> bytes:
+            paths.append(path)
+            if len(paths) in (2, 4):
+                raise ForeignAnswer("the proxy waits no longer", answered=504)
+            if len(paths) == 6:
+                session.end()
+            return encode_msgpack(Received([]))
+
+        server.call = call  # type: ignore[method-assign]
+        await session._receive_until_ended(None)
+        names = [path.partition("&request=")[2] for path in paths]
+        assert names[1] == names[2] and names[3] == names[4] and len(set(names)) == 4
 
     asyncio.run(run())

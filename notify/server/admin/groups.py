@@ -121,7 +121,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
-            return await subscriptions.put(subscriptions.checked(name, topic, write.subscription()), write.start)
+            return await subscriptions.put(subscriptions.checked(name, topic, write.subscription()), write.start, who)
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
 

@@ -6,8 +6,9 @@ Delivery carries the change out; the routes check rights.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -16,18 +17,32 @@ from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.filter import Filter
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.delivery import Delivery, inboxes
+from notify.server.delivery.following import SETTINGS
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
-from notify.wire import Subscribe
+from notify.wire import Subscribe, instant
 
 log = structlog.get_logger("notify.server")
 
 ACTIVE_SECONDS = ACTIVE_US // 1_000_000
 MOST_FRESH = 10_000
 """The most subscriptions that are remembered as made since the start and without a report of their inbox."""
+MOST_CHANGED, MOST_CHANGES = 1_000, 50
+"""The number of subscriptions whose last changes are remembered, and how many of each."""
+CHANGES_SHOWN = 8
+HOUR_US = 3_600_000_000
+CHARACTERS_SHOWN = 60
+
+
+class Changed(NamedTuple):
+    """A change of a subscription's settings."""
+
+    at_us: int
+    by: str
+    what: str
 
 
 class Subscriptions:
@@ -39,6 +54,8 @@ class Subscriptions:
         self._clock = clock
         self._fresh: set[tuple[str, str]] = set()
         """(group, topic) of subscriptions made since the start: an inbox reported for one has missed no message yet."""
+        self._changes: dict[tuple[str, str], deque[Changed]] = {}
+        """The last changes by (group, topic)."""
 
     def checked(self, group: str, topic: str, request: Subscribe) -> Subscription:
         """The subscription that `request` asks for; a topic with `*` is a pattern.
@@ -67,8 +84,9 @@ class Subscriptions:
         existing = self._existing(group, topic)
         if existing is not None:
             wanted = dataclasses.replace(
-                wanted, replay=existing.replay, last_replay=existing.last_replay, inbox_from_us=existing.inbox_from_us
-            )
+                wanted, replay=existing.replay, last_replay=existing.last_replay,
+                inbox_from_us=existing.inbox_from_us, earlier=existing.earlier,
+            )  # fmt: skip
         wanted = inboxes.although(wanted, request.force)
         if not is_pattern:
             described = self._queues.topic(topic)
@@ -77,9 +95,14 @@ class Subscriptions:
             self._refuse_change_of_mode(existing, wanted.mode)
         return wanted
 
-    async def put(self, wanted: Subscription, start: str | int | None) -> dict[str, Any]:
-        """Make or change a checked subscription; returns the routes' answer. Only a new subscription heeds `start`."""
+    async def put(self, wanted: Subscription, start: str | int | None, by: str = "") -> dict[str, Any]:
+        """Make or change a checked subscription; returns the routes' answer. Only a new subscription heeds `start`.
+
+        `by`: who asks for it, for people.
+        """
         existing = self._existing(wanted.group, wanted.topic)
+        if existing is not None and (what := _difference(existing, wanted)):
+            self._note_change((wanted.group, wanted.topic), Changed(self._clock(), by, what))
         if existing is None or dataclasses.replace(existing, epoch=0) != wanted:
             log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=existing is None)
         shown: dict[str, Any] = {"group": wanted.group, "mode": wanted.mode}
@@ -96,6 +119,21 @@ class Subscriptions:
         lags = self._delivery.followers.lag_of
         to_retry = lags(wanted.group, retry_topic(wanted.group, wanted.topic))  # redriven dead letters
         return shown | {"lag": lags(wanted.group, wanted.topic) + to_retry}
+
+    def changes(self, group: str, topic: str) -> dict[str, Any]:
+        """The last changes of a subscription since the server started, the latest first, and how many there were in the
+        last hour (at most MOST_CHANGES): processes of two versions change it in turns."""
+        noted = self._changes.get((group, topic), ())
+        since_us = self._clock() - HOUR_US
+        shown = [{"at": instant(c.at_us), "by": c.by, "what": c.what} for c in reversed(noted)]
+        return {"changes": shown[:CHANGES_SHOWN], "changes_last_hour": sum([c.at_us > since_us for c in noted])}
+
+    def _note_change(self, key: tuple[str, str], changed: Changed) -> None:
+        noted = self._changes.pop(key, None) or deque(maxlen=MOST_CHANGES)
+        if len(self._changes) >= MOST_CHANGED:
+            del self._changes[next(iter(self._changes))]
+        self._changes[key] = noted  # so that the first of all was changed the longest ago
+        noted.append(changed)
 
     async def tell_inbox(self, group: str, topic: str, from_us: int) -> None:
         """Note from which time on (microseconds) a group's inbox has a row for each message that took effect.
@@ -154,6 +192,19 @@ class Subscriptions:
             f"start those with mode {mode}; or change it now with force",
             "mode_in_use",
         )
+
+
+def _difference(before: Subscription, after: Subscription) -> str:
+    """The settings that differ, for people; "" if none does."""
+    parts = []
+    for name in SETTINGS:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            if name.endswith("_us"):
+                name, old, new = name[:-3], f"{old / 1e6:g} s", f"{new / 1e6:g} s"
+            old, new = (", ".join(v) if isinstance(v, tuple) else v for v in (old, new))
+            parts.append(f"{name} {str(old)[:CHARACTERS_SHOWN] or 'none'} → {str(new)[:CHARACTERS_SHOWN] or 'none'}")
+    return ", ".join(parts)
 
 
 def _check_bounds(request: Subscribe) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -24,6 +26,7 @@ from notify.server.data.request import Request
 from notify.server.topics import described
 from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
+from notify.visible import one_line
 from notify.wire import (
     JSON,
     MSGPACK,
@@ -48,6 +51,7 @@ from notify.wire import (
     encode_json,
 )
 
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500
 """The routes of paths up to this length are cached: no path with valid names is longer."""
 
@@ -266,8 +270,9 @@ class DataRoutes:
         body: Receive = request.decode(_RECEIVE)
         may = may_consume(request, group, body.topics or ())
         with polling(request, self.core.clock):
-            subscribes = b"subscribe=no" not in request.query.split(b"&")
-            handed = await self.core.delivery.receive(group, body, may, subscribes=subscribes)
+            query = request.query.split(b"&")
+            options: Any = {"subscribes": b"subscribe=no" not in query, "request_id": _request_id(query)}
+            handed = await self.core.delivery.receive(group, body, may, **options)
         if self.core.settings.tracing:
             trace(group, handed, self.core.clock())
         if request.packed:
@@ -291,7 +296,7 @@ class DataRoutes:
         wanted = subscriptions.checked(group, topic, body)
         if "*" not in topic and not topic.startswith(DEAD_LETTER_PREFIX):
             self.core.topics.check_use(topic)
-        return request.encode(await subscriptions.put(wanted, body.start))
+        return request.encode(await subscriptions.put(wanted, body.start, _instance(request)))
 
     async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
@@ -339,6 +344,26 @@ def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | No
 def _nouns(parts: list[str]) -> tuple[object, ...]:
     """The shape that the paths of one route share: the number of parts, the first three, and every second one after."""
     return len(parts), *parts[:3], *parts[4::2]
+
+
+def _instance(request: Request) -> str:
+    """Who makes a request, for people: the principal, and the instance that it names in its query."""
+    named = next((f[9:] for f in request.query.split(b"&") if f.startswith(b"instance=")), b"")
+    instance = one_line(unquote_to_bytes(named).decode(errors="replace")[:255])
+    return " ".join(
+        part for part in ("" if request.principal is EVERYONE else request.principal.name, instance) if part
+    )
+
+
+def _request_id(query: list[bytes]) -> str:
+    """The name of a request to receive, in its query; "": it has none. Raises InvalidRequest."""
+    named = next((field for field in query if field.startswith(b"request=")), b"request=")[8:]
+    if named and not _REQUEST_ID(named):
+        raise InvalidRequest(
+            "request= is 1 to 64 of A-Z a-z 0-9 . _ -: a new name for each request, the same one if it comes again",
+            "invalid_name",
+        )
+    return named.decode("latin-1")
 
 
 def _pull_query(query: bytes) -> tuple[int, int]:

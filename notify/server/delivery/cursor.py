@@ -299,6 +299,15 @@ class Cursor:
         """How many of these attempts ended because the lease ran out."""
         return self.progress.deaths.get(offset, 0)
 
+    def bounds(self, offset: int) -> tuple[int, int]:
+        """The max_attempts and max_deaths that hold for the message at an offset: it keeps earlier ones if larger."""
+        subscription = self.subscription
+        if subscription.earlier:
+            messages = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
+            if messages and messages[0].offset == offset:
+                return subscription.bounds(messages[0].committed_us)
+        return subscription.max_attempts, subscription.max_deaths
+
     def interruptions(self, offset: int) -> int:
         """How often the offset was held by a consumer that was told to stop, which counted no attempt."""
         return self.progress.interruptions.get(offset, 0)

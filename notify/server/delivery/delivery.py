@@ -35,7 +35,7 @@ class Delivery:
         self._schedule = Schedule(clock)
         self.followers = Followers(store, clock, metrics, self._schedule)
         self.groups = self.followers.by_name
-        self._waiters = Waiters(self.groups, self._schedule, clock)
+        self._waiters = Waiters(self.groups, self._schedule, clock, metrics)
         self.following = Following(store, topics, clock, self.followers, self._waiters)
         self._broadcasts = Broadcasts(store, self.followers, self.following, self._waiters)
         self._forgot_us = clock()
@@ -45,14 +45,15 @@ class Delivery:
         store.on_visible(self.visible)
 
     async def receive(
-        self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True
+        self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True, request_id: str = ""
     ) -> list[Handed]:
         """Messages for an instance of a group; waits up to `wait` seconds for the first.
 
         `may` tells whether the consumer may consume a topic, and is called whenever messages are handed out; None: it
         may consume every topic. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
         subscription to one of the topics, or to a pattern if no topics are named: the consumer had subscribed, and this
-        log has lost the subscription.
+        log has lost the subscription. A request whose `request_id` the instance has sent before gets that answer again,
+        if its consumer has not settled any of it; "": it has none.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -77,7 +78,7 @@ class Delivery:
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
             group = self.followers.made(name)  # no topic matches its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
-        return await self._waiters.messages(group, Waiter(request, topics, may), request.wait)
+        return await self._waiters.messages(group, Waiter(request, topics, may, request_id), request.wait)
 
     def visible(self, topics: set[str]) -> None:
         """Serve the polls that wait for these topics, whose new messages have become durable."""

@@ -57,6 +57,8 @@ class Following:
             offsets = [self.offset_of(topic.name, queue, start or "latest") for queue in range(topic.queues)]
         elif existing.epoch > subscription.epoch:
             subscription = dataclasses.replace(subscription, epoch=existing.epoch)
+        if existing is not None:
+            subscription = self._with_earlier(existing, subscription)
         self._store.subscribe_soon(subscription, offsets)
         self._followers.follow(subscription, moved=offsets is not None)
         self._change_made_from(subscription)
@@ -64,12 +66,17 @@ class Following:
         await self._store.sync()
         return subscription
 
+    def _with_earlier(self, before: Subscription, after: Subscription) -> Subscription:
+        """The subscription `after`, under which messages that wait keep the larger bounds of `before`."""
+        earlier = before.earlier_than(self._clock(), after.max_attempts, after.max_deaths)
+        return after if earlier == after.earlier else dataclasses.replace(after, earlier=earlier)
+
     def _change_made_from(self, subscription: Subscription) -> None:
         """Give a subscription's settings to the subscriptions that were made from it: those of a broadcast's instances,
         or the one to the retry topic."""
         s = subscription
         changes: dict[str, Any] = {
-            "max_attempts": s.max_attempts, "max_deaths": s.max_deaths,
+            "max_attempts": s.max_attempts, "max_deaths": s.max_deaths, "earlier": s.earlier,
             "retry_min_us": s.retry_min_us, "retry_max_us": s.retry_max_us,
         }  # fmt: skip
         if s.mode == "broadcast":
@@ -127,7 +134,7 @@ class Following:
         for name in names:
             followed = self._store.subscription(pattern.group, name)
             if followed is not None and _settings(followed) == _settings(before):
-                changed = dataclasses.replace(followed, **_settings(pattern))
+                changed = self._with_earlier(followed, dataclasses.replace(followed, **_settings(pattern)))
                 self._store.subscribe_soon(changed, None)
                 self._followers.follow(changed, moved=False)
                 self._change_made_from(changed)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from notify.errors import Conflict, NotifyError
 from notify.limits import OWNED
+from notify.server.delivery.answers import Answers
 from notify.server.delivery.asked import Asked
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.growth import Growth
@@ -72,6 +73,7 @@ class Group:
         self._growth = Growth(store, self.cursors, self.turns)
         self._settling = Settling(name, store, metrics, self._held, self._owners, self.turns, self._retries, recent)
         self.leases = self._held.by_id
+        self.answers = Answers(store, self.instances, self._held, self._owners, self._settling)
 
     # --- subscriptions ----------------------------------------------------------------------------------------
 
@@ -283,6 +285,7 @@ class Group:
             lease_id = lease_of(handed_lease.token)
             lease = None if lease_id is None else self.leases.get(lease_id)
             if lease is not None:
+                self.answers.forget(lease)
                 self._settling.give_back(lease, now_us)
 
     def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:

@@ -49,6 +49,7 @@ class Instance:
         "_busy_since_us",
         "_busy_us",
         "_finished_in_window",
+        "answers",
         "asked_us",
         "bounds",
         "expired",
@@ -74,6 +75,8 @@ class Instance:
         """Messages that it finishes in a second, a moving average; None until it is known."""
         self.bounds: dict[str, Bound] = {}
         """Bounds by topic, if its leases expired. A bound grows with each message of the topic that is finished."""
+        self.answers: dict[str, list[int]] = {}
+        """The ids of the leases that it was given last, by the id of the request; see Answers."""
         self._busy_us = 0
         self._busy_since_us = now_us
         self._finished_in_window = 0

@@ -188,7 +188,8 @@ class Plan:
             check_between("delay", item.delay, 0, LIMITS.delay_seconds)
         for place in places:
             tally = Tally.of(lease, place).failed()
-            if tally.failures >= cursor.subscription.max_attempts:
+            offset = lease.offsets[place]
+            if tally.failures >= cursor.subscription.max_attempts and tally.failures >= cursor.bounds(offset)[0]:
                 reason = item.reason or tally.text()
                 self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, tally, number))
             else:
@@ -223,7 +224,8 @@ def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: 
         reason = f"{reason}; its consumer was told to stop, so that no attempt counts"
         return Attempt(lease, place, tally.interrupted(), 0, item, reason, is_interruption=True)
     tally = tally.died()
-    if tally.deaths >= lease.cursor.subscription.max_deaths:
+    cursor, offset = lease.cursor, lease.offsets[place]
+    if tally.deaths >= cursor.subscription.max_deaths and tally.deaths >= cursor.bounds(offset)[1]:
         return Dead(lease, place, tally.text(), tally, item)
     return Attempt(lease, place, tally, 0, item, reason)
 

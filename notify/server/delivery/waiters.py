@@ -11,6 +11,7 @@ from notify.errors import NotifyError
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.schedule import Schedule
+from notify.server.metrics import Metrics
 from notify.wire import Receive
 
 May = Callable[[str], bool]
@@ -20,14 +21,19 @@ May = Callable[[str], bool]
 class Waiter:
     """A poll that waits for messages of a group."""
 
-    __slots__ = ("answer", "instance", "lease_us", "max", "may", "topics")
+    __slots__ = ("answer", "instance", "is_repeated", "lease_us", "max", "may", "request_id", "topics")
 
     def __init__(
         self,
         request: Receive,
         topics: frozenset[str] | None,
         may: May | None,
+        request_id: str = "",
     ) -> None:
+        self.request_id = request_id
+        """The name that the instance gave this request; "": none."""
+        self.is_repeated = False
+        """Whether the same request has come again, so that nobody waits for this answer."""
         self.instance = request.instance
         self.may = may
         self.topics = topics
@@ -46,12 +52,15 @@ def _end_empty(answer: asyncio.Future[list[Handed]]) -> None:
 class Waiters:
     """The polls that wait, by group."""
 
-    def __init__(self, groups: dict[str, Group], schedule: Schedule, clock: Clock) -> None:
+    def __init__(self, groups: dict[str, Group], schedule: Schedule, clock: Clock, metrics: Metrics) -> None:
         """`groups`: all groups of the server, by name."""
         self._groups = groups
+        self._metrics = metrics
         self._schedule = schedule
         self._clock = clock
         self._by_group: dict[str, deque[Waiter]] = {}
+        self._by_request: dict[tuple[str, str, str], Waiter] = {}
+        """The polls that wait and have a request id, by (group, instance, request id)."""
 
     def has(self, name: str) -> bool:
         """Whether a poll waits for messages of a group."""
@@ -59,6 +68,9 @@ class Waiters:
 
     async def messages(self, group: Group, waiter: Waiter, seconds: float) -> list[Handed]:
         """Messages for a poll, which waits at most `seconds` for the first."""
+        key = (group.name, waiter.instance, waiter.request_id)
+        if waiter.request_id and (again := self._again(group, waiter, key)) is not None:
+            return again
         handed = self.hand_out(group, waiter)
         if handed or seconds <= 0:
             return handed
@@ -66,6 +78,8 @@ class Waiters:
         waiter.answer = loop.create_future()
         waiting = self._by_group.setdefault(group.name, deque())
         waiting.append(waiter)
+        if waiter.request_id:
+            self._by_request[key] = waiter
         self._serve_on(group)
         timer = loop.call_later(seconds, _end_empty, waiter.answer)
         try:
@@ -78,9 +92,25 @@ class Waiters:
             timer.cancel()
             if waiter in waiting:
                 waiting.remove(waiter)
+            if self._by_request.get(key) is waiter:
+                del self._by_request[key]
+
+    def _again(self, group: Group, waiter: Waiter, key: tuple[str, str, str]) -> list[Handed] | None:
+        """The answer that this request got already; None: none, and nobody waits for one of the same request."""
+        earlier = self._by_request.get(key)
+        if earlier is not None:
+            earlier.is_repeated = True
+            _end_empty(earlier.answer)
+        handed = group.answers.again(*key[1:], waiter.lease_us, self._clock(), waiter.may)
+        if handed:
+            self._metrics.answers_repeated += 1
+            self._schedule.note(group)
+        return handed
 
     def _give_back(self, group: Group, waiter: Waiter) -> None:
         """Return messages that a cancelled poll was just handed: other polls get them."""
+        if waiter.is_repeated:
+            return  # its messages went to the request that came again
         answer = waiter.answer
         if not answer.cancelled() and answer.exception() is None and self._groups.get(group.name) is group:
             group.give_back(answer.result(), self._clock())
@@ -89,6 +119,8 @@ class Waiters:
     def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
         """Messages for a poll that are available now."""
         handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        if handed and waiter.request_id:
+            group.answers.note(waiter.instance, waiter.request_id, handed)
         self._schedule.note(group)
         return handed
 

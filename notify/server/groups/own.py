@@ -105,6 +105,9 @@ class OwnGroups:
         ]
         return {"groups": rows, "of": len(all_groups)}
 
+    def _described(self, s: Subscription) -> dict[str, Any]:
+        return _settings(s) | self._core.subscriptions.changes(s.group, s.topic)
+
     async def one(self, name: str) -> dict[str, Any]:
         g = self._group(name)
         queues = self._core.queues
@@ -113,10 +116,11 @@ class OwnGroups:
             "name": name,
             "paused": g.paused,
             "subscriptions": [
-                _described(s) | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
+                self._described(s)
+                | {"class": g.turns.class_of(s.topic), "share": g.turns.priorities.shares.get(s.topic, 1)}
                 for s in subscriptions
             ],
-            "patterns": [_described(s) for s in queues.patterns() if s.group == name],
+            "patterns": [self._described(s) for s in queues.patterns() if s.group == name],
             "queues": [_cursor_row(c) for c in g.cursors.values()],
             "leases": [
                 {
@@ -212,7 +216,7 @@ def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
     return GroupState(group.name, lags, group.paused, consumers, seen_us, dead_letters)
 
 
-def _described(s: Subscription) -> dict[str, Any]:
+def _settings(s: Subscription) -> dict[str, Any]:
     return {
         "topic": s.topic,
         "mode": s.mode,
@@ -222,6 +226,10 @@ def _described(s: Subscription) -> dict[str, Any]:
         "max_deaths": s.max_deaths,
         "retry_min": s.retry_min_us / 1e6,
         "retry_max": s.retry_max_us / 1e6,
+        "earlier": [
+            {"until": instant(until_us), "max_attempts": attempts, "max_deaths": deaths}
+            for until_us, attempts, deaths in s.earlier
+        ],
         "epoch": s.epoch,
         "replay": s.replay,
         "inbox_from": instant(s.inbox_from_us) if s.inbox_from_us > inboxes.NEVER_TOLD else None,

@@ -17,7 +17,8 @@ SAME = frozenset(
 )  # fmt: skip
 """Numbers that are not added up: policies, which all workers share, and figures of the machine."""
 LARGEST = frozenset(
-    ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers")
+    ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers",
+     "changes_last_hour")
 )  # fmt: skip
 SMALLEST = frozenset(("first_at", "started_at", "youngest_seconds"))
 NAMED_BY = {
