@@ -199,7 +199,7 @@ class Verdicts:
 
 
 @pytest.fixture(scope="module")
-def node(kafka_node: KafkaNode) -> KafkaNode:
+def node(kafka_node: KafkaNode) -> Iterator[KafkaNode]:
     """A node with all topics of its own, which take seconds to make: the bounds of cells are short."""
 
     async def claim() -> None:
@@ -208,7 +208,8 @@ def node(kafka_node: KafkaNode) -> KafkaNode:
         await sink.close()
 
     asyncio.run(claim())
-    return kafka_node
+    yield kafka_node
+    assert kafka_node.cluster.is_running(0), kafka_node.cluster.last_output(0)
 
 
 @pytest.fixture(scope="module")
