@@ -15,8 +15,8 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka_proxy import KafkaProxy
 
 MANY_TOPICS = {"file.delete.delay.ms": 1_000, "log.index.size.max.bytes": 64 << 10}
-"""Settings for tests that make and delete thousands of partitions: each maps its indexes, of 10 MB by default, and stays
-for a minute after it was deleted."""
+"""Settings for tests that make and delete thousands of partitions: each maps its indexes, of 10 MB by default, and
+stays for a minute after it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
