@@ -16,6 +16,8 @@ from notify.wire import microseconds
 Mode = Literal["shared", "ordered", "exclusive", "failover", "broadcast"]
 MODES: tuple[Mode, ...] = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
+OWNED: tuple[Mode, ...] = ("exclusive", "failover")
+"""The modes in which one instance owns the topic."""
 
 NAME_CHARACTERS = 127
 """The most characters in the name of a topic, group, source or tag."""

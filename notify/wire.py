@@ -222,6 +222,7 @@ class Subscribe(Fields):
     retry_min: float = 1.0
     retry_max: float = 300.0
     force: bool = False
+    max_deaths: int = 16
 
 
 class WholeInbox(Fields):

@@ -6,6 +6,7 @@ effect although no given queue ever had it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F
 from notify import ids
 from notify.client.table import half_message
 from notify.spark import message_times
+from notify.spark.cases import queued_among
 from notify.spark.databases import Database
 from notify.spark.findings import about, has
 from notify.spark.life import DATABASE, Groups
@@ -23,6 +25,7 @@ from notify.spark.log_input import LogInput
 from notify.spark.proof import MANY
 from notify.spark.ranges import Span, id_at, made_us
 from notify.spark.result import Covered, Inputs, Result
+from notify.spark.searches import MOST_FINDINGS
 from notify.spark.shards import names_of
 from notify.spark.terms import Terms
 from notify.storage.log.gaps import OFFSETS_APART
@@ -80,17 +83,29 @@ def delivered_elsewhere(
 
     Offsets of a queue have no gaps, so that a message that is lost from a given log leaves a gap. If more messages took
     effect than there are gaps, other servers delivered them. Messages that a log may have lost with its disk are not
-    counted: they leave no gap. `rows`: see spark.rows.MessageRows. `from_us`: none of the messages was written before.
+    counted: they leave no gap. Nor are those that a repair published again: they took effect by the log that lost them.
+    `rows`: see spark.rows.MessageRows. `from_us`: none of the messages was written before.
     """
     if inputs.kafka or not inputs.logs:
         return {}
     number = F.shiftright("t_state", DATABASE.bit_length() - 1)
     is_lost = has("LOST") & F.col("effect_us").isNotNull() & ~about(message_times.made_us(), terms.lost, terms.slack_us)
-    lost = rows.where(is_lost).groupBy(number.alias("number")).count()
-    counts = {row["number"]: row["count"] for row in lost.collect()}
-    if sum(counts.values()) < MANY or sum(counts.values()) - _gaps(spark, inputs, from_us) < MANY:
+    lost = rows.where(is_lost).select(number.alias("number"), "id", "no")
+    counts = Counter({row["number"]: row["count"] for row in lost.groupBy("number").count().collect()})
+    if counts.total() >= MANY:
+        counts -= _published_again(spark, inputs, lost, from_us)
+    if counts.total() < MANY or counts.total() - _gaps(spark, inputs, from_us) < MANY:
         return {}
-    return counts
+    return dict(counts)
+
+
+def _published_again(spark: SparkSession, inputs: Inputs, lost: DataFrame, from_us: int) -> Counter[int]:
+    """How many of these messages (number, id, no) a repair published again, by number; it looks at MOST_FINDINGS."""
+    numbers = {
+        ids.derived(bytes(row["id"]), ids.republished(row["no"])): row["number"]
+        for row in lost.limit(MOST_FINDINGS).collect()
+    }
+    return Counter(numbers[again] for again in queued_among(spark, inputs, numbers, from_us))
 
 
 def _gaps(spark: SparkSession, inputs: Inputs, from_us: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
@@ -233,16 +233,8 @@ class Cases:
                 by_id.setdefault(ids.derived(transaction, salt), []).append(case)
         if not by_id:
             return Counter()
-        wanted = F.broadcast(small_table(self._spark, {"id": pa.binary()}, [(repair_id,) for repair_id in by_id]))
         # No finding concerns a message from before `from_us`, so its repair was queued after that.
-        tables = [log.queued_ids(self._spark, self._from_us) for log in self._inputs.logs]
-        for kafka in self._inputs.kafka:
-            queued = [kafka.queued(self._spark), *([kafka.later(self._spark)] if kafka.is_cut else [])]
-            tables += [table.where(F.col("offset").isNotNull()).select("id") for table in queued]
-        in_queues: set[bytes] = set()
-        for table in tables:
-            if table is not None:
-                in_queues |= {bytes(row["id"]) for row in table.join(wanted, "id").distinct().collect()}
+        in_queues = queued_among(self._spark, self._inputs, by_id, self._from_us)
         for repair_id, cases_of_id in by_id.items():
             for case in cases_of_id:
                 case.evidence["repairs"] = case.evidence.get("repairs", 0) + (repair_id in in_queues)
@@ -253,6 +245,20 @@ class Cases:
                 case.evidence["repaired"] = True
                 repaired[case.finding] += 1
         return repaired
+
+
+def queued_among(spark: SparkSession, inputs: Inputs, transactions: Iterable[bytes], from_us: int) -> set[bytes]:
+    """Those of some transactions that have messages in a queue; none of them was queued before `from_us`."""
+    wanted = F.broadcast(small_table(spark, {"id": pa.binary()}, [(transaction,) for transaction in transactions]))
+    tables = [log.queued_ids(spark, from_us) for log in inputs.logs]
+    for kafka in inputs.kafka:
+        queued = [kafka.queued(spark), *([kafka.later(spark)] if kafka.is_cut else [])]
+        tables += [table.where(F.col("offset").isNotNull()).select("id") for table in queued]
+    in_queues: set[bytes] = set()
+    for table in tables:
+        if table is not None:
+            in_queues |= {bytes(row["id"]) for row in table.join(wanted, "id").distinct().collect()}
+    return in_queues
 
 
 def _effects_of(database: Database, group: str, message_ids: Sequence[str]) -> list[tuple[str, int]]:

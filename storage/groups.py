@@ -17,7 +17,7 @@ class Subscription:
     topic: str
     mode: str = "shared"
     tags: tuple[str, ...] = ()
-    max_attempts: int = 16
+    max_attempts: int = 16  # after so many failed attempts a message is a dead letter
     retry_min_us: int = 1_000_000
     retry_max_us: int = 300_000_000
     filter: str = ""  # an expression over headers, key and tag; see notify/filter.py
@@ -26,6 +26,7 @@ class Subscription:
     replay: int = 0  # the number of this run through the topic: in a higher run messages have their effects again
     last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
     inbox_from_us: int = -1  # the consumers' inbox has rows for messages committed from this time on; -1: not known
+    max_deaths: int = 16  # after the deaths of so many consumers that held it, a message is a dead letter
 
 
 @dataclass(slots=True)
@@ -58,6 +59,12 @@ class Progress(Protocol):
     def attempts(self) -> dict[int, int]: ...
 
     @property
+    def deaths(self) -> dict[int, int]: ...
+
+    @property
+    def interruptions(self) -> dict[int, int]: ...
+
+    @property
     def retry_at(self) -> dict[int, int]: ...
 
     def is_settled(self, offset: int) -> bool: ...
@@ -79,7 +86,7 @@ class SettleKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A group's settlement of a message, or its failed attempt."""
+    """A group's settlement of a message, or an attempt that did not settle it."""
 
     group: str
     kind: SettleKind | None
@@ -88,3 +95,7 @@ class Settlement:
     """When the settlement was recorded, by the server's clock."""
     attempts: int = 0
     """If an attempt failed: how many attempts there were, including this one."""
+    deaths: int = 0
+    """If an attempt failed: how many of the attempts ended with a lease that ran out."""
+    interruptions: int = 0
+    """How often the message was held by a consumer that was told to stop, which counted no attempt."""

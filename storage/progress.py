@@ -1,4 +1,4 @@
-"""A group's progress in one queue: a floor, the settled offsets above it, and the failed attempts of other offsets."""
+"""A group's progress in one queue: a floor, the settled offsets above it, and the attempts at other offsets."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from notify.storage.runs import OffsetRuns
 class QueueProgress:
     """Every offset below `floor` is settled, and every offset in `settled`."""
 
-    __slots__ = ("attempts", "floor", "retry_at", "settled")
+    __slots__ = ("attempts", "deaths", "floor", "interruptions", "retry_at", "settled")
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
         self.settled = OffsetRuns()
         self.attempts: dict[int, int] = {}
+        """How many attempts at an offset ended without settling it, deaths included."""
+        self.deaths: dict[int, int] = {}
+        """How many of the attempts ended because the lease ran out; an offset without deaths is not here."""
+        self.interruptions: dict[int, int] = {}
+        """How often an offset was held by a consumer that was told to stop, which counted no attempt."""
         self.retry_at: dict[int, int] = {}
         """When an offset is due for its next attempt; an offset that is due immediately is not here."""
 
     def again(self, offsets: Iterable[Sequence[int]]) -> None:
-        """Record failed attempts as (offset, attempts so far) or (offset, attempts so far, due time of the next)."""
-        for offset, attempts, *due_us in offsets:
+        """Record attempts; see `ProgressStore.attempted`. Values that are left out at the end are 0."""
+        for offset, attempts, *rest in offsets:
+            due_us, deaths, interruptions = (*rest, 0, 0, 0)[:3]
             self.attempts[offset] = attempts
-            if due_us and due_us[0]:
-                self.retry_at[offset] = due_us[0]
-            else:
-                self.retry_at.pop(offset, None)
+            _set(self.retry_at, offset, due_us)
+            _set(self.deaths, offset, deaths)
+            _set(self.interruptions, offset, interruptions)
 
     def settle(self, first: int, count: int) -> None:
         """Mark `count` offsets from `first` on as settled. Some of them may be settled already."""
@@ -37,7 +42,8 @@ class QueueProgress:
             candidates = offsets if count <= len(self.attempts) else [o for o in self.attempts if o in offsets]
             for offset in candidates:
                 if self.attempts.pop(offset, None) is not None:
-                    self.retry_at.pop(offset, None)
+                    for values in (self.retry_at, self.deaths, self.interruptions):
+                        values.pop(offset, None)
         if first <= self.floor:
             if last <= self.floor:
                 return
@@ -56,6 +62,14 @@ class QueueProgress:
         """The first offset from `offset` on that is not settled."""
         offset = max(offset, self.floor)
         return self.settled.first_missing(offset) if self.settled.offsets else offset
+
+
+def _set(values: dict[int, int], offset: int, value: int) -> None:
+    """Keep a value, unless it is 0."""
+    if value:
+        values[offset] = value
+    else:
+        values.pop(offset, None)
 
 
 def to_runs(offsets: Iterable[int]) -> list[tuple[int, int]]:

@@ -145,8 +145,12 @@ class ProgressStore(Protocol):
         """Like `settle`, without waiting until it is durable; `sync` waits."""
         ...
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
-        """Record failed attempts as (offset, attempts so far, next due time or 0 for now), without waiting."""
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]]) -> None:
+        """Record attempts that did not settle their messages, without waiting until that is durable.
+
+        Each is (offset, attempts so far, when the next is due or 0 for now, deaths among the attempts, interruptions);
+        values of 0 at the end may be left out.
+        """
         ...
 
     def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:

@@ -34,6 +34,8 @@ from notify.told import told
 from notify.told.form import Told
 from notify.wire import JSON
 
+LISTING_SECONDS = 10.0
+"""How long a server may take to say which servers there are."""
 URL = typer.Option("http://127.0.0.1:7400", envvar="NOTIFY_URL", help="The server's address. [env: NOTIFY_URL]")
 
 
@@ -84,7 +86,7 @@ def call(
         try:
             if not is_here:
                 # The server at the address may have no queues, but it knows the servers that have them.
-                await http.refresh()
+                await http.refresh(LISTING_SECONDS)
             path = "/v1/admin/" + "/".join(quote(part, safe="") for part in parts) + query
             data = msgspec.json.encode(body) if body is not None else b""
             return await http.call(method, path, data, 60, JSON, of_all=True)
@@ -114,7 +116,7 @@ def check_answers(url: str) -> None:
     async def ask() -> None:
         http = Servers(url, "transactions")
         try:
-            await http.refresh()
+            await http.refresh(LISTING_SECONDS)
         finally:
             await http.aclose()
 

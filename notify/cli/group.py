@@ -86,7 +86,10 @@ def subscribe(
     filter: str = typer.Option(
         "", help="Only messages for which this CEL expression over headers, key, tag and topic is true."
     ),
-    max_attempts: int = typer.Option(16, min=1, max=1000, help="Attempts before a message is a dead letter."),
+    max_attempts: int = typer.Option(16, min=1, max=1000, help="Failed attempts before a message is a dead letter."),
+    max_deaths: int = typer.Option(
+        16, min=1, max=1000, help="Deaths of consumers that hold a message before it is a dead letter."
+    ),
     retry_min: float = typer.Option(1.0, help="Seconds before the first retry; each later one waits twice as long."),
     retry_max: float = typer.Option(300.0, help="Seconds before any retry, at most."),
     force: bool = typer.Option(False, "--force", help="Change the mode even if consumers hold messages."),
@@ -100,6 +103,7 @@ def subscribe(
     body = write(
         reason, dry_run, start=position, mode=mode, tags=tag, filter=filter, max_attempts=max_attempts,
         retry_min=retry_min, retry_max=retry_max, force=force,
+        **({"max_deaths": max_deaths} if max_deaths != 16 else {}),  # an older server does not know it
     )  # fmt: skip
     answer = call(url, "PUT", "groups", name, "subscriptions", topic, body=body)
     show_write("subscription.put", answer, as_json)

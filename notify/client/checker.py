@@ -178,7 +178,7 @@ class Checker:
         self._sources.told = lambda: self._tell_met(loop, process)
         polling: dict[str | None, asyncio.Task[None]] = {}
         try:
-            await http.known()
+            await http.asked()
             while True:
                 shards: set[str | None] = set(http.places()) or {None}
                 for shard in polling.keys() - shards:

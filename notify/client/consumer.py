@@ -25,6 +25,7 @@ from notify.client.hand import Batch, Hand, Waiting, message_of
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     CANCEL_SECONDS,
+    DEATHS,
     Cancelled,
     Handler,
     NotTried,
@@ -139,6 +140,7 @@ class _Consumer:
         mode: Mode = "shared",
         start: str | int | datetime | None = None,
         max_attempts: int = 16,
+        max_deaths: int = DEATHS,
         filter: str = "",
         retry_min: float = 1.0,
         retry_max: float = 300.0,
@@ -147,10 +149,11 @@ class _Consumer:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
         The function gets the message, and a session of the inbox's database if the consumer has an `Inbox`. If it
-        returns, the message is acknowledged. If it raises, the message is retried with back-off. If it raises
-        DeadLetter, the message becomes a dead letter. `start` counts for a new subscription: `latest` (default),
-        `earliest`, an offset or an instant. `topic` may be a pattern with `*`: a matching topic that is created later
-        is consumed from its first message on.
+        returns, the message is acknowledged. If it raises, the message is retried with back-off, and becomes a dead
+        letter after `max_attempts` failures, or after the deaths of `max_deaths` consumers that held it (1 to 1,000
+        each). If it raises DeadLetter, the message becomes a dead letter immediately. `start` counts for a new
+        subscription: `latest` (default), `earliest`, an offset or an instant. `topic` may be a pattern with `*`: a
+        matching topic that is created later is consumed from its first message on.
 
         With `batch` (1 to 10,000) the function gets a list of at most this many messages, and with an inbox all of
         them in one transaction. If the call fails, the two halves of the list are handled, and so on down to the
@@ -169,7 +172,7 @@ class _Consumer:
 
         Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
         """
-        check_options(topic, mode, tags, max_attempts, (retry_min, retry_max), batch, self._batch)
+        check_options(topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch)
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
@@ -178,8 +181,9 @@ class _Consumer:
             kind: Any = {"is_async": self._is_async, "has_session": has_session, "in_batches": batch is not None}
             read = check_callable(function, **kind)
             self._handlers[topic] = Handler(
-                topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read
-            )
+                topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read,
+                max_deaths,
+            )  # fmt: skip
             return function
 
         return decorate

@@ -39,7 +39,7 @@ GATHERED = 4
 """A part of one in so many of the most in hand does not wait for more."""
 CAUTIOUS = 32
 """The messages in hand of a consumer that has just begun, and of one to which mostly repeated deliveries come. If the
-process dies, each message in hand has used up an attempt, and one of them may be what kills the process."""
+process dies, that counts as a death for each message in hand, and one of them may be what kills the process."""
 START_SECONDS = 1.0
 """When a thread is started again that the system refused."""
 
@@ -282,7 +282,7 @@ class Hand:
         """The messages for the next call of a handler, at most as many as it takes; empty if none waits.
 
         A message in its second or later attempt is alone. If it failed before, it may fail the batch again; and if the
-        process dies with a batch, each message of the batch has used up an attempt.
+        process dies with a batch, that counts as a death for each message of the batch.
         """
         with self._lock:
             if not self._lines or self._is_over:

@@ -28,6 +28,8 @@ CANCEL_SECONDS = 1.0
 REASON_CHARACTERS = 500
 """The most characters of a handler's error that go to the server with a retry or a dead letter."""
 PLACE_CHARACTERS = 150
+DEATHS = 16
+"""The default of `max_deaths`, which older servers do not know."""
 MOST_FRAMES = 1000
 """The most frames of a traceback that are examined; a deeper traceback is an endless recursion."""
 _SDK = str(Path(__file__).parents[1] / "_")[:-1]
@@ -52,6 +54,7 @@ class Handler:
     """The most messages in one call, which gets a list; None: the function gets one message."""
     read: Read | None = None
     """Decodes a message for the function; None if the function takes the ReceivedMessage itself."""
+    max_deaths: int = DEATHS
 
     def handle(self, message: ReceivedMessage, *session: Any) -> Any:
         """Call the function with one message. The result is a coroutine if the function is a coroutine function.
@@ -82,6 +85,7 @@ def check_options(
     mode: str,
     tags: Sequence[str],
     max_attempts: int,
+    max_deaths: int,
     retry: tuple[float, float],
     batch: int | None,
     in_hand: int | None,
@@ -105,6 +109,7 @@ def check_options(
     for tag in tags:
         check_name("tag", tag)
     check_whole("max_attempts", max_attempts, 1, LIMITS.attempts)
+    check_whole("max_deaths", max_deaths, 1, LIMITS.attempts)
     retry_min, retry_max = number_of_seconds("retry_min", retry[0]), number_of_seconds("retry_max", retry[1])
     check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
     check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)

@@ -262,7 +262,7 @@ async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[
         body = encode_msgpack(Outcomes(producer_group=group, outcomes=outcomes))
         answer = await http.call("POST", "/v1/transactions/outcomes", body, ASK_SECONDS, shard=shard)
         return items_for(transaction_ids, answer, http)
-    await http.known()
+    await http.known(ASK_SECONDS)
     body = encode_msgpack(States(producer_group=group, ids=list(transaction_ids)))
     items: dict[str, Item] = {}
     for log_shard in http.places() or (None,):

@@ -17,8 +17,8 @@ from notify.backoff import Backoff
 from notify.client.http import read_answer
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
-from notify.client.servers import Servers
-from notify.errors import InvalidRequest, NotFound, Unavailable
+from notify.client.servers import Servers, more_telling
+from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.limits import LIMITS, check_name, check_whole
 from notify.message import ReceivedMessage
 from notify.wire import JSON, MSGPACK, Delivered, Pulled
@@ -69,8 +69,9 @@ class AsyncReader:
         """Whether the server is an older one, where only an admin route has the bounds of a topic's queues."""
 
     async def shards(self) -> Sequence[str]:
-        """One shard name for each server with a separate log; empty if there is only one log."""
-        await self._http.known()
+        """One shard name for each server with a separate log; empty if there is only one log. Raises Unavailable if no
+        server answers."""
+        await self._http.known(CALL_SECONDS)
         return self._http.places()
 
     async def read(
@@ -195,16 +196,18 @@ class AsyncReader:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CALL_SECONDS
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        failed: NotifyError | None = None
         while True:
+            left = max(deadline - loop.time(), RETRY_SECONDS)
             try:
-                left = max(deadline - loop.time(), RETRY_SECONDS)
                 answer = await self._http.call("GET", path, b"", left, kind, shard)
                 self._was_answered = True
                 return answer
             except Unavailable as error:
+                failed = more_telling(error, failed, left)
                 wait = backoff.next()
                 if not (self._was_answered and error.retryable) or loop.time() + wait > deadline:
-                    raise
+                    raise failed from None
             await asyncio.sleep(wait)
 
     async def close(self) -> None:

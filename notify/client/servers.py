@@ -24,18 +24,24 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify.client.choosing import Candidate, Chooser, chosen_by, room_then_load
-from notify.client.http import HttpClient
+from notify.client.http import HttpClient, read_answer
 from notify.client.login import Shown, Token
-from notify.errors import Closed, DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
 from notify.keys import shard_of_key
 from notify.urls import refuse_user
-from notify.wire import MSGPACK, UNDECODABLE
+from notify.wire import MSGPACK
 
 log = logging.getLogger("notify.client")
 
 REFRESH_SECONDS = 1.5
 ALONE_REFRESH_SECONDS = 30.0
 """The interval without a registry, which may be switched on later."""
+LISTING_SECONDS = 5.0
+"""How long servers may take to list the members: a slow line or a busy server takes longer than one that is near."""
+ASKED_SECONDS = 1.0
+"""How long a first request waits for them."""
+NEXT_SECONDS = 1.0
+"""How long one address may be silent before the next one is asked, too."""
 PROBE_SECONDS, PROBE_AGAIN_SECONDS = 1.0, 10.0
 """How long a new member may take to answer at its own address, and when a silent one is tried again."""
 DOWN_SECONDS = 1.0
@@ -131,6 +137,8 @@ class Servers:
         self._refreshing: asyncio.Task[None] | None = None
         self._was_asked = asyncio.Event()
         """Set once the members were asked for, even if no server answered."""
+        self._is_known = False
+        """Whether a server has listed the members."""
         self._look = asyncio.Event()
         """Set to have the members asked for immediately."""
         self.keys: tuple[str, ...] = ()
@@ -237,11 +245,26 @@ class Servers:
             members = [m for m in members if shard in m.shards] or members
         return [m.url for m in members]
 
-    async def known(self) -> None:
-        """Wait until the members were asked for; a server that does not answer delays this by about a second."""
+    async def known(self, seconds: float) -> None:
+        """Return once a server has listed the members. Raises Unavailable if none does within `seconds`, and the
+        refusal of one that answers.
+
+        For what must not take several logs for one.
+        """
+        if not self._is_known:
+            await self.refresh(seconds)
+            self._begin_refreshing()
+
+    async def asked(self) -> None:
+        """Wait at most ASKED_SECONDS until the members were asked for, even if no server answered.
+
+        For requests that tell more clearly why no server answers, and that servers correct.
+        """
         if not self._was_asked.is_set():
             self._begin_refreshing()
-            await self._was_asked.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASKED_SECONDS):
+                    await self._was_asked.wait()
 
     def look_again(self) -> None:
         """Ask for the members soon, because an answer shows that they have changed."""
@@ -295,30 +318,61 @@ class Servers:
 
     async def _refresh_for_ever(self) -> None:
         while not self._closed:
-            with contextlib.suppress(NotifyError):
-                await self.refresh()
+            if not self._is_known or self._was_asked.is_set():  # else `known` has just asked
+                with contextlib.suppress(NotifyError):
+                    await self.refresh()
             self._was_asked.set()
+            is_alone = self._is_known and not self._identities
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_SECONDS if self._identities else ALONE_REFRESH_SECONDS):
+                async with asyncio.timeout(ALONE_REFRESH_SECONDS if is_alone else REFRESH_SECONDS):
                     await self._look.wait()
             self._look.clear()
 
-    async def refresh(self) -> None:
-        """Ask any server for the members. Raises Unavailable if no server answers."""
+    async def refresh(self, seconds: float = LISTING_SECONDS) -> None:
+        """Ask the servers for the members until one answers, for at most `seconds`: first the current one, and another
+        after each second of silence and each failure.
+
+        Raises Unavailable if no server answers, and the refusal if one refuses and no other answers.
+        """
         addresses = [self._current, *(m.url for m in self._members), *self._seeds]
-        failed: NotifyError = Unavailable("no server answers")
-        for url in dict.fromkeys(address for address in addresses if address):
-            try:
-                answer = decode_members(await self._client(url).call("GET", "/v1/members", b"", 1.0))
-            except (NotifyError, *UNDECODABLE) as error:
-                failed = error if isinstance(error, NotifyError) else failed
-                continue
-            self.takes_outcomes = answer.outcomes_with_halves
-            if answer.version:
-                self._learn(answer.servers(), tuple(answer.keys))
-                await self._reach()
-            return
-        raise failed
+        answer = await self._listed(list(dict.fromkeys(address for address in addresses if address)), seconds)
+        self._is_known = True
+        self.takes_outcomes = answer.outcomes_with_halves
+        if answer.version:
+            self._learn(answer.servers(), tuple(answer.keys))
+            await self._reach()
+
+    async def _listed(self, urls: list[str], seconds: float) -> Members:
+        """The first answer of the servers; see `refresh`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        pause = min(NEXT_SECONDS, seconds / 2 / len(urls))  # the last one still has half of the time
+        waiting, asking = list(reversed(urls)), set[asyncio.Task[Members]]()
+        failures: list[NotifyError] = []
+        try:
+            while waiting or asking:
+                if waiting:
+                    asking.add(asyncio.ensure_future(self._list(waiting.pop(), deadline)))
+                ended, asking = await asyncio.wait(
+                    asking, timeout=pause if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in ended:
+                    try:
+                        return task.result()
+                    except NotifyError as error:
+                        failures.append(error)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        if all(isinstance(error, Timeout) for error in failures):
+            raise Timeout(
+                f"no answer from {' and '.join(urls)} within {seconds:g} s: look whether it hangs, or is busy"
+            )
+        raise max(failures, key=_tells)
+
+    async def _list(self, url: str, deadline: float) -> Members:
+        seconds = max(deadline - asyncio.get_running_loop().time(), 0.001)
+        return read_answer(decode_members, await self._client(url).call("GET", "/v1/members", b"", seconds))
 
     def _learn(self, members: list[Member], keys: tuple[str, ...]) -> None:
         members = self._not_in_the_clear(members)
@@ -395,6 +449,20 @@ class Servers:
             self._refreshing.cancel()
         for client in (*self._clients.values(), *self._left):
             client.close()
+
+
+def more_telling(error: NotifyError, before: NotifyError | None, seconds: float) -> NotifyError:
+    """The error to raise where an attempt with so many seconds failed: a time-out of hardly any time does not hide what
+    the attempt `before` it was answered."""
+    is_hasty = isinstance(error, Timeout) and seconds < SHORTEST_ATTEMPT_SECONDS
+    return before if is_hasty and before is not None else error
+
+
+def _tells(error: NotifyError) -> int:
+    """How much a failure tells: a server's refusal, another program's answer, no connection, silence."""
+    if not isinstance(error, Unavailable):
+        return 3
+    return 2 if isinstance(error, ForeignAnswer) else int(not isinstance(error, Timeout))
 
 
 def _another_may_do(error: NotifyError) -> bool:

@@ -23,11 +23,12 @@ from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
 from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
-from notify.client.handlers import CANCEL_SECONDS, Cancelled, Handler, NotTried, reason_of
+from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.http import HttpClient, read_answer
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
+from notify.limits import OWNED
 from notify.wire import (
     JSON,
     Delivered,
@@ -96,7 +97,12 @@ class Session:
         self._moved = asyncio.Event()
         """Set when messages were settled."""
         self._is_away = False
-        """Whether the server was away when this session ended: it is not waited for again."""
+        """Whether the server was away when it was last to hear that this instance stops: the end does not wait for it
+        again."""
+        self._has_told = False
+        """Whether the server knows that this instance stops."""
+        self._is_to_leave = True
+        """Whether the server is to hear so once nothing is in hand any more."""
         self._gives_back = False
         """Whether messages whose handlers have not begun are given back: the consumer stops."""
         self._not_tried: list[Waiting] = []
@@ -163,8 +169,13 @@ class Session:
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
-        if await self._until_settled(self._work.drain, lambda: not self._runs):
-            return
+        telling = asyncio.ensure_future(self._tell_stopping())
+        try:
+            if await self._until_settled(self._work.drain, lambda: not self._runs):
+                return
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
         deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
         ids = sorted([delivery.id for delivery in deliveries])
         more = f" and {len(ids) - NAMED_IN_LOG} more" if len(ids) > NAMED_IN_LOG else ""
@@ -173,6 +184,17 @@ class Session:
             "for any more, and will be delivered again: %s%s",
             len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
         )  # fmt: skip
+
+    async def _tell_stopping(self) -> None:
+        """Have the server know that this instance stops, while something is in hand: if the process is killed before
+        the handlers have returned, that is no death of their messages."""
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        while self._runs and not self._has_told:
+            self._is_away = False
+            if not await self._leave() and not self._is_away:
+                return  # an older server, or nothing was received
+            if self._is_away:
+                await self._until_settled(backoff.next(), lambda: not self._runs)
 
     async def _until_settled(self, seconds: float, is_done: Callable[[], bool]) -> bool:
         """Wait at most `seconds` until something is so that changes when messages are settled; False if it is not."""
@@ -198,24 +220,30 @@ class Session:
             for task in self._giving_back:
                 task.cancel()
             try:
-                await self._leave()
+                if self._is_to_leave:
+                    await self._leave()
             finally:
                 self._http.close()
 
     async def _leave(self) -> bool:
-        """Have the server end this instance's requests to receive, and give up the exclusive and failover topics that
-        it owns and has no message of, so that another takes over immediately. Returns whether the server did so.
+        """Have the server end this instance's requests to receive, give up the exclusive and failover topics that it
+        owns and has no message of, so that another takes over immediately, and count no death if what it holds is not
+        settled. Returns whether the server did so.
 
         If the request fails, or the server is an older one, another takes over when the lease of the topic expires.
         """
         if not self.is_subscribed or self._is_away:
             return False
         body = encode_msgpack(Leave(self._work.instance))
+        is_owner = any(handler.mode in OWNED for handler in self._work.handlers.values())
+        self._is_to_leave = is_owner and bool(self._runs)  # a topic stays owned while its messages are held
         try:
             await self._http.call("POST", f"/v1/groups/{self._work.group}/leave", body, LEAVE_SECONDS)
         except NotifyError as error:
             self._is_away = is_away(error)
+            self._is_to_leave = True
             return False
+        self._has_told = True
         return True
 
     # --- receiving --------------------------------------------------------------------------------------------
@@ -243,6 +271,8 @@ class Session:
                 "retry_min": handler.retry_min,
                 "retry_max": handler.retry_max,
             }
+            if handler.max_deaths != DEATHS:
+                subscription["max_deaths"] = handler.max_deaths
             reason = {"reason": "subscribed by a consumer"}
             try:
                 answer = await self._put(quote(handler.topic), subscription, subscription | reason)
@@ -389,6 +419,7 @@ class Session:
 
     def _begin(self, delivered: list[Delivered]) -> None:
         runs = runs_of(self, self._work.handlers, delivered)
+        self._is_to_leave |= bool(runs)
         for run in runs:
             self._runs[run] = None
             self._renewals.begin(run)
@@ -405,7 +436,7 @@ class Session:
         if isinstance(error, DeadLetter):
             self._settle(run, places, "dead_letter", reason_of(error, named=False) or None)
         elif isinstance(error, Cancelled):
-            self._settle(run, places, "retry", "the consumer was cancelled", delay=0)
+            self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
             delivery = run.delivery(place)
             self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
@@ -442,6 +473,9 @@ class Session:
             self._ended(run, places, str(error))
         elif (settled := settling.result()).status == 200:
             self._ended(run, places)
+        elif item.action == "interrupted" and settled.code == "invalid_action":  # an older server
+            self._settling -= len(places)
+            self._settle(run, places, "retry", item.reason, delay=0)
         elif len(places) > 1 and settled.status in APART:
             self._settling -= len(places)
             for place in places:

@@ -20,7 +20,7 @@ from notify.client.http import error_of, items_for, items_for_both, read_answer
 from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.packing import size_of_message
-from notify.client.servers import Servers
+from notify.client.servers import Servers, more_telling
 from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.sources import NO_DATABASE
 from notify.wire import (
@@ -205,7 +205,7 @@ class TransactionClient:
         """Send the items of one lane; those of the lane None to the shards of their messages' keys."""
         if shard is not None:
             return await send(shard, items)
-        await self.http.known()
+        await self.http.asked()
         if not self.http.keys:
             return await send(None, items)
         return await by_shard(items, lambda item: self.http.shard_of(messages_of(item)), send)
@@ -284,14 +284,16 @@ class TransactionClient:
         make repeating safe. `is_one`: it has one item, so that a smaller request would not help."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        failed: NotifyError | None = None
         while True:
-            remaining = deadline - loop.time()
+            remaining = max(deadline - loop.time(), 0.001)
             try:
-                return read(await self.http.call("POST", path, body, max(remaining, 0.001), shard=shard))
+                return read(await self.http.call("POST", path, body, remaining, shard=shard))
             except Unavailable as error:
+                failed = more_telling(error, failed, remaining)
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
-                    raise
+                    raise failed from None
                 if isinstance(error, ForeignAnswer) and error.is_for_size and (error.answered or not is_one):
                     raise
             await asyncio.sleep(wait)

@@ -183,12 +183,7 @@ class App:
             # FastAPI parses the cookies of every request, and took minutes for some (CVE-2024-7592). The guard has read
             # the only cookie that matters.
             scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
-            try:
-                most = guard.most_bytes(scope)
-            except NotifyError as error:
-                await problems.refused(scope, error)(scope, receive, send)
-                return
-            receive = guard.bounded(receive, self.settings.body_timeout_seconds, most)
+            receive = guard.bounded(receive, self.settings.body_timeout_seconds, guard.most_bytes(scope["path"]))
             await self._answer(scope, receive, send)
             return
         await self.fastapi(scope, receive, send)

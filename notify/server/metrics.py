@@ -29,6 +29,7 @@ class Metrics:
     filtered: int = 0
     expired: int = 0
     leases_expired: int = 0
+    interrupted: int = 0
     refused_rate: int = 0
     refused_backlog: int = 0
     refused_full: int = 0
@@ -53,6 +54,7 @@ HELP = {
     "refused_rate": "Transactions and messages refused by a rate limit",
     "refused_backlog": "Transactions and messages refused because a topic's backlog is full",
     "leases_expired": "Messages whose lease ran out",
+    "interrupted": "Messages whose consumer was told to stop before it settled them: no attempt counts",
     "refused_full": "Requests refused because the disk is full",
 }
 

@@ -146,7 +146,8 @@ class _OfLog:
         trace, group = self._history.trace(number), a["group"]
         is_letter = stand not in trace.stands
         if a["kind"] == ATTEMPTED:
-            event = f"group {group} will receive {stand} again, after attempt {a['attempts']}"
+            after = f"after attempt {a['attempts']}" if a["attempts"] else "because its consumer was told to stop"
+            event = f"group {group} will receive {stand} again, {after}"
             trace.attempts[group] = max(trace.attempts.get(group, 0), a["attempts"])
         else:
             kind = SettleKind(a["kind"]).name

@@ -12,7 +12,7 @@ import msgspec
 
 from notify.backoff import Backoff
 from notify.client.loop import LoopThread
-from notify.client.servers import Servers
+from notify.client.servers import Servers, more_telling
 from notify.errors import Backpressure, InvalidRequest, NotFound, NotifyError
 from notify.spark.messages.options import Options
 from notify.wire import JSON, MSGPACK, Delivered, Pulled
@@ -106,22 +106,26 @@ class Server:
         """One answer: a server that is away or busy is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.1, 5.0)
-        await self._servers.known()
-        if logs := self._servers.places():
-            raise InvalidRequest(
-                f"these servers have a log each ({', '.join(logs)}), and an offset is one log's: this source reads one "
-                "server with one log. Read them with AsyncReader and its shard, or from a store that they ship to"
-            )
+        failed: NotifyError | None = None
         while True:
+            left = max(0.1, min(CALL_SECONDS, deadline - time.monotonic()))
             try:
+                await self._servers.known(left)
+                if logs := self._servers.places():
+                    raise InvalidRequest(
+                        f"these servers have a log each ({', '.join(logs)}), and an offset is one log's: this source "
+                        "reads one server with one log. Read them with AsyncReader and its shard, or from a store that "
+                        "they ship to"
+                    )
                 left = max(0.1, min(CALL_SECONDS, deadline - time.monotonic()))
                 return await self._servers.call("GET", path, b"", left, kind)
             except NotifyError as error:
+                failed = more_telling(error, failed, left)
                 pause = wait.next()
                 if isinstance(error, Backpressure):
                     pause = max(pause, error.retry_after)
                 if not error.retryable or time.monotonic() + pause > deadline:
-                    raise
+                    raise failed from None
             await asyncio.sleep(pause)
 
     def close(self) -> None:

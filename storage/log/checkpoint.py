@@ -52,6 +52,8 @@ class SavedProgress(msgspec.Struct, array_like=True, gc=False):
     """Runs (first offset, count)."""
     attempts: list[tuple[int, int]]
     retry_at: list[tuple[int, int]]
+    deaths: list[tuple[int, int]] = []
+    interruptions: list[tuple[int, int]] = []
 
 
 class SavedProducer(msgspec.Struct, array_like=True, gc=False):
@@ -201,7 +203,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     ends = array("Q", [q.next_offset for t, *_ in topics for q in t.queues])
     starts = array("Q", [q.start for t, *_ in topics for q in t.queues])
     progress = [
-        (key, p.floor, p.settled.copy(), p.attempts.copy(), p.retry_at.copy()) for key, p in state.progress.items()
+        (key, p.floor, p.settled.copy(), [v.copy() for v in (p.attempts, p.retry_at, p.deaths, p.interruptions)])
+        for key, p in state.progress.items()
     ]
     pending = list(state.pending.by_id.values())
     moved = state.moved.copy()
@@ -227,8 +230,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             ends=_packed(ends),
             starts=_packed(starts),
             progress=[
-                SavedProgress(*key, floor, list(settled), list(attempts.items()), list(retry_at.items()))
-                for key, floor, settled, attempts, retry_at in progress
+                SavedProgress(*key, floor, list(settled), *[list(values.items()) for values in by_offset])
+                for key, floor, settled, by_offset in progress
             ],
             producers=producers,
             pending=undecided,
@@ -275,6 +278,8 @@ def restore(state: LogState, saved: SavedState) -> None:
         progress.floor = row_of_group.floor
         progress.attempts = dict(row_of_group.attempts)
         progress.retry_at = dict(row_of_group.retry_at)
+        progress.deaths = dict(row_of_group.deaths)
+        progress.interruptions = dict(row_of_group.interruptions)
         for first, count in row_of_group.settled:
             progress.settled.add(first, count)
     # When the first check was to come is in `next_check_us` of each half.

@@ -113,9 +113,9 @@ class History:
         for group, name in state.subscriptions:
             if name == topic:
                 progress = state.group_progress(group, where.topic.id, queue)
-                attempts = progress.attempts.get(offset, 0)
-                if progress.is_settled(offset) or attempts:
-                    awaited[group] = attempts or -1
+                ends = progress.attempts.get(offset, 0) + progress.interruptions.get(offset, 0)
+                if progress.is_settled(offset) or ends:
+                    awaited[group] = ends or -1
         if not awaited:
             return [], True
         # The entry lies in its part's segment; its payload may be older.

@@ -97,7 +97,8 @@ class Progressed(msgspec.Struct, array_like=True, gc=False):
     topic: int
     queue: int
     runs: Sequence[tuple[int, ...]]
-    """(first offset, count); of ATTEMPTS (offset, attempts so far, when it is due again)."""
+    """(first offset, count); of ATTEMPTS (offset, attempts so far, when it is due again, deaths, interruptions),
+    without zeros at its end. Earlier versions wrote, and read, the first three."""
 
 
 class CheckAnswered(msgspec.Struct, array_like=True, gc=False):

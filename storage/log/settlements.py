@@ -37,8 +37,8 @@ def search(
 ) -> tuple[list[Settlement], bool]:
     """The settlements of the message at `place`.
 
-    `awaited`: the number of failed attempts by group, -1 for a group that has settled it; reading ends once all of
-    these were found. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
+    `awaited`: the number of attempts and interruptions by group, -1 for a group that has settled it; reading ends once
+    all of these were found. False beside the result: it ended sooner, after MOST_SECONDS or where a segment is gone.
     `worked`: a clock in seconds of this thread's work. Takes no part in the store's state, so it may run in any thread.
     """
     met: list[Settlement] = []
@@ -53,9 +53,13 @@ def search(
             if (record.topic, record.queue) != (place.topic, place.queue):
                 continue
             if isinstance(record.what, str):  # ATTEMPTS
-                tried = [attempts for offset, attempts, *_ in record.runs if offset == place.offset]
-                met += [Settlement(record.group, None, time_us, attempts) for attempts in tried]
-                if tried and 0 <= left.get(record.group, -1) <= tried[-1]:
+                tried = [
+                    Settlement(record.group, None, time_us, attempts, *rest[1:3])
+                    for offset, attempts, *rest in record.runs
+                    if offset == place.offset
+                ]
+                met += tried
+                if tried and 0 <= left.get(record.group, -1) <= tried[-1].attempts + tried[-1].interruptions:
                     del left[record.group]
             elif any(first <= place.offset < first + count for first, count in record.runs):
                 met.append(Settlement(record.group, SettleKind(record.what), time_us))

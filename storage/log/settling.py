@@ -46,9 +46,9 @@ class Settling:
         record = Progressed(int(kind), group, number, queue, runs)
         self._journal.append(RecordType.PROGRESS, encode(record))
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]]) -> None:
         number = self._state.queue(topic, queue).topic.id
-        self._journal.reserve(256 + 32 * len(offsets))
+        self._journal.reserve(256 + 48 * len(offsets))
         self._state.group_progress(group, number, queue).again(offsets)
         record = Progressed(ATTEMPTS, group, number, queue, list(offsets))
         self._journal.append(RecordType.PROGRESS, encode(record))

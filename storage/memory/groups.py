@@ -108,11 +108,11 @@ class MemoryGroups:
             self.progress(group, topic, queue).settle(first, count)
             self._settlements.append((topic, queue, first, count, Settlement(group, kind, now_us)))
 
-    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, int, int]]) -> None:
+    def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]]) -> None:
         now_us = self._clock()
         self.progress(group, topic, queue).again(offsets)
-        for offset, attempts, *_ in offsets:
-            self._settlements.append((topic, queue, offset, 1, Settlement(group, None, now_us, attempts)))
+        for offset, attempts, *rest in offsets:
+            self._settlements.append((topic, queue, offset, 1, Settlement(group, None, now_us, attempts, *rest[1:3])))
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
         own = [

@@ -52,13 +52,27 @@ def planted(made: Made, url: str, to: Path, each: int) -> Planted:
         engine.dispose()
 
 
-def differences(result: Result, wanted: Planted) -> list[str]:
-    """Complaints about planted faults that were not found and findings that were not planted, by class."""
+def found_ids(result: Result) -> dict[str, set[str]]:
+    """The ids of an audit's findings by class, named as `Planted` names them."""
     ids_by_class: dict[str, set[str]] = {}
     for f in result.found:
         name = f"{f.evidence['from']} {f.evidence['to']}" if f.finding == "BRIDGE_GAP" else f.message_id
         name = name or f.evidence["id"]
         ids_by_class.setdefault(f.finding, set()).add(name)
+    return ids_by_class
+
+
+def comparison(result: Result, wanted: Planted) -> Iterator[str]:
+    """A line for each class: how many faults were planted, how many of these were found, and how many others."""
+    ids_by_class = found_ids(result)
+    for name in sorted(ids_by_class.keys() | wanted.ids.keys()):
+        planted, found = wanted.ids.get(name, set()), ids_by_class.get(name, set())
+        yield f"{name:<16} planted {len(planted):>4}, found {len(planted & found):>4}, others {len(found - planted):>4}"
+
+
+def differences(result: Result, wanted: Planted) -> list[str]:
+    """Complaints about planted faults that were not found and findings that were not planted, by class."""
+    ids_by_class = found_ids(result)
     complaints = []
     for name in sorted(ids_by_class.keys() | wanted.ids.keys()):
         missing = wanted.ids.get(name, set()) - ids_by_class.get(name, set())
@@ -90,7 +104,9 @@ def campaign(
     say(f"clean run: {clean.verdict}, {clean.seconds:.0f} s")
     wanted = planted(made, url, directory / "faulty", each)
     faulty = audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS)
-    say(f"faulty run: {faulty.seconds:.0f} s, {faulty.counts}")
+    say(f"faulty run: {faulty.seconds:.0f} s, {faulty.verdict}, {faulty.counts}")
+    for line in comparison(faulty, wanted):
+        say(line)
     return complaints + differences(faulty, wanted)
 
 

@@ -166,14 +166,17 @@ class WholeRuns:
         self.repaired = 0
 
     def run(self, rounds: int, say: Callable[[str], None] = lambda text: None) -> Iterator[str]:
-        """So many whole runs, one after the other; yields what went wrong."""
+        """So many whole runs, one after the other, up to one with complaints; yields what went wrong."""
         log = self._server.data_dir
         with (
             running(self._ledger.consumer, subscribed=True),
             Repairs(self._shop.url, log, self._server.url) as repairs,
         ):
             for number in range(1, rounds + 1):
-                yield from (f"run {number}: {wrong}" for wrong in self._one(number, repairs))
+                complaints = [f"run {number}: {wrong}" for wrong in self._one(number, repairs)]
+                yield from complaints
+                if complaints:
+                    break  # the next runs would find what this one has left
                 say(f"run {number}: {self.repaired} findings repaired so far, {repairs.killed} repairs killed")
             if not repairs.killed:
                 yield "no repair was killed"

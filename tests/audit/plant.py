@@ -135,7 +135,7 @@ class Planter:
     # --- removed and changed entries --------------------------------------------------------------------------
 
     def _in_the_log(self) -> None:
-        lost, flipped = self._take(self._each), self._take(self._each // 2)
+        lost, flipped = self._take(self._each), self._take(self._each - self._each // 2)
         gone = {self._made.id(n) for n in lost}
         turned = {self._made.id(n) for n in flipped}
         for n in lost:

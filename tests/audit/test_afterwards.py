@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from notify import ids
 from notify.client.purge import purge_by_force
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
+from notify.spark.proof import MANY
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
 from notify.storage.log.gaps import OFFSETS_APART
 from notify.storage.log.store import LogStore
-from notify.storage.records import State
+from notify.storage.records import NewTransaction, State
 from notify.storage.sql.rows import text_of
 from notify.storage.topics import Topic
 from tests.audit.audited import PLAN, found
@@ -74,26 +76,36 @@ def test_messages_of_a_log_that_was_not_given_are_not_lost(
     assert (lost.finding, away.finding) == ("LOST", "INCONCLUSIVE") and "shard b" in away.sentence
 
 
-async def write_some(trade: Trade, numbers: Sequence[int]) -> None:
-    """Write the log of a server that has some of the trade, of its own: its offsets have no gaps."""
+async def write_some(trade: Trade, numbers: Sequence[int], again: Set[int] = frozenset()) -> None:
+    """Write the log of a server that has some of the trade, of its own: its offsets have no gaps. `again`: it has only
+    what a repair published for these."""
     now_us = [trade.first_us]
     store = LogStore(trade.log, clock=lambda: now_us[0])
     await store.open(now_us[0])
     for topic in TOPICS.values():
         await store.create_topic(Topic(topic))
         await store.subscribe(Subscription(WITH_INBOX, topic, inbox_from_us=0), [0])
-    await put_some(store, trade, numbers, dict.fromkeys(TOPICS.values(), 0), now_us)
+    await put_some(store, trade, numbers, dict.fromkeys(TOPICS.values(), 0), now_us, again)
 
 
 async def put_some(
-    store: LogStore, trade: Trade, numbers: Sequence[int], offsets: dict[str, int], now_us: list[int]
+    store: LogStore,
+    trade: Trade,
+    numbers: Sequence[int],
+    offsets: dict[str, int],
+    now_us: list[int],
+    again: Set[int] = frozenset(),
 ) -> None:
     """Put transactions into a log whose queues have these offsets next, and close it. `now_us`: its clock."""
     for n in numbers:
         now_us[0], topic = trade.at(n), TOPICS[service_of(n)]
         half = half_of(trade, n)
+        if n in again:
+            published = ids.derived(half.id, ids.republished(0))
+            half = NewTransaction(published, "", half.messages, committed=True)
         await store.put([half], now_us[0])
-        await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us[0] + 2000)
+        if n not in again:
+            await store.decide([(half.id, half.producer_group, State.COMMITTED)], now_us[0] + 2000)
         await store.settle(WITH_INBOX, topic, 0, [(offsets[topic], 1)], SettleKind.ACK, now_us[0] + 4000)
         offsets[topic] += 1
     await store.sync()
@@ -126,6 +138,22 @@ def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, tr
     (reason,) = result.reasons
     assert f"{len(elsewhere)} committed messages of database shop took effect" in reason and "--log" in reason
     assert [(line.name, line.kind) for line in result.coverage if not line.is_whole] == [("database shop", "shard")]
+
+
+def test_many_messages_that_were_lost_and_published_again_are_repaired(spark: Any, trade: Trade) -> None:
+    """They took effect, and the log never had them under their own ids. From ten of them on, another log was missed,
+    nothing could be judged, and no plan had an item."""
+    again = {n for n in range(COUNT) if n % 4 == 2}
+    shutil.rmtree(trade.log)
+    asyncio.run(write_some(trade, range(COUNT), again))
+    # A consumer writes a row for the id under which it came, too.
+    row = "INSERT INTO notify_inbox (consumer_group, message_id, created_at) "
+    row += "SELECT consumer_group, '{}', created_at FROM notify_inbox WHERE message_id = '{}'"
+    new_ids = {n: ids.message_id(ids.derived(trade.id(n), ids.republished(0)), 0) for n in again}
+    trade.execute(WITH_INBOX, *(row.format(new_id, trade.message(n)) for n, new_id in new_ids.items()))
+    result = audited(spark, trade)
+    assert len(again) >= MANY and result.totals["repaired"] == len(again)
+    assert (result.verdict, result.counts["LOST"], result.counts["PENDING"]) == ("PASS", 0, 0), result.counts
 
 
 @pytest.mark.long

@@ -105,6 +105,8 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
         b.store.attempted("b", "t", 0, [(7, 1, 0), (8, 1, 0)])
         await b.store.settle("a", "t", 0, [(0, 5), (6, 3)], SettleKind.ACK, T0)
         b.store.attempted("b", "t", 0, [(7, 2, 0)])
+        b.store.attempted("b", "t", 0, [(9, 1, 0, 1)])
+        b.store.attempted("b", "t", 0, [(9, 1, 0, 1, 1)])
         b.store.dead_letter_soon("c", [(b.store.read("t", 0, 7, 1, 100)[0], b"dead")], T0)
         await b.store.sync()
         # Enough messages for the small segments to roll: the index of the first ones is on the disk.
@@ -127,6 +129,9 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
             [("b", None, 1), ("a", SettleKind.ACK, 0)],
             True,
         )
+        settlements, whole = await b.store.settlements("t", 0, 9)
+        told = [(s.attempts, s.deaths, s.interruptions) for s in settlements]
+        assert (told, whole) == ([(1, 1, 0), (1, 1, 1)], True)
 
     run(scenario)
 
@@ -305,6 +310,7 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
         await b.store.subscribe(Subscription("g", "t", epoch=3), [0])
         b.store.attempted("g", "t", 0, [(1, 2, T0 + 50 * SECOND), (2, 1, 0), (3, 1, T0 + 9 * SECOND)])
         b.store.attempted("g", "t", 0, [(3, 2, 0)])
+        b.store.attempted("g", "t", 0, [(2, 1, 0, 1), (3, 2, 0, 1, 4), (4, 0, 0, 0, 1)])
         await b.store.settle("g", "t", 0, [(0, 1)], SettleKind.ACK, T0)
         for _ in range(2):  # from the log, then from a checkpoint
             await b.restart()
@@ -315,9 +321,11 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
             subscription = b.store.subscription("g", "t")
             assert subscription is not None and subscription.epoch == 3
             progress = b.store.progress("g", "t", 0)
-            assert progress.attempts == {1: 2, 2: 1, 3: 2}
+            assert progress.attempts == {1: 2, 2: 1, 3: 2, 4: 0}
+            assert (progress.deaths, progress.interruptions) == ({2: 1, 3: 1}, {3: 4, 4: 1})
             assert progress.retry_at == {1: T0 + 50 * SECOND}
-        await b.store.settle("g", "t", 0, [(1, 1)], SettleKind.ACK, T0)
-        assert b.store.progress("g", "t", 0).retry_at == {}
+        await b.store.settle("g", "t", 0, [(1, 1), (3, 1)], SettleKind.ACK, T0)
+        progress = b.store.progress("g", "t", 0)
+        assert (progress.retry_at, progress.deaths, progress.interruptions) == ({}, {2: 1}, {4: 1})
 
     run(scenario)

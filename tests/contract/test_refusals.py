@@ -124,7 +124,7 @@ def test_no_message_is_lost_track_of(run: Callable[..., None], mode: str, wanted
                 await b.store.delete_topic("t")
             await b.store.create_topic(Topic("t"))
             delivery = Delivery(store, lambda now_us=now_us: now_us[0], Metrics(), Topics(store))
-            subscription = Subscription("g", "t", mode, max_attempts=3, retry_min_us=SECOND, **wanted)
+            subscription = Subscription("g", "t", mode, max_attempts=3, max_deaths=3, retry_min_us=SECOND, **wanted)
             await delivery.following.subscribe(subscription, "earliest")
             await b.store.put([_sent(number) for number in range(MESSAGES)], T0)
             end = b.store.bounds("t", 0)[1]
@@ -161,7 +161,7 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
         store: Any = Refusing(b.store, random.Random(1))
         store.share = 1.0
         delivery = Delivery(store, lambda: now_us[0], Metrics(), Topics(store))
-        await delivery.following.subscribe(Subscription("g", "t", max_attempts=1), "earliest")
+        await delivery.following.subscribe(Subscription("g", "t", max_attempts=1, max_deaths=1), "earliest")
         await b.store.put([_sent(number) for number in range(4)], T0)
         handed = await delivery.receive("g", Receive(instance="a", max=10, lease=30))
         receipts = [receipt for h in handed for receipt, _, _ in h.each()]

@@ -43,7 +43,9 @@ class Watcher:
     async def subscribe(self, http: HttpClient) -> None:
         """Subscribe from the first message on; a broadcast begins with its instances' first requests."""
         for topic in self.topics:
-            body = json.dumps({"mode": self.mode, "start": "earliest", "max_attempts": 1000, "reason": "test"})
+            body = json.dumps(
+                {"mode": self.mode, "start": "earliest", "max_attempts": 1000, "max_deaths": 1000, "reason": "test"}
+            )
             path = f"/v1/admin/groups/{self.group}/subscriptions/{topic}"
             await http.call("PUT", path, body.encode(), PATIENCE_SECONDS, "application/json")
         if self.mode == "broadcast":

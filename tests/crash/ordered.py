@@ -106,7 +106,7 @@ def run(messages: int, keys: int, consumers: int, kills: int, seed: int) -> str:
                 eventually(lambda before=before: left() < before, f"less than {before} messages to be left")  # type: ignore[misc]
 
         try:
-            subscribe(server.url, GROUP, TOPIC, mode="ordered", max_attempts=1000)
+            subscribe(server.url, GROUP, TOPIC, mode="ordered", max_attempts=1000, max_deaths=1000)
             asyncio.run(fill({"url": server.url, "messages": messages, "body": 16, "topics": 1, "keys": keys}))
             running = [begin() for _ in range(consumers)]
             for n in range(kills):

@@ -81,7 +81,7 @@ def run(directory: Path, kills: int, seconds_between: float) -> tuple[Seen, list
         )
         consumer = Consumer(proxy.url, group=GROUP, inbox=Inbox(engine))
 
-        @consumer.subscribe(TOPIC, start="earliest", max_attempts=100)
+        @consumer.subscribe(TOPIC, start="earliest", max_attempts=100, max_deaths=100)
         def give(message: ReceivedMessage, session: Session) -> None:
             session.add(Points(number=message.text))
 

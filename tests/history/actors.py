@@ -228,10 +228,10 @@ def _row(who: str, message: ReceivedMessage) -> EffectRow:
 
 def _subscription(spec: dict[str, Any]) -> dict[str, Any]:
     tags = [spec["tag"]] if spec["tag"] else []
+    most = MAX_ATTEMPTS if spec["mode"] != "broadcast" else MAX_ATTEMPTS_OF_BROADCAST
     return {
         "mode": spec["mode"], "tags": tags, "filter": spec["filter"], "start": "earliest",
-        "max_attempts": MAX_ATTEMPTS if spec["mode"] != "broadcast" else MAX_ATTEMPTS_OF_BROADCAST,
-        "batch": spec["batch"],
+        "max_attempts": most, "max_deaths": most, "batch": spec["batch"],
     } | RETRIES  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class Misbehaviour:
             self._notes.add("deadly", self._group, number)
             os.kill(os.getpid(), signal.SIGKILL)
         if is_poison(number) and number not in self._cured:
-            if attempt >= self._max_attempts:
+            if attempt >= self._max_attempts:  # the last one, unless deaths are among them
                 self._cured.add(number)
                 self._notes.add("poison", self._group, number)
             raise ValueError("a handler fails on poison")

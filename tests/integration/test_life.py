@@ -101,7 +101,7 @@ def test_the_last_attempt_of_a_dead_letter_does_not_stand_for_the_first(
 ) -> None:
     """The first attempt was shown with the last one's consumer and reason."""
     server = frozen_server
-    subscribe(server.url, unique, unique, max_attempts=2)
+    subscribe(server.url, unique, unique, max_attempts=1)
     publish(server.url, unique, ["x"])
     first, second = (Caller(server.url, unique, name) for name in ("one", "two"))
     (message,) = first.receive(unique, lease=10)
@@ -112,7 +112,7 @@ def test_the_last_attempt_of_a_dead_letter_does_not_stand_for_the_first(
     second.settle([again], "retry", reason="no such customer")
     assert [event for event in events(life_of(server, message["id"])) if event.startswith(unique)] == [
         f"{unique} handed out",
-        f"{unique} attempt 1 failed its lease ran out",
+        f"{unique} attempt 1 ended with its consumer its lease ran out",
         f"{unique} handed out",
         f"{unique} moved to the dead letters no such customer",
     ]
@@ -147,5 +147,6 @@ def test_a_timeline_says_which_consumer_had_a_message_and_why_it_failed(
     ]  # fmt: skip
     assert told(messages[1]) == ["handed out one", "acknowledged one"]
     assert told(messages[2]) == [
-        "handed out one", "attempt 1 failed one its lease ran out", "handed out one", "acknowledged one",
+        "handed out one", "attempt 1 ended with its consumer one its lease ran out", "handed out one",
+        "acknowledged one",
     ]  # fmt: skip

@@ -18,11 +18,12 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client import purge as purging
+from notify.client.http import HttpClient
 from notify.client.inbox import DAY
 from notify.client.purge import RowPurge, purge, purge_by_force
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
-from notify.errors import InvalidRequest, Unavailable
+from notify.errors import InvalidRequest, Timeout, Unavailable
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.http import post
@@ -193,6 +194,27 @@ def test_a_producer_purges_what_is_final_and_nothing_else(
     # A transaction in doubt for long is still answered.
     half = HalfMessage(in_doubt, group, "main", source_of(engine), 1, ())
     assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
+
+
+def test_a_purge_asks_each_log_or_none(
+    engine: sa.Engine, memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that names no shard may be of any log. When no server said which logs there are, one was asked for all, and
+    what that did not know was purged after a week."""
+    ask = HttpClient.call
+
+    async def call(self: HttpClient, method: str, path: str, *rest: Any) -> bytes:
+        if path == "/v1/members":
+            raise Timeout("no answer")
+        return await ask(self, method, path, *rest)
+
+    waits_elsewhere = id_of(8 * DAY)
+    commit_row(engine, waits_elsewhere, 2 * DAY, shards="", producer_group=unique)
+    with monkeypatch.context() as changed:
+        changed.setattr(HttpClient, "call", call)
+        with pytest.raises(Unavailable, match=f"no answer from {memory.url}"):
+            purge_once(engine, memory.url, unique)
+    assert rows(engine) == {waits_elsewhere}
 
 
 def source_of(engine: sa.Engine) -> str:

@@ -24,5 +24,6 @@ class Scene:
     def restart(self) -> None:
         """Start a new delivery over the same storage, as a restart of the server does."""
         self.topics = Topics(self.store, on_first_use=self._on_first_use)
-        self.delivery = Delivery(self.store, lambda: self.now_us, Metrics(), self.topics)
+        self.metrics = Metrics()
+        self.delivery = Delivery(self.store, lambda: self.now_us, self.metrics, self.topics)
         self.subscriptions = Subscriptions(self.store, self.delivery, lambda: self.now_us)

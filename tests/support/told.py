@@ -51,6 +51,11 @@ class Told:
             self.output += line
         assert text in self.output, self.output
 
+    def kill(self) -> None:
+        """End it at once, by SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
     def tell(self, after: str, number: int) -> None:
         """Send a signal once a line with `after` has come."""
         self.wait_for(after)

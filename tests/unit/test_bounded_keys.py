@@ -125,6 +125,7 @@ BOUNDS = {
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/catalog.py:names spark/left_out.py:_filters spark/left_out.py:_payloads spark/left_out.py:tags
         storage/log/checkpoint.py:bridge_bases storage/log/checkpoint.py:paused storage/log/checkpoint.py:attempts
+        storage/log/checkpoint.py:deaths storage/log/checkpoint.py:interruptions
         storage/log/checkpoint.py:retry_at storage/log/checkpoint.py:moved storage/log/frame.py:points
         storage/log/live.py:decided storage/log/live.py:rolled_back storage/log/pending.py:by_id
         storage/log/pending.py:_schedules storage/log/state.py:topics storage/log/state.py:subscriptions

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from notify.client import AsyncReader, Message
 from notify.client.choosing import Candidate
 from notify.client.http import HttpClient
-from notify.client.servers import Servers
-from notify.errors import InvalidRequest, Unavailable
+from notify.client.packing import pack
+from notify.client.servers import ASKED_SECONDS, LISTING_SECONDS, NEXT_SECONDS, REFRESH_SECONDS, Servers
+from notify.client.transactions import TransactionClient
+from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
+from tests.support.virtual_loop import pass_seconds, run
 
 
 def members(*urls: str) -> bytes:
@@ -122,3 +126,170 @@ def test_a_request_for_all_workers_is_sent_to_no_single_one(monkeypatch: pytest.
     monkeypatch.setattr(HttpClient, "call", call)
     asyncio.run(scenario())
     assert sorted(asked) == ["http://a:1", "http://b:1"]
+
+
+# --- when the members are known ------------------------------------------------------------------------------------
+
+WORKERS = msgspec.msgpack.encode(
+    {
+        "version": 1,
+        "keys": ["w1", "w2"],
+        "members": [
+            {"name": n, "kind": "server", "url": f"http://a:1/{n}", "roles": ["queue", "transactions"], "shards": [n]}
+            for n in ("w1", "w2")
+        ],
+    }
+)
+"""The answer of the workers of one machine, which divide the keys."""
+NEVER = 1e9
+
+
+class Line:
+    """The way to servers, in virtual time: how long each takes to list the members, or how it fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, takes: Mapping[str, float | NotifyError]) -> None:
+        self._takes = takes
+        self.asked: list[tuple[str, float]] = []
+        """The hosts that were asked for the members, and when."""
+        line = self
+
+        async def call(client: HttpClient, method: str, path: str, body: bytes, seconds: float, *_: Any) -> bytes:
+            is_worker = client.url.count("/") > 2  # at its own address
+            return WORKERS if is_worker else await line.answer(client.address[0], path, seconds)
+
+        monkeypatch.setattr(HttpClient, "call", call)
+
+    async def answer(self, host: str, path: str, seconds: float) -> bytes:
+        if path != "/v1/members":
+            return msgspec.msgpack.encode({"items": []})
+        self.asked.append((host, round(asyncio.get_running_loop().time(), 3)))
+        takes = self._takes[host]
+        if isinstance(takes, NotifyError):
+            raise takes
+        await pass_seconds(min(takes, seconds))
+        if takes > seconds:
+            raise Timeout(f"no answer to GET {path} within {seconds:g} s; it may have been carried out")
+        return WORKERS
+
+
+def test_a_slow_server_is_no_single_log_to_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listed the members after more than a second, and a reader read the log of one worker for all."""
+    line = Line(monkeypatch, {"a": 3.0})
+
+    async def scenario() -> None:
+        async with AsyncReader("http://a:1") as reader:
+            assert list(await reader.shards()) == ["w1", "w2"]
+            assert len(line.asked) == 1
+
+    run(scenario())
+
+
+def test_a_reader_that_no_server_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes: dict[str, Any] = {"a": Unavailable("no server at http://a:1: refused"), "b": NEVER}
+    line = Line(monkeypatch, takes)
+
+    async def scenario() -> None:
+        async with AsyncReader("http://a:1,http://b:1") as reader:
+            with pytest.raises(Unavailable, match="no server at http://a:1"):
+                await reader.shards()
+            takes["a"] = NEVER
+            with pytest.raises(Timeout, match="no answer from http://a:1 and http://b:1 within 30 s"):
+                await reader.shards()
+            takes["a"] = 0.1
+            assert list(await reader.shards()) == ["w1", "w2"]
+        assert line.asked[-1][0] == "a"
+
+    run(scenario())
+
+
+def test_a_refusal_tells_more_than_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    Line(monkeypatch, {"a": NEVER, "b": Unauthorized("no token"), "c": Unavailable("refused")})
+
+    async def scenario() -> None:
+        servers = Servers("http://a:1,http://b:1,http://c:1", "queue")
+        with pytest.raises(Unauthorized):
+            await servers.known(LISTING_SECONDS)
+        await servers.aclose()
+
+    run(scenario())
+
+
+def test_a_first_request_waits_a_second_and_a_server_that_was_silent_is_soon_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    takes: dict[str, Any] = {"a": NEVER}
+    line = Line(monkeypatch, takes)
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time
+        servers = Servers("http://a:1", "transactions")
+        await servers.asked()
+        assert now() == ASKED_SECONDS
+        takes["a"] = 0.1
+        while not servers.keys:
+            await pass_seconds(0.01)
+        assert line.asked == [("a", 0), ("a", LISTING_SECONDS + REFRESH_SECONDS)]
+        await servers.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("takes", "asked"),
+    [
+        ({"a": 0.1, "b": 0.1}, [("a", 0)]),
+        ({"a": NEVER, "b": 0.1}, [("a", 0), ("b", NEXT_SECONDS)]),
+        ({"a": Unavailable("away"), "b": 0.1}, [("a", 0), ("b", 0)]),
+        ({"a": 1.5, "b": NEVER}, [("a", 0), ("b", NEXT_SECONDS)]),
+        ({"a": Unauthorized("no token"), "b": 0.1}, [("a", 0), ("b", 0)]),
+    ],
+)
+def test_another_address_is_asked_after_a_second_or_a_failure(
+    takes: dict[str, Any], asked: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Line(monkeypatch, takes)
+
+    async def scenario() -> None:
+        servers = Servers("http://a:1,http://b:1", "queue")
+        await servers.refresh()
+        assert servers.keys == ("w1", "w2") and line.asked[: len(asked)] == asked
+        await servers.aclose()
+
+    run(scenario())
+
+
+# --- what an attempt tells that hardly had time ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first_takes", "told"),
+    [
+        pytest.param(2.9, ForeignAnswer, id="hardly any time is left"),
+        pytest.param(0.1, Timeout, id="a server that hangs"),
+    ],
+)
+def test_a_last_attempt_without_time_does_not_hide_who_answered(
+    first_takes: float, told: type[NotifyError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy answers the first attempt, and nothing answers the second."""
+    attempts: list[float] = []
+
+    async def call(self: HttpClient, method: str, path: str, body: bytes, seconds: float, *_: Any) -> bytes:
+        if path == "/v1/members":
+            return members("http://a:1")
+        attempts.append(seconds)
+        if len(attempts) == 1:
+            await pass_seconds(first_takes)
+            raise ForeignAnswer("404 from a proxy", answered=404)
+        await pass_seconds(seconds)
+        raise Timeout("no answer")
+
+    async def scenario() -> None:
+        client = TransactionClient("http://a:1", "g", instance="i", half_seconds=3.0)
+        with pytest.raises(NotifyError) as raised:
+            await client.half([pack(Message("t", "x"))])
+        assert type(raised.value) is told and len(attempts) == 2
+        await client.http.aclose()
+
+    monkeypatch.setattr(HttpClient, "call", call)
+    run(scenario())

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from notify.client.hand import Hand
-from notify.client.handlers import Handler
+from notify.client.handlers import Cancelled, Handler
 from notify.client.session import Session, Work
-from notify.errors import DeadLetter
-from notify.wire import Delivered, Settle, SettledItem, SettledItems, encode_msgpack
-from tests.support.clock import eventually_async
+from notify.errors import DeadLetter, Unavailable
+from notify.wire import Delivered, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 LEASE = 30.0
 
@@ -27,12 +27,32 @@ class Server:
         self.asked: list[tuple[str, str, str | None]] = []
         self.over: set[int] = set()
         """The places of the lease that are over."""
+        self.is_older = False
+        """Whether it does not know the action `interrupted`."""
+        self.left = 0
+        """How often it has heard that the instance stops."""
+        self.away = 0
+        """How many requests it does not answer."""
 
     async def call(self, method: str, path: str, body: bytes, *_: Any) -> bytes:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("no connection")
+        if path == "/v1/groups/g/leave":
+            self.left += 1
+            return b""
         assert path == "/v1/groups/g/settle"
         items = msgspec.msgpack.decode(body, type=Settle).items
         self.asked += [(item.action, item.receipt, item.reason) for item in items]
-        return encode_msgpack(SettledItems([SettledItem(item.receipt, self._status(item.receipt)) for item in items]))
+        return encode_msgpack(SettledItems([self._answer(item) for item in items]))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _answer(self, item: SettleItem) -> SettledItem:
+        if self.is_older and item.action == "interrupted":
+            return SettledItem(item.receipt, 422, "invalid_action", "there is no such action")
+        return SettledItem(item.receipt, self._status(item.receipt))
 
     def _status(self, receipt: str) -> int:
         first, _, last = receipt.partition(".")[2].partition("-")
@@ -42,12 +62,13 @@ class Server:
 class Consuming:
     """A session with a few messages in hand, whose handlers end when the test says so."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, mode: str = "shared") -> None:
         self.server = Server()
         self.hand = Hand(lambda: None, lambda messages, error: None, 16, 32)
-        handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0)
-        work = Work("g", "i", {"t": handler}, self.hand, LEASE, 1.0)
+        handler = Handler("t", print, mode, (), None, 16, "", 1.0, 300.0)
+        work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS)
         self.session = Session(work, self.server)  # type: ignore[arg-type]
+        self.session.is_subscribed = True
         self.session._begin(
             [Delivered(receipt=f"7.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
              for n in range(count)]
@@ -130,5 +151,49 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
         assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
         hand.note(first)
         assert await consuming.settled() == [("ack", "8.0", None)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_a_handler_that_is_cut_off_by_the_stop_is_interrupted_and_for_an_older_server_failed(*, is_older: bool) -> None:
+    async def run() -> None:
+        consuming = Consuming(1)
+        consuming.server.is_older = is_older
+        consuming.note(0, error=Cancelled())
+        actions = [action for action, _, _ in await consuming.settled()]
+        assert actions == ["interrupted", *(["retry"] if is_older else [])]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("mode", "count", "left"), [("shared", 0, 1), ("shared", 1, 1), ("failover", 1, 2)])
+def test_a_server_hears_once_that_a_consumer_stops_and_again_once_it_holds_nothing_of_its_own_topics(
+    mode: str, count: int, left: int
+) -> None:
+    async def run() -> None:
+        consuming = Consuming(count, mode)
+        session, server = consuming.session, consuming.server
+        draining = asyncio.ensure_future(session._drain())
+        if count:
+            await eventually_async(lambda: server.left == 1, "the server to know")
+            consuming.note(0)
+        await draining
+        await session._close()
+        assert server.left == left
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_away_hears_later_that_a_consumer_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.client.session.RETRY_SECONDS", 0.001)
+
+    async def run() -> None:
+        consuming = Consuming(1)
+        consuming.server.away = 3
+        draining = asyncio.ensure_future(consuming.session._drain())
+        await eventually_async(lambda: consuming.server.left == 1, "the server to know")
+        consuming.note(0)
+        await draining
 
     asyncio.run(run())

@@ -247,10 +247,10 @@ def test_a_new_consumer_beside_others_gets_little_until_it_has_finished_somethin
     asyncio.run(run())
 
 
-def test_a_takeover_at_the_last_attempt_moves_to_the_dead_letters() -> None:
+def test_a_takeover_at_the_last_death_moves_to_the_dead_letters() -> None:
     async def run() -> None:
         s = Groups()
-        await s.subscribe("t", mode="failover", max_attempts=1)
+        await s.subscribe("t", mode="failover", max_deaths=1)
         await s.fill("t", 3)
         assert len(await s.receive(10, instance="a", ack=False, lease=1)) == 3
         s.now_us += 1_100_000

@@ -10,7 +10,7 @@ import os
 import random
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,15 +35,33 @@ class Attackers:
         self._only = only
         self._workers = workers
         self._asked = 0
-        self._began = time.monotonic()
-        self._cpu = time.process_time()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Loops that wait for their next step, by attack."""
         self.done: Counter[str] = Counter()
 
     async def turn(self) -> None:
-        """Wait until the CPU bound allows one more step."""
-        used = time.process_time() - self._cpu
-        behind = used / self._share - (time.monotonic() - self._began)
-        await asyncio.sleep(max(0.001, min(1.0, behind)))
+        """Wait until the CPU bound allows this attack one more step."""
+        task = asyncio.current_task()
+        assert task is not None
+        step = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task.get_name(), deque()).append(step)
+        await step
+
+    async def pace(self) -> None:
+        """Let the attacks go on by turns, those with many loops in proportion, within the CPU bound."""
+        began, cpu = time.monotonic(), time.process_time()
+        while True:
+            for attack, waiting in list(self._waiting.items()):
+                for _ in range(1 + len(waiting) // 100):
+                    if not waiting:
+                        break
+                    behind = (time.process_time() - cpu) / self._share - (time.monotonic() - began)
+                    await asyncio.sleep(max(0.0, min(1.0, behind)))
+                    waiting.popleft().set_result(None)
+                if not waiting:
+                    del self._waiting[attack]
+            if not self._waiting:
+                await asyncio.sleep(0.001)
 
     async def run(self) -> None:
         crowds: list[tuple[Callable[[int], Awaitable[None]], int]] = [
@@ -74,16 +92,19 @@ class Attackers:
             (self.refusals, 16),
         ]
         crowds = [crowd for crowd in crowds if self._only in ("", crowd[0].__name__)]
-        await asyncio.gather(*[self.again(attack, n) for attack, count in crowds for n in range(count)])
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.pace())
+            for attack, count in crowds:
+                for n in range(count):
+                    group.create_task(self.again(attack, n), name=attack.__name__)
 
     async def again(self, attack: Callable[[int], Awaitable[None]], number: int) -> None:
         """Repeat an attack, also after the server closed its connection."""
-        await asyncio.sleep(random.random() * 2)
         while True:
+            await self.turn()
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                 await attack(number)
             self.done[attack.__name__] += 1
-            await self.turn()
 
     @contextlib.asynccontextmanager
     async def connected(self, limit: int = 1 << 16) -> Any:

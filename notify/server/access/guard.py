@@ -87,12 +87,16 @@ def token_of_cookie(header: bytes) -> bytes:
     return b""
 
 
-def most_bytes(scope: dict[str, Any]) -> int:
-    """The largest body of a request. Raises TooLarge if the request declares a larger one, before it is read."""
-    most = LOGIN_BYTES if scope["path"] == "/login" else ADMIN_BYTES
-    if int(dict(scope["headers"]).get(b"content-length", 0)) > most:
-        raise TooLarge(_too_large(most), "request_too_large")
-    return most
+def most_bytes(path: str) -> int:
+    """The largest body of a request for another route than a data route."""
+    return LOGIN_BYTES if path == "/login" else ADMIN_BYTES
+
+
+def check_declared(path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises TooLarge for a request that declares a larger body, before any of it is read or held."""
+    for name, value in headers:
+        if name == b"content-length" and int(value) > (most := most_bytes(path)):
+            raise TooLarge(_too_large(most), "request_too_large")
 
 
 def _too_large(most: int) -> str:

@@ -26,6 +26,7 @@ class SubscriptionWrite(Write):
     tags: list[str] = Field(default_factory=list, max_length=LIMITS.tags)
     filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
     max_attempts: int = Field(16, ge=1, le=LIMITS.attempts)
+    max_deaths: int = Field(16, ge=1, le=LIMITS.attempts)
     retry_min: float = Field(1.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_first_seconds)
     retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
     force: bool = Field(False, description="change the mode while consumers are active: they may get messages again")

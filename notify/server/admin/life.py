@@ -110,13 +110,16 @@ def _delivery_events(
     """
     at = (place.topic, place.queue, place.offset)
     holders = recent.holders_of(*at)
-    failures = {(f.group, f.attempt): f for f in recent.failures_of(*at)}
+    failures = {(f.group, f.attempt, f.interruptions): f for f in recent.failures_of(*at)}
     handed_out: set[tuple[int, str, str]] = set()
     ends: list[Event] = []
     given_up = set(groups_with_letter)
+    before: dict[str, Settlement] = {}
     for settlement in settlements:
-        group, event = settlement.group, _settlement_event(settlement)
-        if settlement.kind is None and (failure := failures.pop((group, settlement.attempts), None)) is not None:
+        group, event = settlement.group, _settlement_event(settlement, before.get(settlement.group))
+        before[group] = settlement
+        key = (group, settlement.attempts, settlement.interruptions)
+        if settlement.kind is None and (failure := failures.pop(key, None)) is not None:
             event |= {"instance": failure.instance, "reason": failure.reason}
             handed_out.add((failure.handed_us, group, failure.instance))
         elif settlement.kind == SettleKind.ACK and (holder := holders.get(group)) is not None:
@@ -143,8 +146,16 @@ def _delivery_events(
     return [(at_us, {"event": "handed out", "group": g, "instance": i}) for at_us, g, i in sorted(handed_out)] + ends
 
 
-def _settlement_event(settlement: Settlement) -> dict[str, str]:
-    event = f"attempt {settlement.attempts} failed" if settlement.kind is None else _ENDS[settlement.kind]
+def _settlement_event(settlement: Settlement, before: Settlement | None) -> dict[str, str]:
+    """`before`: the group's settlement before this one."""
+    if settlement.kind is not None:
+        event = _ENDS[settlement.kind]
+    elif settlement.interruptions > (0 if before is None else before.interruptions):
+        event = "interrupted, because its consumer was told to stop"
+    elif settlement.deaths > (0 if before is None else before.deaths):
+        event = f"attempt {settlement.attempts} ended with its consumer"
+    else:
+        event = f"attempt {settlement.attempts} failed"
     return {"event": event, "group": settlement.group}
 
 
@@ -187,6 +198,8 @@ def _group_view(
         "topic": cursor.topic,
         "state": state,
         "attempts": cursor.attempts(offset),
+        "deaths": cursor.deaths(offset),
+        "interruptions": cursor.interruptions(offset),
         "instance": None if leased is None else leased[0].instance.name,
         "until": None if leased is None else instant(leased[1]),
         "next_attempt_at": instant(max(due_us or 0, now_us)) if is_due else None,

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-HELD_BYTES = 60 << 20
+HELD_BYTES = 48 << 20
 """The budget of a server. Workers divide it among them."""
-LEAST_BYTES = 36 << 20
-"""The least budget of a worker: there is room for two of the largest bodies."""
+LEAST_BYTES = 28 << 20
+"""The least budget of a worker: there is room for one of the largest bodies beside smaller ones."""
 STRANGERS_SHARE = 8
 """Senders that are not known have one part in so many of the budget."""
-ANSWERS_SHARE = 0.4
+ANSWERS_SHARE = 0.375
 """The part of the budget for unread answers, and small parts of requests, of known senders."""
 SMALL_BODY_BYTES = 64 << 10
 """A body up to this size does not wait for room."""
@@ -217,8 +217,8 @@ class Budget:
         self.room = Room(most - self.strangers.most - self.known.most)
 
     def reply_bytes(self, most: int) -> int:
-        """How large a reply may be now, at most `most`: a third of what is left for all unread answers."""
-        return min(most, max(LEAST_REPLY_BYTES, (self.known.most - self.known.total) // 3))
+        """How large a reply may be now, at most `most`: half of what is left for all unread answers."""
+        return min(most, max(LEAST_REPLY_BYTES, (self.known.most - self.known.total) // 2))
 
     def give_back(self, loop: asyncio.AbstractEventLoop) -> None:
         """Soon give free memory back to the system, if much was held and little is now."""

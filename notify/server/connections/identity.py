@@ -25,7 +25,7 @@ def admit(access: Access | None, request: Request, certificate: str | None) -> N
     try:
         request.principal = access.admit(request.authorization, certificate) or UNVERIFIED
     except NotifyError as error:
-        return _without_frames(error)
+        return without_frames(error)
     return None
 
 
@@ -43,13 +43,13 @@ async def verify(access: Access | None, request: Request, certificate: str | Non
     try:
         request.principal = await access.verify(request.authorization, certificate)
     except NotifyError as error:
-        return _without_frames(error)
+        return without_frames(error)
     except Exception:
         return fault_of("verification_failed", request.method, request.path)
     return None
 
 
-def _without_frames(error: NotifyError) -> NotifyError:
+def without_frames(error: NotifyError) -> NotifyError:
     """The error without its traceback, to be kept instead of raised.
 
     The traceback's frames refer to the object that keeps the error, and to the request: this circle would stay in

@@ -16,6 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.server.access import guard
 from notify.server.access.principal import EVERYONE, NOBODY, UNVERIFIED, Principal
 from notify.server.connections import identity
 from notify.server.connections.application import Application
@@ -32,7 +33,7 @@ from notify.server.connections.bounds import (
 from notify.server.connections.cycle import ANSWERED, TOO_MUCH, DataCycle
 from notify.server.connections.head import another_worker, data_request, own_path, without_upgrade
 from notify.server.connections.held import Held
-from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, PipelineFlow, is_known
+from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, Pipeline, PipelineFlow, is_known
 from notify.server.connections.places import Place, too_many
 from notify.server.connections.timers import Timers
 from notify.server.connections.turns import Turns
@@ -58,9 +59,62 @@ class Protocol(HttpToolsProtocol):
     number of pipelined requests.
     """
 
+    # Uvicorn's attributes, too: a connection's dict of more than 30 would take 2 kB.
+    __slots__ = (
+        "_answered",
+        "_body_parts",
+        "_certificate",
+        "_counted_in",
+        "_current",
+        "_head_bytes",
+        "_in_head",
+        "_is_alone",
+        "_is_beyond",
+        "_is_over",
+        "_is_upgrade",
+        "_part_bytes",
+        "_quiet_bytes",
+        "_refusal",
+        "_timers",
+        "_unread_bytes",
+        "_written_bytes",
+        "access_log",
+        "access_logger",
+        "app",
+        "app_state",
+        "asgi_version",
+        "client",
+        "config",
+        "connections",
+        "cycle",
+        "expect_100_continue",
+        "flow",
+        "headers",
+        "limit_concurrency",
+        "logger",
+        "loop",
+        "parser",
+        "pipeline",
+        "root_path",
+        "scheme",
+        "scope",
+        "server",
+        "server_state",
+        "tasks",
+        "timeout_keep_alive",
+        "timeout_keep_alive_task",
+        "transport",
+        "url",
+        "ws_protocol_class",
+    )
+
     app: Application
     cycle: DataCycle  # type: ignore[assignment]
-    flow: PipelineFlow
+    flow: PipelineFlow  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.pipeline = Pipeline()  # type: ignore[assignment]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -244,7 +298,13 @@ class Protocol(HttpToolsProtocol):
             self._is_beyond = not self.app.connections.has_room(self, self.loop.time())
         request = data_request(self.parser.get_method(), self.url, self.headers, self._is_alone)
         if request is None:
-            self._hand_to_asgi()
+            try:
+                guard.check_declared(self.url.partition(b"?")[0].decode("latin-1"), self.headers)
+            except NotifyError as error:
+                self._is_over = True
+                self._enqueue(DataCycle.refused(self, identity.without_frames(error)))
+            else:
+                self._hand_to_asgi()
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         cycle = DataCycle(self, request, keep_alive and not self._is_beyond)

@@ -127,7 +127,8 @@ _SUBSCRIPTION = (
     Input("start", "Start of a new subscription", help="earliest, latest, an offset or an instant."),
     Input("tags", "Tags", "list", help="Separated by commas; empty: all."),
     Input("filter", "Filter", help="CEL over headers, key, tag and topic."),
-    Input("max_attempts", "Attempts before the dead-letter queue", "number"),
+    Input("max_attempts", "Failed attempts before the dead-letter queue", "number"),
+    Input("max_deaths", "Deaths of consumers before the dead-letter queue", "number"),
     Input("retry_min", "First retry after, seconds", "number", help="Default: 1 second."),
     Input("retry_max", "Later retries after at most, seconds", "number", help="Default: 300 seconds."),
     Input(

@@ -62,6 +62,7 @@ class Subscriptions:
             round(request.retry_min * 1e6),
             round(request.retry_max * 1e6),
             request.filter,
+            max_deaths=request.max_deaths,
         )
         existing = self._existing(group, topic)
         if existing is not None:
@@ -160,6 +161,7 @@ def _check_bounds(request: Subscribe) -> None:
         raise InvalidRequest(f"there is no mode {request.mode[:40]!r}; there are {', '.join(MODES)}", "invalid_schema")
     check_between("the number of tags", len(request.tags), 0, LIMITS.tags)
     check_between("max_attempts", request.max_attempts, 1, LIMITS.attempts)
+    check_between("max_deaths", request.max_deaths, 1, LIMITS.attempts)
     check_between("retry_min", request.retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
     check_between("retry_max", request.retry_max, LIMITS.retry_min_seconds, LIMITS.retry_max_seconds)
     if request.retry_min > request.retry_max:

@@ -292,5 +292,13 @@ class Cursor:
         heapq.heappush(self.retries, (due_us, offset))
 
     def attempts(self, offset: int) -> int:
-        """How often the offset has been handed out so far."""
+        """How many attempts at the offset have ended so far without settling it."""
         return self.progress.attempts.get(offset, 0)
+
+    def deaths(self, offset: int) -> int:
+        """How many of these attempts ended because the lease ran out."""
+        return self.progress.deaths.get(offset, 0)
+
+    def interruptions(self, offset: int) -> int:
+        """How often the offset was held by a consumer that was told to stop, which counted no attempt."""
+        return self.progress.interruptions.get(offset, 0)

@@ -7,8 +7,9 @@ from notify.storage.records import StoredMessage
 from notify.wire import Payload, decode_payload, encode_msgpack
 
 
-def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str, replay: int) -> bytes:
-    """The payload of a group's dead letter. `replay`: which run of the topic's messages it is for an inbox, or 0."""
+def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str, replay: int, deaths: int = 0) -> bytes:
+    """The payload of a group's dead letter. `attempts`: all attempts at it, of which `deaths` ended with a lease that
+    ran out. `replay`: which run of the topic's messages it is for an inbox, or 0."""
     payload = decode_payload(message.payload)
     headers = dict(payload.headers or {})
     headers["notify-dead-letter-group"] = group
@@ -16,6 +17,7 @@ def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str,
     headers["notify-dead-letter-queue"] = str(message.queue)
     headers["notify-dead-letter-offset"] = str(message.offset)
     headers["notify-dead-letter-attempts"] = str(attempts)
+    headers["notify-dead-letter-deaths"] = str(deaths)
     headers[DEAD_LETTER_REASON] = reason[:500]
     if replay:
         headers[REPLAY] = str(replay)

@@ -126,16 +126,18 @@ class Delivery:
     def leave(self, name: str, instance: str, may: May | None = None) -> None:
         """End the polls and the ownership of topics of an instance that stops; another may take them immediately.
 
+        What it still holds counts as interrupted if its leases run out.
+
         `may`: as for `receive`.
         """
         check_name("group", name)
-        group = self.groups.get(name)
-        if group is not None:
-            self._waiters.leave(name, instance)
-            self._waiters.leave(f"{name}@{instance}", instance)  # of its broadcast topics
-            group.leave(instance, may)
-            self._waiters.serve(name)
-            self._schedule.note(group)
+        for each in (name, f"{name}@{instance}"):  # the second one has its broadcast topics
+            group = self.groups.get(each)
+            if group is not None:
+                self._waiters.leave(each, instance)
+                group.leave(instance, may)
+                self._waiters.serve(each)
+                self._schedule.note(group)
 
     def mode_of(self, name: str, topic: str) -> str:
         """The mode in which a group receives a topic now; "" if it does not."""

@@ -69,7 +69,8 @@ class Following:
         or the one to the retry topic."""
         s = subscription
         changes: dict[str, Any] = {
-            "max_attempts": s.max_attempts, "retry_min_us": s.retry_min_us, "retry_max_us": s.retry_max_us,
+            "max_attempts": s.max_attempts, "max_deaths": s.max_deaths,
+            "retry_min_us": s.retry_min_us, "retry_max_us": s.retry_max_us,
         }  # fmt: skip
         if s.mode == "broadcast":
             made = [self._store.subscription(i.name, s.topic) for i in self._followers.instances_of(s.group)]
@@ -206,7 +207,7 @@ class Following:
                 await self.subscribe(Subscription(group, name), None)
 
 
-SETTINGS = ("mode", "tags", "filter", "max_attempts", "retry_min_us", "retry_max_us")
+SETTINGS = ("mode", "tags", "filter", "max_attempts", "max_deaths", "retry_min_us", "retry_max_us")
 """The fields of a subscription that users set; the others are its progress."""
 
 

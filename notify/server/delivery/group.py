@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from notify.errors import Conflict, NotifyError
+from notify.limits import OWNED
 from notify.server.delivery.asked import Asked
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
-from notify.server.delivery.owners import OWNED, Owner, Owners
+from notify.server.delivery.owners import Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.recent import Recent
@@ -285,10 +286,14 @@ class Group:
                 self._settling.give_back(lease, now_us)
 
     def leave(self, name: str, may: Callable[[str], bool] | None = None) -> None:
-        """End the ownership of topics of an instance that stops, except of topics of which it still holds messages.
+        """An instance stops: end its ownership of topics, except of topics of which it still holds messages, and note
+        what it holds as interrupted.
 
         `may`: whether the consumer may consume a topic.
         """
+        for lease in self.leases.values():
+            if lease.instance.name == name and (may is None or may(lease.cursor.serves)):
+                lease.is_interrupted = True
         for topic, owner in list(self._owners.by_topic.items()):
             if owner.instance != name or (may is not None and not may(self.cursors[(topic, 0)].serves)):
                 continue

@@ -18,7 +18,9 @@ LOOK_AGAIN_US = 250_000
 class Lease:
     """A batch handed to one instance, with one token. Its messages are settled one by one or together."""
 
-    __slots__ = ("cursor", "deadline_us", "extended", "id", "instance", "length_us", "offsets", "open")
+    __slots__ = (
+        "cursor", "deadline_us", "extended", "id", "instance", "is_interrupted", "length_us", "offsets", "open",
+    )  # fmt: skip
 
     def __init__(
         self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance
@@ -31,6 +33,8 @@ class Lease:
         self.deadline_us = now_us + length_us
         self.extended: dict[int, int] = {}
         self.instance = instance
+        self.is_interrupted = False
+        """Whether its consumer has said since that it stops: if it ends without settling, that is not a death."""
 
 
 @dataclass(slots=True)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OWNED = ("exclusive", "failover")
-"""Modes in which one instance owns the topic."""
-
 
 @dataclass(slots=True)
 class Owner:

@@ -15,6 +15,9 @@ from notify.wire import SettleItem
 
 RENEW_SECONDS = 30.0
 """How long a lease is renewed if the request does not say."""
+FREE_INTERRUPTIONS = 16
+"""How often a message counts no attempt if its consumer was told to stop. Each further time counts as a death: a
+message that keeps its consumers from stopping must become a dead letter in the end."""
 
 
 class Acked:
@@ -28,24 +31,65 @@ class Acked:
         """The numbers of the request's items that acknowledge them."""
 
 
+class Tally(NamedTuple):
+    """How the attempts at a message have ended so far, without settling it."""
+
+    attempts: int
+    """All of them, deaths included."""
+    deaths: int
+    """Those that ended because the lease ran out."""
+    interruptions: int
+    """How often a consumer that was told to stop held the message. These counted no attempt."""
+
+    @classmethod
+    def of(cls, lease: Lease, place: int) -> Tally:
+        """Before the attempt that a lease stands for."""
+        cursor, offset = lease.cursor, lease.offsets[place]
+        return cls(cursor.attempts(offset), cursor.deaths(offset), cursor.interruptions(offset))
+
+    @property
+    def failures(self) -> int:
+        """The attempts whose consumer said that they failed."""
+        return self.attempts - self.deaths
+
+    def failed(self) -> Tally:
+        return self._replace(attempts=self.attempts + 1)
+
+    def died(self) -> Tally:
+        return self._replace(attempts=self.attempts + 1, deaths=self.deaths + 1)
+
+    def interrupted(self) -> Tally:
+        return self._replace(interruptions=self.interruptions + 1)
+
+    def text(self) -> str:
+        """In words, for people."""
+        parts = [f"{count} {'attempt' if count == 1 else 'attempts'} {how}" for count, how in (
+            (self.failures, "failed"), (self.deaths, "ended with the death of the consumer, whose lease ran out"),
+        ) if count]  # fmt: skip
+        return ", ".join(parts)
+
+
 class Attempt(NamedTuple):
-    """A message of a lease whose attempt failed: the number of attempts, and when the next one is due (0: now)."""
+    """A message of a lease whose attempt did not settle it: the tally after it, when the next is due (0: now)."""
 
     lease: Lease
     place: int
-    attempts: int
+    tally: Tally
     due_us: int
     item: int = 0
     """The number of the request's item that asks for the retry."""
     reason: str = ""
+    is_interruption: bool = False
+    """Whether no attempt counts, because the consumer was told to stop."""
 
 
 class Dead(NamedTuple):
-    """A message of a lease that becomes a dead letter, and why."""
+    """A message of a lease that becomes a dead letter, why, and the tally of its attempts."""
 
     lease: Lease
     place: int
     reason: str
+    tally: Tally
     item: int = 0
 
 
@@ -106,6 +150,8 @@ class Plan:
                     continue
                 if item.action == "ack":
                     self._ack(number, lease, places)
+                elif item.action == "interrupted":
+                    self._interrupt(number, item, lease, places)
                 elif item.action == "give_back":
                     self.returned.append(Returned(lease, places))
                 else:
@@ -129,24 +175,36 @@ class Plan:
         cursor = lease.cursor
         if item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
-            self.dead.setdefault(cursor, []).extend([Dead(lease, place, reason, number) for place in places])
+            self.dead.setdefault(cursor, []).extend(
+                [Dead(lease, place, reason, Tally.of(lease, place).failed(), number) for place in places]
+            )
             return
         if item.action != "retry":
             raise InvalidRequest(
-                f"action {item.action[:20]!r} is not ack, retry, dead_letter, give_back or renew", "invalid_action"
+                f"action {item.action[:20]!r} is not ack, retry, dead_letter, give_back, interrupted or renew",
+                "invalid_action",
             )
         if item.delay is not None:
             check_between("delay", item.delay, 0, LIMITS.delay_seconds)
         for place in places:
-            attempts = cursor.attempts(lease.offsets[place]) + 1
-            if attempts >= cursor.subscription.max_attempts:
-                reason = item.reason or f"{attempts} attempts failed"
-                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, number))
+            tally = Tally.of(lease, place).failed()
+            if tally.failures >= cursor.subscription.max_attempts:
+                reason = item.reason or tally.text()
+                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, tally, number))
             else:
-                due_us = self._now_us + _back_off_us(cursor.subscription, attempts, item.delay)
+                due_us = self._now_us + _back_off_us(cursor.subscription, tally.failures, item.delay)
                 self.again.setdefault(cursor, []).append(
-                    Attempt(lease, place, attempts, due_us, number, item.reason or "")
+                    Attempt(lease, place, tally, due_us, number, item.reason or "")
                 )
+
+    def _interrupt(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:
+        """Plan that messages are available again at once, because their consumer stops while it handles them."""
+        for place in places:
+            message = ended(lease, place, item.reason or "its consumer stopped", is_interrupted=True, item=number)
+            if isinstance(message, Dead):
+                self.dead.setdefault(lease.cursor, []).append(message)
+            else:
+                self.again.setdefault(lease.cursor, []).append(message)
 
     def _renew(self, item: SettleItem, lease: Lease, places: range) -> None:
         """Plan the renewal of a lease. Raises InvalidRequest."""
@@ -155,7 +213,22 @@ class Plan:
         self.renewed.append(Renewed(lease, places, self._now_us + round(seconds * 1_000_000)))
 
 
-def _back_off_us(s: Subscription, attempts: int, delay: float | None) -> int:
+def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: int = 0) -> Attempt | Dead:
+    """Plan for a message whose attempt ended without a result: its consumer died, or was told to stop.
+
+    `is_interrupted`: whether it was told to stop; this counts no attempt, within FREE_INTERRUPTIONS.
+    """
+    tally = Tally.of(lease, place)
+    if is_interrupted and tally.interruptions < FREE_INTERRUPTIONS:
+        reason = f"{reason}; its consumer was told to stop, so that no attempt counts"
+        return Attempt(lease, place, tally.interrupted(), 0, item, reason, is_interruption=True)
+    tally = tally.died()
+    if tally.deaths >= lease.cursor.subscription.max_deaths:
+        return Dead(lease, place, tally.text(), tally, item)
+    return Attempt(lease, place, tally, 0, item, reason)
+
+
+def _back_off_us(s: Subscription, failures: int, delay: float | None) -> int:
     if delay is not None:
         return round(delay * 1_000_000)
-    return min(s.retry_max_us, s.retry_min_us << min(attempts - 1, 40))
+    return min(s.retry_max_us, s.retry_min_us << min(failures - 1, 40))

@@ -38,18 +38,20 @@ class Holder(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """One attempt that failed."""
+    """One attempt that did not settle its message."""
 
     group: str
     topic: str
     queue: int
     offset: int
     attempt: int
-    """Its number, from 1."""
+    """Its number, from 1; of an interruption, which counts none, how many attempts there were before it."""
     instance: str
     handed_us: int
     at_us: int
     reason: str
+    interruptions: int = 0
+    """How often the message was interrupted until then."""
 
 
 class Recent:

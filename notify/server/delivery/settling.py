@@ -11,7 +11,7 @@ from notify.server.delivery.dead_letters import dead_payload
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
 from notify.server.delivery.owners import Owners
-from notify.server.delivery.plan import Acked, Attempt, Dead, Plan
+from notify.server.delivery.plan import Acked, Attempt, Dead, Plan, ended
 from notify.server.delivery.recent import REASON_CHARACTERS, Failed, Held, Recent
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.turns import Turns
@@ -116,13 +116,16 @@ class Settling:
     def _try_again(
         self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
     ) -> None:
-        """Record failed attempts, and schedule the next ones. `expired`, if given, counts them as expired leases."""
+        """Record attempts that did not settle, and schedule the next ones. `expired`, if given, counts them as expired
+        leases."""
         if not again:
             return
-        attempts = [(a.lease.offsets[a.place], a.attempts, a.due_us) for a in again]
+        attempts = [_recorded(a) for a in again]
         self._store.attempted(self._group, cursor.topic, cursor.queue, attempts)
         for a in again:
-            self._fail(a.lease, a.place, a.attempts, a.reason, now_us)
+            if a.is_interruption:
+                self._metrics.interrupted += 1
+            self._fail(a, now_us)
             self._end(a.lease, a.place, now_us, expired)
             cursor.come_back(a.lease.offsets[a.place], a.due_us or now_us)
             if a.due_us:
@@ -136,14 +139,12 @@ class Settling:
         """Move messages to the dead letters; damaged and no longer retained ones are only settled."""
         letters: list[tuple[StoredMessage, bytes]] = []
         without_letter: list[tuple[int, SettleKind]] = []
-        attempts_of: list[int] = []
-        """The attempts at each of `dead`. The cursor forgets them once the storage has settled the message."""
         for d in dead:
             offset = d.lease.offsets[d.place]
-            attempts_of.append(cursor.attempts(offset) + 1)
             stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if stored and stored[0].offset == offset and not stored[0].corrupt:
-                letter = dead_payload(self._group, stored[0], attempts_of[-1], d.reason, cursor.subscription.replay)
+                replay, tally = cursor.subscription.replay, d.tally
+                letter = dead_payload(self._group, stored[0], tally.attempts, d.reason, replay, tally.deaths)
                 letters.append((stored[0], letter))
             else:
                 is_corrupt = bool(stored) and stored[0].offset == offset
@@ -153,18 +154,18 @@ class Settling:
         if letters:
             self._store.dead_letter_soon(self._group, letters, now_us)
             self._metrics.dead_lettered += len(letters)
-        for d, attempts in zip(dead, attempts_of, strict=True):
-            self._fail(d.lease, d.place, attempts, d.reason, now_us)
+        for d in dead:
+            self._fail(d, now_us)
             self._end(d.lease, d.place, now_us, expired)
             cursor.finished((d.lease.offsets[d.place],))
             self._turns.wake(cursor)
 
-    def _fail(self, lease: Lease, place: int, attempt: int, reason: str, now_us: int) -> None:
+    def _fail(self, message: Attempt | Dead, now_us: int) -> None:
+        lease, tally = message.lease, message.tally
         cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
-        message_place = (self._group, cursor.topic, cursor.queue, lease.offsets[place])
-        self._recent.failed(
-            Failed(*message_place, attempt, lease.instance.name, handed_us, now_us, reason[:REASON_CHARACTERS])
-        )
+        reason = message.reason[:REASON_CHARACTERS]
+        where = (self._group, cursor.topic, cursor.queue, lease.offsets[message.place], tally.attempts)
+        self._recent.failed(Failed(*where, lease.instance.name, handed_us, now_us, reason, tally.interruptions))
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """End the lease of one message, as finished or, with `expired`, as expired."""
@@ -183,14 +184,14 @@ class Settling:
             cursor.come_back(lease.offsets[place], now_us)
         self._turns.wake(cursor)
 
-    def come_back(self, ended: list[tuple[Lease, int]], now_us: int) -> None:
-        """End expired leases of messages: they are available now, or become dead letters after the last attempt.
+    def come_back(self, out: list[tuple[Lease, int]], now_us: int) -> None:
+        """End expired leases of messages: they are available now, or become dead letters after the last death.
 
         Raises the storage's error; messages that it did not record stay leased.
         """
         by_cursor: dict[Cursor, list[tuple[Lease, int]]] = {}
-        for lease, index in ended:
-            by_cursor.setdefault(lease.cursor, []).append((lease, index))
+        for lease, place in out:
+            by_cursor.setdefault(lease.cursor, []).append((lease, place))
         expired: Counter[tuple[Instance, str]] = Counter()
         try:
             self._end_all(by_cursor, now_us, expired)
@@ -204,16 +205,15 @@ class Settling:
     def _end_all(
         self, by_cursor: dict[Cursor, list[tuple[Lease, int]]], now_us: int, expired: Counter[tuple[Instance, str]]
     ) -> None:
-        for cursor, ended in by_cursor.items():
+        for cursor, out in by_cursor.items():
             again: list[Attempt] = []
             dead: list[Dead] = []
-            for lease, index in ended:
-                offset = lease.offsets[index]
-                attempts = cursor.attempts(offset) + 1
-                if attempts >= cursor.subscription.max_attempts:
-                    dead.append(Dead(lease, index, f"{attempts} attempts, the last one's lease ran out"))
+            for lease, place in out:
+                message = ended(lease, place, "its lease ran out", is_interrupted=lease.is_interrupted)
+                if isinstance(message, Dead):
+                    dead.append(message)
                 else:
-                    again.append(Attempt(lease, index, attempts, 0, reason="its lease ran out"))
+                    again.append(message)
             self._try_again(cursor, again, now_us, expired)
             self._bury(cursor, dead, now_us, expired)
 
@@ -223,6 +223,13 @@ class Settling:
             self._owners.prolong(lease.cursor.topic, lease.instance.name, now_us + lease.length_us)
         for lease, _, until_us in plan.renewed:
             self._owners.prolong(lease.cursor.topic, lease.instance.name, until_us)
+
+
+def _recorded(attempt: Attempt) -> tuple[int, ...]:
+    """An attempt as the storage takes it, without zeros at its end."""
+    tally = attempt.tally
+    plain = (attempt.lease.offsets[attempt.place], tally.attempts, attempt.due_us)
+    return (*plain, tally.deaths, tally.interruptions) if tally.deaths or tally.interruptions else plain
 
 
 def _held(acked: dict[Lease, Acked]) -> list[Held]:

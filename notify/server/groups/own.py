@@ -219,6 +219,7 @@ def _described(s: Subscription) -> dict[str, Any]:
         "tags": list(s.tags),
         "filter": s.filter,
         "max_attempts": s.max_attempts,
+        "max_deaths": s.max_deaths,
         "retry_min": s.retry_min_us / 1e6,
         "retry_max": s.retry_max_us / 1e6,
         "epoch": s.epoch,

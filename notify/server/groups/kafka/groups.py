@@ -32,7 +32,7 @@ from notify.server.watch.group_state import GroupState
 from notify.wire import microseconds
 
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
-NOT_KNOWN_OF_SUBSCRIPTIONS = ("max_attempts", "retry_min", "retry_max", "epoch", "replay", "inbox_from")
+NOT_KNOWN_OF_SUBSCRIPTIONS = ("max_attempts", "max_deaths", "retry_min", "retry_max", "epoch", "replay", "inbox_from")
 """Fields of the routes that are unknown for consumers over Kafka."""
 
 
