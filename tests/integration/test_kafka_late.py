@@ -556,7 +556,7 @@ class Redriving:
     def send(self, texts: list[str]) -> None:
         for text in texts:
             produce(self._node.url, dead_letter_topic(self.name), [text], partition=0, headers=[(ID, text.encode())])
-        self._redrive()
+        eventually(self._redrive, "the redrive")
 
     def wait(self, count: int) -> None:
         eventually(lambda: self._redrive() and len(committed(self._node.url, self.where)) >= count, "the redrive")
