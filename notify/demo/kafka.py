@@ -165,6 +165,13 @@ class KafkaCluster:
         self._processes[node].kill()
         self._processes[node].wait(30)
 
+    def is_running(self, node: int) -> bool:
+        return self._processes[node].poll() is None
+
+    def last_output(self, node: int) -> str:
+        """The last lines that a node wrote."""
+        return (self._directory / f"kafka-{node}" / "output").read_text(errors="replace")[-2000:]
+
     def signal_node(self, node: int, number: int) -> None:
         """Send a signal to a node. A SIGSTOP must be followed by a SIGCONT."""
         self._processes[node].send_signal(number)

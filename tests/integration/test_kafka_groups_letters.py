@@ -23,13 +23,19 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
+from notify.errors import Unavailable
 from notify.kafka import groups, records
+from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.kafka.redriven import TOPIC
 from notify.server.groups.kafka import dead_letters, letters
+from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven
 from notify.server.groups.kafka.thread import BrokersThread
+from tests.support.delayed import interrupt_producers
+from tests.support.kafka import open_transaction
 from tests.support.kafka_consumers import CALL_SECONDS, make_topic
 from tests.support.kafka_groups import Group, admin, showing
 
@@ -91,6 +97,38 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: Ser
         assert headers[records.ATTEMPT] == b"1"
         assert headers[records.TARGET] == group.topic.encode()
         assert not {records.REASON, records.EXPIRES} & headers.keys()
+
+
+def test_letters_are_sent_again_once_beside_the_redrive_of_another_group(kafka_url: str) -> None:
+    """All groups note their redrives in one topic. A transaction of another group that was open there hid the notes
+    behind it, and letters were sent a second time."""
+    group, brokers = Group(kafka_url), Brokers(Cluster.of(kafka_url))
+    group.bury(0, 3)
+    waiting = eventually(lambda: list(letters.read(brokers, group.name, 2, 0)), "the letters")
+    others: list[Any] = []
+
+    def another() -> None:
+        end()
+        others.append(open_transaction(kafka_url, "notify-redrive-another", TOPIC, "another/0@0", "x"))
+
+    end = interrupt_producers("begin_transaction", another)
+    redriven = Redriven(brokers)
+    try:
+        assert redriven.send(group.name, waiting[:1]) == [201]
+        hasty = Redriven(brokers, seconds=0.5)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="try again"):
+                hasty.send(group.name, waiting)
+            with pytest.raises(Unavailable, match="try again"):
+                hasty.drop(group.name, waiting, "no use")
+    finally:
+        end()
+        for other in others:
+            other.abort_transaction(CALL_SECONDS)
+    assert Redriven(brokers).send(group.name, waiting) == [200, 201, 201]
+    assert Redriven(brokers).drop(group.name, waiting, "no use") == [200, 200, 200]
+    sent = committed(group, groups.retry_topic(group.name), 3)
+    assert len({records.header(records.listed(record), records.ID) for record in sent}) == 3
 
 
 def until_waiting(server: ServerProcess, group: Group, count: int) -> None:

@@ -199,7 +199,7 @@ class Verdicts:
 
 
 @pytest.fixture(scope="module")
-def node(kafka_node: KafkaNode) -> KafkaNode:
+def node(kafka_node: KafkaNode) -> Iterator[KafkaNode]:
     """A node with all topics of its own, which take seconds to make: the bounds of cells are short."""
 
     async def claim() -> None:
@@ -208,7 +208,8 @@ def node(kafka_node: KafkaNode) -> KafkaNode:
         await sink.close()
 
     asyncio.run(claim())
-    return kafka_node
+    yield kafka_node
+    assert kafka_node.cluster.is_running(0), kafka_node.cluster.last_output(0)
 
 
 @pytest.fixture(scope="module")
@@ -555,7 +556,7 @@ class Redriving:
     def send(self, texts: list[str]) -> None:
         for text in texts:
             produce(self._node.url, dead_letter_topic(self.name), [text], partition=0, headers=[(ID, text.encode())])
-        self._redrive()
+        eventually(self._redrive, "the redrive")
 
     def wait(self, count: int) -> None:
         eventually(lambda: self._redrive() and len(committed(self._node.url, self.where)) >= count, "the redrive")

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.demo.kafka import KafkaCluster
+from notify.demo.kafka import KafkaCluster, NodeSettings
 from notify.kafka.records import SCHEME
 from notify.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka_proxy import KafkaProxy
+
+MANY_TOPICS = {"file.delete.delay.ms": 1_000, "log.index.size.max.bytes": 64 << 10}
+"""Settings for tests that make and delete thousands of partitions: each maps its indexes, of 10 MB by default, and
+stays for a minute after it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class KafkaNode:
             proxies.append(KafkaProxy("127.0.0.1", port))
             return proxies[-1].port
 
-        cluster = KafkaCluster(directory, advertised=advertised)
+        cluster = KafkaCluster(directory, advertised=advertised, node_settings=NodeSettings(MANY_TOPICS))
         cluster.start()
         return cls(cluster.url, proxies[0], cluster)
 

@@ -40,14 +40,18 @@ class News(NamedTuple):
 class CompactedTopics:
     """Yields each committed record of its topics once, with one consumer. Used by one thread at a time."""
 
-    def __init__(self, brokers: Brokers, forget: Callable[[str], object], newest: int = 0) -> None:
+    def __init__(
+        self, brokers: Brokers, forget: Callable[[str], object], newest: int = 0, seconds: float = CALL_SECONDS
+    ) -> None:
         """`forget`: called with a topic that was deleted or recreated, whose earlier records no longer count.
 
         `newest`: how many of the newest records are read, roughly, when a topic is read for the first time; 0: all.
+        `seconds`: how long a reading waits for a record, or for the end of a transaction.
         """
         self._brokers = brokers
         self._forget = forget
         self._newest = newest
+        self._seconds = seconds
         self._consumer: Consumer | None = None
         self._ids: dict[str, str] = {}
         self._read_to: dict[Place, int] = {}
@@ -56,15 +60,17 @@ class CompactedTopics:
     def news(self, topics: Collection[str], *, whole: bool = False) -> Iterator[News]:
         """The records since the last reading, up to the present end; none for a topic that does not exist.
 
-        Without `whole` a topic that has no leader now gives no records either; with `whole` every topic has to exist.
+        Without `whole` a topic that has no leader now gives no records either. With `whole` every topic has to exist,
+        and transactions that are open in it are waited for: records that were committed behind them are hidden.
         Raises KafkaException, TimeoutError, Unavailable.
         """
         ids = topic_ids(self._brokers.admin, topics, CALL_SECONDS)  # asked before the ends
         unknown: set[str] = set()
         places = [(topic, 0) for topic in topics]
-        ends = offsets.latest(self._brokers.admin, places, None if whole else unknown)
         if whole:
-            offsets.whole(ends, places)
+            ends = offsets.whole(offsets.ends(self._brokers.admin, places), places)
+        else:
+            ends = offsets.latest(self._brokers.admin, places, unknown)
         for place in [place for place in places if place[0] not in unknown]:
             read_to, known = self._read_to.get(place, 0), self._ids.get(place[0], "")
             if read_to and (ends.get(place, 0) < read_to or ids.get(place[0], known) != known):
@@ -90,16 +96,19 @@ class CompactedTopics:
         for place, end in unread.items():
             self._read_to.setdefault(place, max(0, end - self._newest) if self._newest else 0)
         self._consumer.assign([TopicPartition(*place, self._read_to[place]) for place in unread])
-        deadline = time.monotonic() + CALL_SECONDS
+        deadline = time.monotonic() + self._seconds
         while unread:
             if time.monotonic() > deadline:
-                raise Unavailable(f"Kafka gives nothing of topic {next(iter(unread))[0]!r} for {CALL_SECONDS:g} s")
+                raise Unavailable(
+                    f"Kafka gives nothing of topic {next(iter(unread))[0]!r} for {self._seconds:g} s, where another "
+                    "transaction may be open; try again"
+                )
             for record in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error, place = record.error(), (record.topic() or "", record.partition() or 0)
                 if place not in unread:
                     continue  # written after its end was asked for: left to the next reading
                 if error is None:
-                    deadline = time.monotonic() + CALL_SECONDS
+                    deadline = time.monotonic() + self._seconds
                     self._pass(place, (record.offset() or 0) + 1, unread)
                     if len(record.key() or b"") <= KEY_BYTES:
                         yield _news(record)

@@ -29,6 +29,11 @@ def latest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str]
     return _asked(client, places, _Spec.latest(), unknown)
 
 
+def ends(client: admin.AdminClient, places: Iterable[Place]) -> dict[Place, int]:
+    """The offset after the last record of each partition, those of open transactions too. Raises as `earliest`."""
+    return _asked(client, places, _Spec.latest(), None, IsolationLevel.READ_UNCOMMITTED)
+
+
 def at_time(client: admin.AdminClient, places: Iterable[Place], at_us: int) -> dict[Place, int]:
     """The first offset of each partition with a record from `at_us` on, or -1. Raises as `earliest`."""
     return _asked(client, places, _Spec.for_timestamp(at_us // 1000), None)
@@ -47,11 +52,16 @@ def whole(offsets: dict[Place, int], places: Iterable[Place]) -> dict[Place, int
     return offsets
 
 
-def _asked(client: admin.AdminClient, places: Iterable[Place], spec: Any, unknown: set[str] | None) -> dict[Place, int]:
+def _asked(
+    client: admin.AdminClient,
+    places: Iterable[Place],
+    spec: Any,
+    unknown: set[str] | None,
+    level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[Place, int]:
     asked = {TopicPartition(*place): spec for place in places}
     if not asked:
         return {}
-    level = IsolationLevel.READ_COMMITTED
     answers = gathered(client.list_offsets(asked, isolation_level=level, request_timeout=CALL_SECONDS))
     offsets: dict[Place, int] = {}
     for partition, answer in answers.items():

@@ -25,11 +25,12 @@ Notes = Mapping[Spot, str]
 class Redriven:
     """The letters that were redriven, and those that were dropped. Used by one thread at a time."""
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, seconds: float = CALL_SECONDS) -> None:
+        """`seconds`: how long a redrive waits for another group's redrive to end, which hides the notes behind it."""
         self._brokers = brokers
         self._by_group: dict[str, dict[str, dict[Spot, str]]] = {TOPIC: {}, DROPPED: {}}
         """The notes by their topic, then by group."""
-        self._topic = CompactedTopics(brokers, lambda topic: self._by_group[topic].clear())
+        self._topic = CompactedTopics(brokers, lambda topic: self._by_group[topic].clear(), seconds=seconds)
 
     def read(self) -> None:
         """Read new notes from the topics that have a leader. Raises KafkaException, Unavailable."""
@@ -48,7 +49,10 @@ class Redriven:
         return [notes[spot] for notes in (self.sent(group), self.dropped(group)) if spot in notes]
 
     def _read_whole(self) -> None:
-        """Read all notes: no letter may be sent that was redriven or dropped before."""
+        """Read all notes: no letter may be sent that was redriven or dropped before.
+
+        All groups share the topics. Another group's transaction that is open there hides the notes behind it.
+        """
         self._take(list(topic_ids(self._brokers.admin, [TOPIC, DROPPED], CALL_SECONDS)), whole=True)
 
     def _take(self, topics: Sequence[str], *, whole: bool) -> None:
