@@ -10,6 +10,7 @@ from notify.filter import Filter
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.hashing import tag_hash
+from notify.storage.message_run import MessageRun
 from notify.storage.progress import to_runs
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
@@ -126,6 +127,26 @@ class Cursor:
             if not taken:
                 raise
         return taken
+
+    def take_run(self, limit: int, now_us: int) -> MessageRun | None:
+        """Up to `limit` messages to deliver now as a run; None if some have to be looked at one by one: then `take` them.
+
+        Raises the storage's error; position and retries are then unchanged.
+        """
+        if self._hashes or self._filter is not None or self._ahead or self.is_paused():
+            return None
+        if self.retries and self.retries[0][0] <= now_us:
+            return None
+        begin = self.progress.next_unsettled(self.next)
+        if self.until is not None:
+            limit = min(limit, self.until - begin)
+        if self.progress.settled.offsets and self.progress.settled.between(begin, begin + limit):
+            return None
+        run = self._store.read_run(self.topic, self.queue, begin, limit, READ_BYTES)
+        if run is None or 0 < run.expires_us <= now_us:
+            return None
+        self.next = begin + run.count
+        return run
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add messages from the position on, until `taken` has `limit` messages."""

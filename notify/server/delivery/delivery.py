@@ -45,14 +45,20 @@ class Delivery:
         store.on_visible(self.visible)
 
     async def receive(
-        self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True
+        self,
+        name: str,
+        request: Receive,
+        may: May | None = None,
+        *,
+        subscribes: bool = True,
+        in_runs: bool = False,
     ) -> list[Handed]:
         """Messages for an instance of a group; waits up to `wait` seconds for the first.
 
         `may` tells whether the consumer may consume a topic, and is called whenever messages are handed out; None: it
         may consume every topic. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
         subscription to one of the topics, or to a pattern if no topics are named: the consumer had subscribed, and this
-        log has lost the subscription.
+        log has lost the subscription. `in_runs`: whether some of what is handed out may be runs.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -77,7 +83,7 @@ class Delivery:
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
             group = self.followers.made(name)  # no topic matches its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
-        return await self._waiters.messages(group, Waiter(request, topics, may), request.wait)
+        return await self._waiters.messages(group, Waiter(request, topics, may, in_runs=in_runs), request.wait)
 
     def visible(self, topics: set[str]) -> None:
         """Serve the polls that wait for these topics, whose new messages have become durable."""

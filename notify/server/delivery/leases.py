@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
+from notify.storage.message_run import MessageRun
 from notify.storage.records import StoredMessage
 
 LOOK_AGAIN_US = 250_000
@@ -23,7 +24,7 @@ class Lease:
     )  # fmt: skip
 
     def __init__(
-        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance
+        self, lease_id: int, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance
     ) -> None:
         self.id = lease_id
         self.cursor = cursor
@@ -43,10 +44,17 @@ class Handed:
 
     token: str
     messages: list[StoredMessage]
+    """Empty if they are a run."""
     attempts: list[int] | None
     """The attempt of each message, from 1; None if all are first attempts."""
     replay: int = 0
     """The number of the replay, for the consumer's inbox; see Subscription."""
+    run: MessageRun | None = None
+
+    @property
+    def count(self) -> int:
+        """How many messages these are."""
+        return len(self.messages) if self.run is None else self.run.count
 
     def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
         """(receipt, message, attempt) for each message."""
@@ -69,7 +77,7 @@ class Leases:
         self._deadlines: list[tuple[int, int]] = []
         """Heap of (when to look at a lease, its id)."""
 
-    def add(self, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance) -> Lease:
+    def add(self, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance) -> Lease:
         """Make a lease of these offsets."""
         lease = Lease(next(self._ids), cursor, offsets, now_us, length_us, instance)
         self.by_id[lease.id] = lease

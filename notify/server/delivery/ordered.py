@@ -58,6 +58,9 @@ class OrderedCursor(Cursor):
         self.retries = [retry for retry in self.retries if retry[1] != offset]
         heapq.heapify(self.retries)
 
+    def take_run(self, limit: int, now_us: int) -> None:
+        """None: the key of each message is looked at."""
+
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         skipped, most = 0, MOST_EVALUATED if self._filter is None else self._filter.at_once
         while len(taken) < limit:

@@ -20,15 +20,18 @@ May = Callable[[str], bool]
 class Waiter:
     """A poll that waits for messages of a group."""
 
-    __slots__ = ("answer", "instance", "lease_us", "max", "may", "topics")
+    __slots__ = ("answer", "in_runs", "instance", "lease_us", "max", "may", "topics")
 
     def __init__(
         self,
         request: Receive,
         topics: frozenset[str] | None,
         may: May | None,
+        *,
+        in_runs: bool = False,
     ) -> None:
         self.instance = request.instance
+        self.in_runs = in_runs
         self.may = may
         self.topics = topics
         self.max = request.max
@@ -88,7 +91,8 @@ class Waiters:
 
     def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
         """Messages for a poll that are available now."""
-        handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        asked = (waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        handed = group.receive(*asked, in_runs=waiter.in_runs)
         self._schedule.note(group)
         return handed
 
