@@ -37,8 +37,8 @@ class MessageRun(msgspec.Struct, frozen=True, gc=False):
 def encoded_run(
     queue: int, offsets: Sequence[tuple[int, int]], heads: bytes, count: int, payloads: Iterable[bytes]
 ) -> bytes:
-    """The fields of a `DeliveredRun` that do not depend on its group. `offsets`: runs of them (first, count); `heads`: a
-    RUN_HEAD for each message. The payloads, which are maps in msgpack, are elements of an array."""
+    """The fields of a `DeliveredRun` that do not depend on its group. `offsets`: runs of them (first, count); `heads`:
+    a RUN_HEAD for each message. The payloads, which are maps in msgpack, are elements of an array."""
     return b"".join(
         (
             b"\xa5queue", encode_msgpack(queue), b"\xa7offsets", encode_msgpack(offsets),

@@ -81,10 +81,8 @@ class Drain:
             self.marks.append((now, self.received))
             if self.is_slow:
                 break  # a slow group holds its messages and requests no more
-            items = [
-                SettleItem(receipt=f"{run.lease}.0-{len(run.messages) - 1}", action="ack") for run in received.runs
-            ]
-            body = encode_msgpack(Settle(items))
+            receipts = [f"{run.lease}.0-{len(run.messages) - 1}" for run in received.runs]
+            body = encode_msgpack(Settle([SettleItem(receipt=receipt, action="ack") for receipt in receipts]))
             settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
             settling.add(settle)
             settle.add_done_callback(settling.discard)

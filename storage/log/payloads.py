@@ -145,8 +145,8 @@ class Payloads:
     def _neighbours(
         self, positions: NDArray[np.int64], ends: NDArray[np.int64], after_gaps: NDArray[np.intp]
     ) -> list[bytes]:
-        """Payloads in order of position, which begin and end there. `after_gaps`: the numbers of those behind a gap that
-        is not read."""
+        """Payloads in order of position, which begin and end there. `after_gaps`: the numbers of those behind a gap
+        that is not read."""
         segments = self._segments
         payloads: list[bytes] = []
         i, count = 0, len(positions)

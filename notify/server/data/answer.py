@@ -31,8 +31,8 @@ class Answer:
         fields: bytes = b"",
         is_shared: bool = False,
     ) -> None:
-        """`body`: it, or its parts. `retry_after`: seconds; 0: the answer has no such header. `fields`: lines of further headers. `is_shared`:
-        the server keeps the body for other answers."""
+        """`body`: all of it, or its parts. `retry_after`: seconds; 0: the answer has no such header. `fields`: lines of
+        further headers. `is_shared`: the server keeps the body for other answers."""
         self.fields = fields
         self.is_shared = is_shared
         self.status = status

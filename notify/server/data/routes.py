@@ -60,8 +60,8 @@ REMEMBERED_CHARACTERS = 500
 """The routes of paths up to this length are cached: no path with valid names is longer."""
 
 Route = Callable[..., Awaitable[bytes | list[bytes]]]
-"""A function that answers a request to a data route, with a body or its parts; its arguments are the request and the names
-in the path."""
+"""A function that answers a request to a data route, with a body or its parts; its arguments are the request and the
+names in the path."""
 
 
 def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:

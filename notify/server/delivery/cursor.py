@@ -129,7 +129,7 @@ class Cursor:
         return taken
 
     def take_run(self, limit: int, now_us: int) -> MessageRun | None:
-        """Up to `limit` messages to deliver now as a run; None if some have to be looked at one by one: then `take` them.
+        """Up to `limit` messages to deliver now, as a run; None if some have to be looked at one by one, by `take`.
 
         Raises the storage's error; position and retries are then unchanged.
         """

@@ -29,13 +29,27 @@ class Lease:
         self.id = lease_id
         self.cursor = cursor
         self.offsets = offsets
-        self.open = set(range(len(offsets)))
+        self.open: range | set[int] = range(len(offsets))
+        """The places of messages that are not settled; a range while all of them are open."""
         self.length_us = length_us
         self.deadline_us = now_us + length_us
         self.extended: dict[int, int] = {}
         self.instance = instance
         self.is_interrupted = False
         """Whether its consumer has said since that it stops: if it ends without settling, that is not a death."""
+
+    def holds(self, places: range) -> bool:
+        """Whether the messages at these places are all leased."""
+        return places.stop <= len(self.offsets) and (isinstance(self.open, range) or self.open.issuperset(places))
+
+    def close(self, places: Collection[int]) -> None:
+        """End the lease of these messages, which it holds."""
+        if len(places) == len(self.open):
+            self.open = set()
+        elif isinstance(self.open, range):
+            self.open = set(self.open).difference(places)
+        else:
+            self.open.difference_update(places)
 
 
 @dataclass(slots=True)
@@ -88,7 +102,7 @@ class Leases:
 
     def close(self, lease: Lease, places: Collection[int]) -> None:
         """End the lease of the messages at these places; the lease ends with its last message."""
-        lease.open.difference_update(places)
+        lease.close(places)
         if lease.extended:
             for place in places:
                 lease.extended.pop(place, None)
