@@ -45,9 +45,9 @@ class Drain:
         self.marks: list[tuple[float, int]] = []
         """Instants, and the number of messages received until then."""
 
-    async def receive(self, wait: float) -> Received:
+    async def receive(self, wait: float) -> bytes:
         request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
-        return _decode(await self.http.call("POST", self.path, encode_msgpack(request), 90))
+        return await self.http.call("POST", self.path, encode_msgpack(request), 90)
 
     def count(self, received: Received) -> None:
         now = time.time()
@@ -68,9 +68,17 @@ class Drain:
         stop = Path(self.spec["stop"]) if self.spec.get("stop") else None
         settling: set[asyncio.Task[bytes]] = set()
         until = time.perf_counter() + self.spec.get("seconds", 3600)
+        asked = asyncio.ensure_future(self.receive(0.3))
         while time.perf_counter() < until and not (expected and self.unique >= expected):
-            received = await self.receive(0.3)
+            answer = await asked
+            if not self.is_slow:
+                # The next ones, while these are decoded: as consumers do that fetch ahead.
+                asked = asyncio.ensure_future(self.receive(0.3))
+                await asyncio.sleep(0)
+            received = _decode(answer)
             if not received.runs:
+                if self.is_slow:
+                    asked = asyncio.ensure_future(self.receive(0.3))
                 if stop is not None and await asyncio.to_thread(stop.exists):
                     break
                 continue
@@ -88,6 +96,7 @@ class Drain:
             settle.add_done_callback(settling.discard)
             if len(settling) >= SETTLING:
                 await asyncio.wait(settling, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()  # what it would get goes to others
         await asyncio.gather(*settling)
         self.last_at = time.perf_counter() if settling else self.last_at
         self.http.close()
