@@ -34,6 +34,33 @@ class MessageRun(msgspec.Struct, frozen=True, gc=False):
         return range(self.first, self.first + self.count)
 
 
+class KeptRuns:
+    """The newest runs, for other groups that follow the same queues in step: they want them within milliseconds."""
+
+    def __init__(self, most: int = 8 << 20) -> None:
+        """`most`: bytes of all of them. Larger runs than an eighth of it are not kept."""
+        self._most = most
+        self._runs: dict[tuple[int, int], MessageRun] = {}
+        """By the queue's key and the first offset, the oldest first."""
+        self.bytes = 0
+
+    def get(self, queue: int, first: int, count: int) -> MessageRun | None:
+        """The run of exactly these messages, if it is kept."""
+        run = self._runs.get((queue, first))
+        return run if run is not None and run.count == count else None
+
+    def keep(self, queue: int, run: MessageRun) -> None:
+        """Keep a run in place of older ones."""
+        size = len(run.encoded)
+        if size > self._most // 8:
+            return
+        replaced = self._runs.pop((queue, run.first), None)
+        self._runs[(queue, run.first)] = run
+        self.bytes += size - (0 if replaced is None else len(replaced.encoded))
+        while self.bytes > self._most:
+            self.bytes -= len(self._runs.pop(next(iter(self._runs))).encoded)
+
+
 def encoded_run(
     queue: int, offsets: Sequence[tuple[int, int]], heads: bytes, count: int, payloads: Iterable[bytes]
 ) -> bytes:
@@ -55,8 +82,8 @@ def encoded_messages(messages: Sequence[StoredMessage]) -> bytes:
 
 
 def run_of(messages: Sequence[StoredMessage], offset: int) -> MessageRun | None:
-    """The run of messages from an offset on; None if they are few, or some are missing or damaged."""
-    if len(messages) < LEAST or messages[0].offset != offset or messages[-1].offset != offset + len(messages) - 1:
+    """The run of these messages, the first of which should be at `offset`; None if some are missing or damaged."""
+    if not messages or messages[0].offset != offset or messages[-1].offset != offset + len(messages) - 1:
         return None
     if any(m.corrupt for m in messages):
         return None

@@ -12,13 +12,8 @@ from notify.storage.log.payloads import Payloads
 from notify.storage.log.queues import Queue
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.state import LogState
-from notify.storage.message_run import LEAST, MessageRun
+from notify.storage.message_run import LEAST, KeptRuns, MessageRun
 from notify.storage.records import StoredMessage
-
-KEPT_RUN_BYTES = 1 << 20
-"""Runs with more bytes are not kept."""
-KEPT_RUNS_BYTES = 8 << 20
-"""The most bytes of all runs that are kept. Groups that follow a queue in step read each run within milliseconds."""
 
 
 class Reader:
@@ -27,9 +22,7 @@ class Reader:
     def __init__(self, state: LogState, payloads: Payloads) -> None:
         self._state = state
         self._payloads = payloads
-        self._runs: dict[tuple[int, int], MessageRun] = {}
-        """By the queue's key and the first offset, the oldest first."""
-        self._run_bytes = 0
+        self._runs = KeptRuns()
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
         where = self._state.queue(topic, queue)
@@ -52,23 +45,13 @@ class Reader:
         count = min(limit, where.visible - offset)
         if offset < where.start or count < LEAST:
             return None
-        place = (where.key, offset)
-        kept = self._runs.get(place)
-        if kept is not None and kept.count == count:
+        kept = self._runs.get(where.key, offset, count)
+        if kept is not None:
             return kept
         run = self._payloads.run(where, self._state.parts.read(where.key, offset, count), offset, max_bytes)
-        if run is not None and len(run.encoded) <= KEPT_RUN_BYTES:
-            self._keep(place, run)
+        if run is not None:
+            self._runs.keep(where.key, run)
         return run
-
-    def _keep(self, place: tuple[int, int], run: MessageRun) -> None:
-        """Keep a run for the other groups that follow the queue; the oldest ones are dropped."""
-        runs = self._runs
-        replaced = runs.pop(place, None)
-        runs[place] = run
-        self._run_bytes += len(run.encoded) - (0 if replaced is None else len(replaced.encoded))
-        while self._run_bytes > KEPT_RUNS_BYTES:
-            self._run_bytes -= len(runs.pop(next(iter(runs))).encoded)
 
     def _entries(self, queue: Queue, offset: int, limit: int) -> bytes:
         """Visible entries of a queue from an offset on, joined."""
