@@ -98,7 +98,7 @@ async def delivery_of(b: Bench, now: list[int], **options: Any) -> Delivery:
     "options",
     [
         {}, {"mode": "ordered"}, {"mode": "broadcast"}, {"mode": "exclusive"}, {"tags": ("a",)},
-        {"filter": "header h = 'y'"}, {"max_attempts": 2}, {"replay": 3},
+        {"filter": 'headers.h == "y"'}, {"max_attempts": 2}, {"replay": 3},
     ],
     ids=lambda options: "".join(map(str, options.values())) or "shared",
 )  # fmt: skip
