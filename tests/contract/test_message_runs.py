@@ -13,6 +13,7 @@ from notify import ids
 from notify.client.received import each_of
 from notify.server.data.encode import packed_deliveries, packed_runs
 from notify.server.delivery import Delivery
+from notify.server.delivery.cursor import READ_BYTES
 from notify.server.delivery.leases import Handed
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
@@ -189,6 +190,35 @@ def test_settled_and_expired_messages_are_not_in_a_run(run: Any) -> None:
         assert [d.offset for d in decoded(handed, in_runs=True)] == [n for n in range(COUNT) if n not in settled]
 
     run(scenario)
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_an_answer_has_so_many_bytes_whatever_is_asked_for(mode: str, in_runs: bool) -> None:
+    """A thousand messages of 1 MiB in one answer would take a gigabyte of the server's memory."""
+
+    async def scenario() -> None:
+        b = Bench("memory", Path())
+        await b.store.create_topic(Topic("t"))
+        delivery = await delivery_of(b, [T0], mode=mode)
+        payload = encode_msgpack(Payload("t", bytes(1 << 20)))
+        count = 2 * LEAST + 8
+        messages = [NewMessage("t", payload, f"k{n}" if n % 2 else None) for n in range(count)]
+        await b.store.put([NewTransaction(ids.new_id(), "g", messages, committed=True)], T0)
+        for action in ("retry", "ack"):
+            seen: list[int] = []
+            items: list[SettleItem] = []
+            while len(seen) < count:
+                handed = await delivery.receive("runs", Receive(instance="i", max=1000), in_runs=in_runs)
+                found = decoded(handed, in_runs=in_runs)
+                assert 0 < sum(len(d.body) for d in found) <= 2 * READ_BYTES
+                seen += [d.offset for d in found]
+                items += [SettleItem(receipt=d.receipt, action=action, delay=0) for d in found]
+            assert sorted(seen) == list(range(count))
+            assert {answer.status for answer in await delivery.settle("runs", items)} == {200}
+        assert delivery.groups["runs"].lag() == 0
+
+    asyncio.run(scenario())
 
 
 def spoil(directory: Path, bytes_of_payload: bytes) -> None:

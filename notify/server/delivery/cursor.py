@@ -114,7 +114,7 @@ class Cursor:
         return max(self.next, self.progress.next_unsettled(start)) >= offset
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
-        """Up to `limit` messages to deliver now, retries first.
+        """Up to `limit` messages to deliver now, retries first; no more is read once they have READ_BYTES.
 
         Raises the storage's error if no message can be delivered: position and retries are then unchanged.
         """
@@ -149,14 +149,16 @@ class Cursor:
         return run
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add messages from the position on, until `taken` has `limit` messages."""
+        """Add messages from the position on, until `taken` has `limit` messages, or READ_BYTES."""
         most = MOST_SKIPPED if self._filter is None else self._filter.at_once
         scan, skipped = min(limit, most), 0
-        while len(taken) < limit and skipped < most and not self.is_paused():
+        size = _size(taken)
+        while len(taken) < limit and size < READ_BYTES and skipped < most and not self.is_paused():
             wanted, passed = self._take_new(min(limit - len(taken), most - skipped), scan, now_us)
             if not passed:
                 break
             taken += wanted
+            size += _size(wanted)
             skipped += passed - (0 if self.evaluates else len(wanted))
             if len(taken) >= limit or self.next >= self._store.bounds(self.topic, self.queue)[1]:
                 break
@@ -177,10 +179,13 @@ class Cursor:
         return not self.retries and not self.has_more()
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add due retries until `taken` has `limit` messages."""
-        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
+        """Add due retries until `taken` has `limit` messages, or READ_BYTES."""
+        size = 0
+        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit and size < READ_BYTES:
             offset = self.retries[0][1]
-            taken += self._take_one(offset, now_us)
+            found = self._take_one(offset, now_us)
+            taken += found
+            size += _size(found)
             heapq.heappop(self.retries)
             self.progress.retry_at.pop(offset, None)
 
@@ -323,3 +328,8 @@ class Cursor:
     def interruptions(self, offset: int) -> int:
         """How often the offset was held by a consumer that was told to stop, which counted no attempt."""
         return self.progress.interruptions.get(offset, 0)
+
+
+def _size(messages: list[StoredMessage]) -> int:
+    """The bytes of their payloads."""
+    return sum([len(m.payload) for m in messages])

@@ -63,9 +63,12 @@ class OrderedCursor(Cursor):
 
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         skipped, most = 0, MOST_EVALUATED if self._filter is None else self._filter.at_once
-        while len(taken) < limit:
+        size = sum([len(message.payload) for message in taken])
+        while len(taken) < limit and size < READ_BYTES:
             if self._turn_come:
-                taken += self._take_one(self._turn_come[0], now_us)
+                found = self._take_one(self._turn_come[0], now_us)
+                taken += found
+                size += sum([len(message.payload) for message in found])
                 self._turn_come.popleft()
                 continue
             if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= most:
@@ -74,7 +77,9 @@ class OrderedCursor(Cursor):
             if not passed:
                 break
             skipped += passed - (0 if self.evaluates else len(wanted))
-            taken += [message for message in wanted if self._may_go(message)]
+            found = [message for message in wanted if self._may_go(message)]
+            taken += found
+            size += sum([len(message.payload) for message in found])
 
     def _may_go(self, message: StoredMessage) -> bool:
         key = message.key_hash
