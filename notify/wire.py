@@ -345,7 +345,7 @@ class Received(Struct):
 
     messages: list[Delivered]
     runs: list[DeliveredRun] = []
-    """What a server sends instead of `messages` to a client that asks for runs."""
+    """Sent in place of `messages` to a client that asks for runs."""
 
 
 class Pulled(Struct):
@@ -395,7 +395,7 @@ PROBLEM_TYPE = "urn:notify:error:"
 """The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
 RUN_HEAD = struct.Struct(">16sHQ")
-"""What a run has for each message beside its payload: its transaction's id, its number there, and when it was committed
+"""The head of a message in a run, beside its payload: its transaction's id, its number there, and when it was committed
 (microseconds since 1970)."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

@@ -36,7 +36,7 @@ def decoded(handed: list[Handed], in_runs: bool) -> list[Delivered]:
 
 
 def as_read(store: Any, offset: int, limit: int, max_bytes: int = MANY) -> list[Delivered]:
-    """What `read` finds, as deliveries of a lease."""
+    """The messages that `read` finds, as deliveries of a lease."""
     return decoded([Handed("7.", store.read("t", 0, offset, limit, max_bytes), None)], in_runs=False)
 
 
@@ -206,6 +206,7 @@ def test_an_answer_has_so_many_bytes_whatever_is_asked_for(mode: str, in_runs: b
         messages = [NewMessage("t", payload, f"k{n}" if n % 2 else None) for n in range(count)]
         await b.store.put([NewTransaction(ids.new_id(), "g", messages, committed=True)], T0)
         for action in ("retry", "ack"):
+            await delivery.tick()
             seen: list[int] = []
             items: list[SettleItem] = []
             while len(seen) < count:
