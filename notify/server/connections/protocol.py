@@ -433,7 +433,8 @@ class Protocol(HttpToolsProtocol):
                 self.transport.write(written)
                 # A body that others share takes no memory of this connection, but TLS copies what it encrypts.
                 self._written_bytes = -1 if answer.is_shared and self.scheme == "http" else answer.size
-                self.transport.writelines(answer.parts)  # without a copy behind the head
+                for part in answer.parts:
+                    self.transport.write(part)  # without a copy behind the head
             if cycle.keep_alive:
                 self.on_response_complete()
             else:
