@@ -212,7 +212,7 @@ def test_an_answer_has_so_many_bytes_whatever_is_asked_for(mode: str, in_runs: b
             while len(seen) < count:
                 handed = await delivery.receive("runs", Receive(instance="i", max=1000), in_runs=in_runs)
                 found = decoded(handed, in_runs=in_runs)
-                assert 0 < sum(len(d.body) for d in found) <= 2 * READ_BYTES
+                assert 0 < sum(len(d.body) for d in found) <= READ_BYTES
                 seen += [d.offset for d in found]
                 items += [SettleItem(receipt=d.receipt, action=action, delay=0) for d in found]
             assert sorted(seen) == list(range(count))

@@ -153,7 +153,7 @@ class Cursor:
         most = MOST_SKIPPED if self._filter is None else self._filter.at_once
         scan, skipped = min(limit, most), 0
         size = _size(taken)
-        while len(taken) < limit and size < READ_BYTES and skipped < most and not self.is_paused():
+        while len(taken) < limit and not is_full(size, len(taken)) and skipped < most and not self.is_paused():
             wanted, passed = self._take_new(min(limit - len(taken), most - skipped), scan, now_us)
             if not passed:
                 break
@@ -181,7 +181,7 @@ class Cursor:
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         """Add due retries until `taken` has `limit` messages, or READ_BYTES."""
         size = 0
-        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit and size < READ_BYTES:
+        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit and not is_full(size, len(taken)):
             offset = self.retries[0][1]
             found = self._take_one(offset, now_us)
             taken += found
@@ -328,6 +328,11 @@ class Cursor:
     def interruptions(self, offset: int) -> int:
         """How often the offset was held by a consumer that was told to stop, which counted no attempt."""
         return self.progress.interruptions.get(offset, 0)
+
+
+def is_full(size: int, count: int) -> bool:
+    """Whether one more message of the same size as these would be more than READ_BYTES."""
+    return count > 0 and size + size // count > READ_BYTES
 
 
 def _size(messages: list[StoredMessage]) -> int:

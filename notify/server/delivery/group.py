@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from notify.errors import Conflict, NotifyError
 from notify.limits import OWNED
 from notify.server.delivery.asked import Asked
-from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.cursor import Cursor, is_full
 from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
@@ -28,8 +28,6 @@ from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
-
-READ_BYTES = 8 << 20
 
 
 class Group:
@@ -183,7 +181,7 @@ class Group:
         is_busy = self._pace.is_busy
         started = 0.0
         try:
-            while count < limit and size < READ_BYTES:
+            while count < limit and not is_full(size, count):
                 cursor = turns.next()
                 if cursor is None:
                     # The message just passed may be the last one from before a growth of the topic.

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor
+from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor, is_full
 from notify.server.metrics import Metrics
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
@@ -64,7 +64,7 @@ class OrderedCursor(Cursor):
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         skipped, most = 0, MOST_EVALUATED if self._filter is None else self._filter.at_once
         size = sum([len(message.payload) for message in taken])
-        while len(taken) < limit and size < READ_BYTES:
+        while len(taken) < limit and not is_full(size, len(taken)):
             if self._turn_come:
                 found = self._take_one(self._turn_come[0], now_us)
                 taken += found
