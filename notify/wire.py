@@ -7,6 +7,7 @@ notify/limits.py checks bounds and names, which these types cannot express.
 from __future__ import annotations
 
 import base64
+import struct
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any
@@ -322,8 +323,29 @@ class Delivered(Struct, omit_defaults=True, kw_only=True, gc=False):
     replay: int = 0
 
 
+class DeliveredRun(Struct, omit_defaults=True, kw_only=True):
+    """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); `each` of notify/received.py
+    has them one by one."""
+
+    lease: str
+    """The receipt of the message at place n is `{lease}.{n}`."""
+    attempts: list[int] | None = None
+    """The attempt of each message; None: the first one of each."""
+    replay: int = 0
+    queue: int
+    offsets: list[tuple[int, int]]
+    """Runs of offsets: (first, count)."""
+    heads: bytes
+    """A RUN_HEAD for each message."""
+    messages: list[Payload]
+
+
 class Received(Struct):
+    """The answer to a request to receive (msgpack)."""
+
     messages: list[Delivered]
+    runs: list[DeliveredRun] = []
+    """Sent in place of `messages` to a client that asks for runs."""
 
 
 class Pulled(Struct):
@@ -372,6 +394,10 @@ MSGPACK, JSON, PROBLEM = "application/msgpack", "application/json", "application
 PROBLEM_TYPE = "urn:notify:error:"
 """The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
+RUN_HEAD = struct.Struct(">16sHQ")
+"""The head of a message in a run, beside its payload: its transaction's id, its number there, and when it was committed
+(microseconds since 1970)."""
+
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for bytes from elsewhere. For texts that are no UTF-8, and for deep nesting, it raises
 Python's."""
@@ -397,6 +423,13 @@ def microseconds(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise ValueError("an instant needs its time zone, for example 2026-01-31T12:00:00Z")
     return round(moment.timestamp() * 1_000_000)
+
+
+def array_head(count: int) -> bytes:
+    """The head of an array of so many elements, in msgpack."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    return struct.pack(">BH", 0xDC, count) if count < 65536 else struct.pack(">BI", 0xDD, count)
 
 
 def body_fields(body: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
+from notify.storage.message_run import MessageRun
 from notify.storage.records import NewTransaction, PutResult, StoredMessage
 from notify.storage.topics import Topic
 from notify.storage.transactions import TopicStore, TransactionStore
@@ -33,6 +34,14 @@ class MessageStore(Protocol):
 
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         """Messages from `offset` on, in order. Offsets of messages that retention dropped are missing."""
+        ...
+
+    def read_run(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> MessageRun | None:
+        """Messages from `offset` on as one run; it ends earlier than `read` only if its bytes are too many.
+
+        None if they are few, or if some have to be looked at, being missing, damaged or limited in time: then `read`
+        them.
+        """
         ...
 
     def read_tagged(

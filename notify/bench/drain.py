@@ -15,16 +15,14 @@ import json
 import sys
 import time
 from array import array
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from notify.bench.consume import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
-from notify.wire import Receive, Received, Settle, encode_msgpack
+from notify.wire import RUN_HEAD, Receive, Received, Settle, SettleItem, encode_msgpack
 
 _decode = msgspec.msgpack.Decoder(Received).decode
 MAX = 2048
@@ -39,6 +37,7 @@ class Drain:
         self.group = group
         self.is_slow = group in spec.get("slow", ())
         self.http = HttpClient(spec["url"])
+        self.path = f"/v1/groups/{group}/receive?runs=yes"
         self.seen: dict[tuple[str, int], bytearray] = {}
         self.received = self.unique = 0
         self.first_at = self.last_at = 0.0
@@ -46,32 +45,40 @@ class Drain:
         self.marks: list[tuple[float, int]] = []
         """Instants, and the number of messages received until then."""
 
-    async def receive(self, wait: float) -> Received:
+    async def receive(self, wait: float) -> bytes:
         request = Receive(instance=f"{self.group}-bench", max=self.spec.get("max", MAX), wait=wait, lease=60)
-        return _decode(await self.http.call("POST", f"/v1/groups/{self.group}/receive", encode_msgpack(request), 90))
+        return await self.http.call("POST", self.path, encode_msgpack(request), 90)
 
     def count(self, received: Received) -> None:
         now = time.time()
-        for message in received.messages:
-            seen, offset = self.seen.get((message.topic, message.queue)), message.offset
-            if seen is None:
-                seen = self.seen[(message.topic, message.queue)] = bytearray(1 << 16)
-            if offset >= len(seen):
-                seen.extend(bytes(max(offset + 1 - len(seen), len(seen))))
-            if not seen[offset]:
-                seen[offset] = 1
-                self.unique += 1
-        self.received += len(received.messages)
-        self.latencies.append(now - datetime.fromisoformat(received.messages[0].committed_at).timestamp())
+        for run in received.runs:
+            seen = self.seen.setdefault((run.messages[0].topic, run.queue), bytearray())
+            for first, count in run.offsets:
+                end = first + count
+                if end > len(seen):
+                    seen.extend(bytes(max(end - len(seen), len(seen))))
+                self.unique += seen.count(0, first, end)
+                seen[first:end] = b"\1" * count
+            self.received += len(run.messages)
+        _, _, committed_us = RUN_HEAD.unpack_from(received.runs[0].heads)
+        self.latencies.append(now - committed_us / 1e6)
 
     async def run(self) -> None:
         expected = self.spec.get("expected") or 0
         stop = Path(self.spec["stop"]) if self.spec.get("stop") else None
         settling: set[asyncio.Task[bytes]] = set()
         until = time.perf_counter() + self.spec.get("seconds", 3600)
+        asked = asyncio.ensure_future(self.receive(0.3))
         while time.perf_counter() < until and not (expected and self.unique >= expected):
-            received = await self.receive(0.3)
-            if not received.messages:
+            answer = await asked
+            if not self.is_slow:
+                # The next ones, while these are decoded: as consumers do that fetch ahead.
+                asked = asyncio.ensure_future(self.receive(0.3))
+                await asyncio.sleep(0)
+            received = _decode(answer)
+            if not received.runs:
+                if self.is_slow:
+                    asked = asyncio.ensure_future(self.receive(0.3))
                 if stop is not None and await asyncio.to_thread(stop.exists):
                     break
                 continue
@@ -82,12 +89,14 @@ class Drain:
             self.marks.append((now, self.received))
             if self.is_slow:
                 break  # a slow group holds its messages and requests no more
-            body = encode_msgpack(Settle(ranges([message.receipt for message in received.messages])))
+            receipts = [f"{run.lease}.0-{len(run.messages) - 1}" for run in received.runs]
+            body = encode_msgpack(Settle([SettleItem(receipt=receipt, action="ack") for receipt in receipts]))
             settle = asyncio.ensure_future(self.http.call("POST", f"/v1/groups/{self.group}/settle", body, 60))
             settling.add(settle)
             settle.add_done_callback(settling.discard)
             if len(settling) >= SETTLING:
                 await asyncio.wait(settling, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()  # what it would get goes to others
         await asyncio.gather(*settling)
         self.last_at = time.perf_counter() if settling else self.last_at
         self.http.close()

@@ -27,6 +27,7 @@ from notify.client.foreign import PollTime, foreign_content
 from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
 from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.http import HttpClient, read_answer
+from notify.client.received import each_of
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
@@ -59,7 +60,11 @@ APART = (410, 422)
 _SUBSCRIBED = {"group", "result"}
 """The answers about subscriptions have one of these fields, the second one in the admin routes."""
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_received = msgspec.msgpack.Decoder(Received).decode
+_decode_answer = msgspec.msgpack.Decoder(Received).decode
+
+
+def _decode_received(answer: bytes) -> list[Delivered]:
+    return each_of(_decode_answer(answer))
 
 
 async def _go_on(session: Session) -> None:
@@ -401,12 +406,12 @@ class Session:
         work = self._work
         wait = self._poll_time.seconds
         request = Receive(instance=work.instance, topics=topics, max=room, wait=wait, lease=work.lease)
-        path = f"/v1/groups/{work.group}/receive?subscribe=no&request={request_id}"
+        path = f"/v1/groups/{work.group}/receive?subscribe=no&runs=yes&request={request_id}"
         body = encode_msgpack(request)
         began = asyncio.get_running_loop().time()
         try:
             answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
-            messages = read_answer(_decode_received, answer).messages
+            messages = read_answer(_decode_received, answer)
             self._answered = datetime.now(UTC)
             return messages
         except ForeignAnswer as error:

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from notify.storage.log.entry import ENTRY, FLAG_TTL, Entry, place_of
+from notify.storage.log.entry import ENTRY, FLAG_TTL, Entry, place_of, table_of
 from notify.storage.log.format import crc32c
 from notify.storage.log.queues import Queue
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
+from notify.storage.message_run import MessageRun, encoded_run
 from notify.storage.records import StoredMessage
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 16 << 10
 """Between two payloads of one read: copying so much costs as much as another call to the system."""
+
+
+# RUN_HEAD of notify/wire.py, for many at once.
+_RUN_HEAD = np.dtype([("id_high", ">u8"), ("id_low", ">u8"), ("message_no", ">u2"), ("time_us", ">u8")])
 
 
 class _Ttl(msgspec.Struct):
@@ -99,6 +106,68 @@ class Payloads:
                 )
             )
         return messages
+
+    def run(self, queue: Queue, entries: bytes, offset: int, max_bytes: int) -> MessageRun | None:
+        """Entries of one queue from an offset on with their payloads, as `messages` reads them, in one run.
+
+        None if some are missing or damaged, expire by themselves, or lie in a dropped segment: `messages` has them.
+        """
+        table = table_of(entries)
+        sizes, positions = table["size"].astype(np.int64), table["position"].astype(np.int64)
+        total = sizes.cumsum()
+        if not len(table) or int(positions[0]) < self._segments.first_base:
+            return None
+        if total[-1] > max_bytes:
+            count = max(1, int(np.searchsorted(total, max_bytes, side="right")))
+            table, sizes, positions = table[:count], sizes[:count], positions[:count]
+        count = len(table)
+        ends = positions + sizes
+        gaps = positions[1:] - ends[:-1]
+        offsets = table["offset"]
+        if (
+            int(offsets[0]) != offset
+            or int(offsets[-1]) != offset + count - 1
+            or (count > 1 and gaps.min() < 0)
+            or (table["flags"] & FLAG_TTL).any()
+        ):
+            return None
+        payloads = self._neighbours(positions, ends, np.flatnonzero(gaps > READ_GAP_BYTES) + 1)
+        if list(map(crc32c, payloads)) != table["payload_crc"].tolist():
+            return None
+        ttl_us = queue.topic.policy.ttl_us
+        expires_us = int(table["time_us"].min()) + ttl_us if ttl_us else 0
+        heads = np.empty(count, _RUN_HEAD)
+        for name in _RUN_HEAD.fields or ():
+            heads[name] = table[name]
+        encoded = encoded_run(queue.number, [(offset, count)], heads.tobytes(), count, payloads)
+        return MessageRun(offset, count, int(total[count - 1]), expires_us, encoded)
+
+    def _neighbours(
+        self, positions: NDArray[np.int64], ends: NDArray[np.int64], after_gaps: NDArray[np.intp]
+    ) -> list[bytes]:
+        """Payloads in order of position, which begin and end there. `after_gaps`: the numbers of those behind a gap
+        that is not read."""
+        segments = self._segments
+        payloads: list[bytes] = []
+        i, count = 0, len(positions)
+        while i < count:
+            start = int(positions[i])
+            recent = segments.recent(start, int(ends[i]) - start)
+            if recent is not None:
+                at, window = recent
+                until = int(np.searchsorted(ends, at + len(window), side="right"))
+            else:
+                following = segments.following(start)
+                reach = start + READ_AHEAD_BYTES if following is None else min(following, start + READ_AHEAD_BYTES)
+                until = max(i + 1, int(np.searchsorted(ends, reach, side="right")))
+                gap = int(np.searchsorted(after_gaps, i, side="right"))
+                if gap < len(after_gaps):
+                    until = min(until, int(after_gaps[gap]))
+                at, window = start, segments.read(start, int(ends[until - 1]) - start)
+            begins, stops = (positions[i:until] - at).tolist(), (ends[i:until] - at).tolist()
+            payloads += [window[a:b] for a, b in zip(begins, stops, strict=True)]
+            i = until
+        return payloads
 
     def _where_it_is_now(self, entry: Entry) -> Entry:
         """An entry with the position of its payload, which may have been carried out of a dropped segment."""

@@ -12,6 +12,7 @@ from notify.storage.log.payloads import Payloads
 from notify.storage.log.queues import Queue
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.state import LogState
+from notify.storage.message_run import LEAST, KeptRuns, MessageRun
 from notify.storage.records import StoredMessage
 
 
@@ -21,6 +22,7 @@ class Reader:
     def __init__(self, state: LogState, payloads: Payloads) -> None:
         self._state = state
         self._payloads = payloads
+        self._runs = KeptRuns()
 
     def bounds(self, topic: str, queue: int) -> tuple[int, int]:
         where = self._state.queue(topic, queue)
@@ -37,6 +39,19 @@ class Reader:
     def read(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> list[StoredMessage]:
         where = self._state.queue(topic, queue)
         return self._payloads.messages(where, self._entries(where, offset, limit), max_bytes)
+
+    def read_run(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> MessageRun | None:
+        where = self._state.queue(topic, queue)
+        count = min(limit, where.visible - offset)
+        if offset < where.start or count < LEAST:
+            return None
+        kept = self._runs.get(where.key, offset, count)
+        if kept is not None:
+            return kept
+        run = self._payloads.run(where, self._state.parts.read(where.key, offset, count), offset, max_bytes)
+        if run is not None:
+            self._runs.keep(where.key, run)
+        return run
 
     def _entries(self, queue: Queue, offset: int, limit: int) -> bytes:
         """Visible entries of a queue from an offset on, joined."""

@@ -92,6 +92,11 @@ class Segments:
         i = bisect_right(self._bases, position) - 1
         return self._all[i] if i >= 0 else None
 
+    def following(self, position: int) -> int | None:
+        """Where the segment behind that of a position begins; None: the position lies in the last one."""
+        i = bisect_right(self._bases, position)
+        return self._bases[i] if i < len(self._bases) else None
+
     def begun_at(self, base: int) -> Segment:
         """The segment that begins at a position. Raises LookupError where none does."""
         segment = self.at(base)

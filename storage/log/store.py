@@ -140,6 +140,7 @@ class LogStore:
         self.count = reader.count
         self.gaps = reader.gaps
         self.read = reader.read
+        self.read_run = reader.read_run
         self.read_tagged = reader.read_tagged
         self.keyed = reader.keyed
         self.offset_at = reader.offset_at

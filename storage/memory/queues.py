@@ -12,6 +12,7 @@ import msgspec
 from notify.errors import InvalidRequest, NotFound
 from notify.keys import key_hash
 from notify.storage.hashing import tag_hash
+from notify.storage.message_run import LEAST, MessageRun, run_of
 from notify.storage.records import NewMessage, StoredMessage
 from notify.storage.topics import Topic, with_growth
 
@@ -177,6 +178,11 @@ class MemoryQueues:
                 message.expires_us = min(message.expires_us or expires_us, expires_us)
             chosen.append(message)
         return chosen
+
+    def read_run(self, topic: str, queue: int, offset: int, limit: int, max_bytes: int) -> MessageRun | None:
+        if min(limit, self.bounds(topic, queue)[1] - offset) < LEAST:
+            return None
+        return run_of(self.read(topic, queue, offset, limit, max_bytes), offset)
 
     def read_tagged(
         self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]

@@ -50,6 +50,7 @@ class MemoryStore:
         self.count = queues.count
         self.gaps = queues.gaps
         self.read = queues.read
+        self.read_run = queues.read_run
         self.read_tagged = queues.read_tagged
         self.keyed = queues.keyed
         self.offset_at = queues.offset_at

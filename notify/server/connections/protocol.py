@@ -424,7 +424,7 @@ class Protocol(HttpToolsProtocol):
             if cycle.disconnected or self.transport.is_closing():
                 return
             default_headers = self.server_state.default_headers
-            is_whole = request.method == "HEAD" or len(answer.body) <= SHORT_BYTES
+            is_whole = request.method == "HEAD" or answer.size <= SHORT_BYTES
             written = answer.encoded(default_headers, cycle.keep_alive, is_whole and request.method != "HEAD")
             if is_whole:
                 self._written_bytes = len(written)
@@ -432,8 +432,9 @@ class Protocol(HttpToolsProtocol):
             else:
                 self.transport.write(written)
                 # A body that others share takes no memory of this connection, but TLS copies what it encrypts.
-                self._written_bytes = -1 if answer.is_shared and self.scheme == "http" else len(answer.body)
-                self.transport.write(answer.body)  # without a copy behind the head
+                self._written_bytes = -1 if answer.is_shared and self.scheme == "http" else answer.size
+                for part in answer.parts:
+                    self.transport.write(part)  # without a copy behind the head
             if cycle.keep_alive:
                 self.on_response_complete()
             else:

@@ -20,19 +20,30 @@ def fault_of(event: str, method: str, path: str) -> NotifyError:
 class Answer:
     """An answer: one status, one body."""
 
-    __slots__ = ("body", "fields", "is_shared", "kind", "retry_after", "status")
+    __slots__ = ("fields", "is_shared", "kind", "parts", "retry_after", "size", "status")
 
     def __init__(
-        self, status: int, kind: str, body: bytes, retry_after: int = 0, fields: bytes = b"", is_shared: bool = False
+        self,
+        status: int,
+        kind: str,
+        body: bytes | list[bytes],
+        retry_after: int = 0,
+        fields: bytes = b"",
+        is_shared: bool = False,
     ) -> None:
-        """`retry_after`: seconds; 0: the answer has no such header. `fields`: lines of further headers. `is_shared`:
-        the server keeps the body for other answers."""
+        """`body`: all of it, or its parts. `retry_after`: seconds; 0: the answer has no such header. `fields`: lines of
+        further headers. `is_shared`: the server keeps the body for other answers."""
         self.fields = fields
         self.is_shared = is_shared
         self.status = status
         self.kind = kind
-        self.body = body
+        self.parts = [body] if isinstance(body, bytes) else body
+        self.size = len(body) if isinstance(body, bytes) else sum([len(part) for part in body])
         self.retry_after = retry_after
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
 
     @classmethod
     def problem(cls, error: NotifyError) -> Answer:
@@ -46,7 +57,7 @@ class Answer:
             phrase = HTTPStatus(self.status).phrase
             head = f"HTTP/1.1 {self.status} {phrase}\r\ncontent-type: {self.kind}\r\n".encode()
             _HEADS[(self.status, self.kind)] = head
-        chunks = [head, b"content-length: %d\r\n" % len(self.body)]
+        chunks = [head, b"content-length: %d\r\n" % self.size]
         chunks += [b"%b: %b\r\n" % header for header in headers]
         if self.status == 401:
             chunks.append(b"www-authenticate: Bearer\r\n")
@@ -56,7 +67,7 @@ class Answer:
             chunks.append(self.fields)
         chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
         if with_body:
-            chunks.append(self.body)
+            chunks += self.parts
         return b"".join(chunks)
 
 

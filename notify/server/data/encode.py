@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from notify import ids, tracing
 from notify.server.delivery.leases import Handed
+from notify.storage.message_run import RUN_FIELDS, encoded_messages
 from notify.storage.records import StoredMessage
 from notify.wire import (
     DeliveryHead,
     Payload,
     ReplayedHead,
+    array_head,
     body_fields,
     decode_payload,
     encode_msgpack,
     instant,
 )
 
-
-def _array_head(count: int) -> bytes:
-    return (
-        bytes((0x90 | count,))
-        if count < 16
-        else struct.pack(">BH" if count < 65536 else ">BI", 0xDC if count < 65536 else 0xDD, count)
-    )
-
-
 _MAP_HEADS = [bytes((n,)) for n in range(256)]
 
 
 def packed_deliveries(handed: list[Handed]) -> bytes:
     """{"messages": […]} in msgpack. Each stored payload, a map, is copied, with the fields of a head added."""
-    chunks = [b"\x81\xa8messages", _array_head(sum([len(h.messages) for h in handed]))]
+    chunks = [b"\x81\xa8messages", array_head(sum([len(h.messages) for h in handed]))]
     last_us, at = -1, ""
     for h in handed:
         token, attempts = h.token, h.attempts
@@ -51,9 +43,24 @@ def packed_deliveries(handed: list[Handed]) -> bytes:
     return b"".join(chunks)
 
 
+def packed_runs(handed: list[Handed]) -> list[bytes]:
+    """{"messages": [], "runs": […]} in msgpack, in parts; see `DeliveredRun` in notify/wire.py."""
+    parts = [b"\x82\xa8messages\x90\xa4runs" + array_head(len(handed))]
+    for h in handed:
+        fields: dict[str, Any] = {"lease": h.token[:-1]}
+        if h.attempts is not None:
+            fields["attempts"] = h.attempts
+        if h.replay:
+            fields["replay"] = h.replay
+        # Both maps have fewer than 16 fields, so that their heads are one byte each.
+        parts.append(_MAP_HEADS[0x80 + len(fields) + RUN_FIELDS] + encode_msgpack(fields)[1:])
+        parts.append(encoded_messages(h.messages) if h.run is None else h.run.encoded)
+    return parts
+
+
 def packed_pulled(messages: list[StoredMessage], next_offset: int) -> bytes:
     """{"messages": […], "next_offset"} in msgpack, with the stored payloads copied."""
-    chunks = [b"\x82\xa8messages", _array_head(len(messages))]
+    chunks = [b"\x82\xa8messages", array_head(len(messages))]
     for m in messages:
         fields = {
             "id": ids.message_id(m.transaction_id, m.message_no),

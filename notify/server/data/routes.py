@@ -20,7 +20,15 @@ from notify.server.core.core import Core
 from notify.server.data.addresses import reached
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.begun import Begun
-from notify.server.data.encode import json_check, json_deliveries, json_pulled, packed_deliveries, packed_pulled, trace
+from notify.server.data.encode import (
+    json_check,
+    json_deliveries,
+    json_pulled,
+    packed_deliveries,
+    packed_pulled,
+    packed_runs,
+    trace,
+)
 from notify.server.data.permission import check, check_subscriber, may_consume, polling
 from notify.server.data.request import Request
 from notify.server.topics import described
@@ -55,8 +63,9 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500
 """The routes of paths up to this length are cached: no path with valid names is longer."""
 
-Route = Callable[..., Awaitable[bytes]]
-"""A function that answers a request to a data route; its arguments are the request and the names in the path."""
+Route = Callable[..., Awaitable[bytes | list[bytes]]]
+"""A function that answers a request to a data route, with a body or its parts; its arguments are the request and the
+names in the path."""
 
 
 def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
@@ -266,15 +275,22 @@ class DataRoutes:
 
     # --- consumers --------------------------------------------------------------------------------------------
 
-    async def receive(self, request: Request, group: str) -> bytes:
+    async def receive(self, request: Request, group: str) -> bytes | list[bytes]:
         body: Receive = request.decode(_RECEIVE)
         may = may_consume(request, group, body.topics or ())
         with polling(request, self.core.clock):
             query = request.query.split(b"&")
-            options: Any = {"subscribes": b"subscribe=no" not in query, "request_id": _request_id(query)}
+            in_runs = request.packed and b"runs=yes" in query
+            options: Any = {
+                "subscribes": b"subscribe=no" not in query,
+                "request_id": _request_id(query),
+                "in_runs": in_runs and not self.core.settings.tracing,
+            }
             handed = await self.core.delivery.receive(group, body, may, **options)
         if self.core.settings.tracing:
             trace(group, handed, self.core.clock())
+        if in_runs:
+            return packed_runs(handed)
         if request.packed:
             return packed_deliveries(handed)
         return encode_json({"messages": json_deliveries(handed)})

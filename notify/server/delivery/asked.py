@@ -24,6 +24,8 @@ class Asked:
     """Whether the consumer has the right to receive a topic now; None: it may receive every topic."""
     is_beside_others: bool
     """Other instances of the group are active: they get what this one does not."""
+    in_runs: bool = False
+    """Whether it takes runs."""
     _rooms: dict[str, int] = field(default_factory=dict)
     """By topic for which the instance has a bound: how many messages the request may still get."""
 

@@ -10,6 +10,7 @@ from notify.filter import Filter
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.hashing import tag_hash
+from notify.storage.message_run import MessageRun
 from notify.storage.progress import to_runs
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
@@ -113,7 +114,7 @@ class Cursor:
         return max(self.next, self.progress.next_unsettled(start)) >= offset
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
-        """Up to `limit` messages to deliver now, retries first.
+        """Up to `limit` messages to deliver now, retries first; no more is read once they have READ_BYTES.
 
         Raises the storage's error if no message can be delivered: position and retries are then unchanged.
         """
@@ -127,15 +128,37 @@ class Cursor:
                 raise
         return taken
 
+    def take_run(self, limit: int, now_us: int) -> MessageRun | None:
+        """Up to `limit` messages to deliver now, as a run; None if some have to be looked at one by one, by `take`.
+
+        Raises the storage's error; position and retries are then unchanged.
+        """
+        if self._hashes or self._filter is not None or self._ahead or self.is_paused():
+            return None
+        if self.retries and self.retries[0][0] <= now_us:
+            return None
+        begin = self.progress.next_unsettled(self.next)
+        if self.until is not None:
+            limit = min(limit, self.until - begin)
+        if self.progress.settled.offsets and self.progress.settled.between(begin, begin + limit):
+            return None
+        run = self._store.read_run(self.topic, self.queue, begin, limit, READ_BYTES)
+        if run is None or 0 < run.expires_us <= now_us:
+            return None
+        self.next = begin + run.count
+        return run
+
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add messages from the position on, until `taken` has `limit` messages."""
+        """Add messages from the position on, until `taken` has `limit` messages, or READ_BYTES."""
         most = MOST_SKIPPED if self._filter is None else self._filter.at_once
         scan, skipped = min(limit, most), 0
-        while len(taken) < limit and skipped < most and not self.is_paused():
+        size = _size(taken)
+        while len(taken) < limit and not is_full(size, len(taken)) and skipped < most and not self.is_paused():
             wanted, passed = self._take_new(min(limit - len(taken), most - skipped), scan, now_us)
             if not passed:
                 break
             taken += wanted
+            size += _size(wanted)
             skipped += passed - (0 if self.evaluates else len(wanted))
             if len(taken) >= limit or self.next >= self._store.bounds(self.topic, self.queue)[1]:
                 break
@@ -156,10 +179,13 @@ class Cursor:
         return not self.retries and not self.has_more()
 
     def _take_retries(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
-        """Add due retries until `taken` has `limit` messages."""
-        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit:
+        """Add due retries until `taken` has `limit` messages, or READ_BYTES."""
+        size = 0
+        while self.retries and self.retries[0][0] <= now_us and len(taken) < limit and not is_full(size, len(taken)):
             offset = self.retries[0][1]
-            taken += self._take_one(offset, now_us)
+            found = self._take_one(offset, now_us)
+            taken += found
+            size += _size(found)
             heapq.heappop(self.retries)
             self.progress.retry_at.pop(offset, None)
 
@@ -311,3 +337,13 @@ class Cursor:
     def interruptions(self, offset: int) -> int:
         """How often the offset was held by a consumer that was told to stop, which counted no attempt."""
         return self.progress.interruptions.get(offset, 0)
+
+
+def is_full(size: int, count: int) -> bool:
+    """Whether one more message of the same size as these would be more than READ_BYTES."""
+    return count > 0 and size + size // count > READ_BYTES
+
+
+def _size(messages: list[StoredMessage]) -> int:
+    """The bytes of their payloads."""
+    return sum([len(m.payload) for m in messages])

@@ -45,7 +45,14 @@ class Delivery:
         store.on_visible(self.visible)
 
     async def receive(
-        self, name: str, request: Receive, may: May | None = None, *, subscribes: bool = True, request_id: str = ""
+        self,
+        name: str,
+        request: Receive,
+        may: May | None = None,
+        *,
+        subscribes: bool = True,
+        request_id: str = "",
+        in_runs: bool = False,
     ) -> list[Handed]:
         """Messages for an instance of a group; waits up to `wait` seconds for the first.
 
@@ -53,7 +60,8 @@ class Delivery:
         may consume every topic. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
         subscription to one of the topics, or to a pattern if no topics are named: the consumer had subscribed, and this
         log has lost the subscription. A request whose `request_id` the instance has sent before gets that answer again,
-        if its consumer has not settled any of it; "": it has none.
+        if its consumer has not settled any of it; "": it has none. `in_runs`: whether some of what is handed out may be
+        runs.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -78,7 +86,8 @@ class Delivery:
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
             group = self.followers.made(name)  # no topic matches its pattern yet
         group.refuse_second(request.instance, topics, self._clock(), may)
-        return await self._waiters.messages(group, Waiter(request, topics, may, request_id), request.wait)
+        waiter = Waiter(request, topics, may, request_id, in_runs=in_runs)
+        return await self._waiters.messages(group, waiter, request.wait)
 
     def visible(self, topics: set[str]) -> None:
         """Serve the polls that wait for these topics, whose new messages have become durable."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from notify.errors import Conflict, NotifyError
 from notify.limits import OWNED
 from notify.server.delivery.answers import Answers
 from notify.server.delivery.asked import Asked
-from notify.server.delivery.cursor import Cursor
+from notify.server.delivery.cursor import Cursor, is_full
 from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
@@ -24,12 +24,11 @@ from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Subscription
+from notify.storage.message_run import MessageRun
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 from notify.wire import SettledItem, SettleItem
-
-READ_BYTES = 8 << 20
 
 
 class Group:
@@ -144,10 +143,13 @@ class Group:
         lease_us: int,
         now_us: int,
         may: Callable[[str], bool] | None = None,
+        *,
+        in_runs: bool = False,
     ) -> list[Handed]:
         """Lease up to `limit` messages to the instance `name`; classes and turns say from which topics.
 
-        `may` tells whether the consumer may receive a topic: a right can have ended while the poll waited.
+        `may` tells whether the consumer may receive a topic: a right can have ended while the poll waited. `in_runs`:
+        whether what is handed out may be runs.
         """
         self.has_skipped = False
         self.wait_seconds = 0.0
@@ -164,12 +166,12 @@ class Group:
         if self._growth.before:
             self._growth.look()
         try:
-            self._hand_out(handed, Asked(instance, topics, limit, lease_us, now_us, may, is_beside_others))
+            self._hand_out(handed, Asked(instance, topics, limit, lease_us, now_us, may, is_beside_others, in_runs))
         except NotifyError:
             if not handed:  # what is leased already must reach its consumer
                 raise
         if self.rate is not None:
-            self.rate.take(sum([len(h.messages) for h in handed]), now_us)
+            self.rate.take(sum([h.count for h in handed]), now_us)
         return handed
 
     def _hand_out(self, handed: list[Handed], asked: Asked) -> None:
@@ -181,7 +183,7 @@ class Group:
         is_busy = self._pace.is_busy
         started = 0.0
         try:
-            while count < limit and size < READ_BYTES:
+            while count < limit and not is_full(size, count):
                 cursor = turns.next()
                 if cursor is None:
                     # The message just passed may be the last one from before a growth of the topic.
@@ -200,10 +202,17 @@ class Group:
                     started = time.perf_counter()
                     limit = min(limit, BUSY_LIMIT)
                 most = min(turns.left(cursor, limit - count, limit), asked.room_of(cursor.serves))
+                run = cursor.take_run(most, now_us) if asked.in_runs else None
+                if run is not None:
+                    turns.served(cursor, run.count, most)
+                    handed.append(self._lease(cursor, [], run.offsets, asked, run))
+                    count += run.count
+                    size += run.size
+                    continue
                 taken = self._take_evaluating(cursor, most, now_us) if cursor.evaluates else cursor.take(most, now_us)
                 turns.served(cursor, len(taken), most)
                 if taken:
-                    handed.append(self._lease(cursor, taken, asked))
+                    handed.append(self._lease(cursor, taken, [m.offset for m in taken], asked))
                     count += len(taken)
                     size += sum([len(m.payload) for m in taken])
                 elif cursor.is_awake:
@@ -266,18 +275,25 @@ class Group:
         self._owners.keep(topic, instance.name, now_us + asked.lease_us)
         return True
 
-    def _lease(self, cursor: Cursor, taken: list[StoredMessage], asked: Asked) -> Handed:
-        offsets = [m.offset for m in taken]
+    def _lease(
+        self,
+        cursor: Cursor,
+        taken: list[StoredMessage],
+        offsets: Sequence[int],
+        asked: Asked,
+        run: MessageRun | None = None,
+    ) -> Handed:
+        count = len(offsets)
         lease = self._held.add(cursor, offsets, asked.now_us, asked.lease_us, asked.instance)
-        asked.handed(cursor.serves, len(taken))
+        asked.handed(cursor.serves, count)
         token = f"{lease.id:x}."
-        self._metrics.delivered += len(taken)
+        self._metrics.delivered += count
         before, replay = cursor.progress.attempts, cursor.subscription.replay
-        if not before:
-            return Handed(token, taken, None, replay)
-        attempts = [before.get(m.offset, 0) + 1 for m in taken]
+        if not before or (run is not None and not any(offset in run.offsets for offset in before)):
+            return Handed(token, taken, None, replay, run)
+        attempts = [before.get(offset, 0) + 1 for offset in offsets]
         self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
-        return Handed(token, taken, attempts, replay)
+        return Handed(token, taken, attempts, replay, run)
 
     def give_back(self, handed: list[Handed], now_us: int) -> None:
         """Return messages that were not sent to their consumer: they are available now, and no attempt counts."""

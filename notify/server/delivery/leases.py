@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
+from notify.storage.message_run import MessageRun
 from notify.storage.records import StoredMessage
 
 LOOK_AGAIN_US = 250_000
@@ -23,18 +24,32 @@ class Lease:
     )  # fmt: skip
 
     def __init__(
-        self, lease_id: int, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance
+        self, lease_id: int, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance
     ) -> None:
         self.id = lease_id
         self.cursor = cursor
         self.offsets = offsets
-        self.open = set(range(len(offsets)))
+        self.open: range | set[int] = range(len(offsets))
+        """The places of messages that are not settled; a range while all of them are open."""
         self.length_us = length_us
         self.deadline_us = now_us + length_us
         self.extended: dict[int, int] = {}
         self.instance = instance
         self.is_interrupted = False
         """Whether its consumer has said since that it stops: if it ends without settling, that is not a death."""
+
+    def holds(self, places: range) -> bool:
+        """Whether the messages at these places are all leased."""
+        return places.stop <= len(self.offsets) and (isinstance(self.open, range) or self.open.issuperset(places))
+
+    def close(self, places: Collection[int]) -> None:
+        """End the lease of these messages, which it holds."""
+        if len(places) == len(self.open):
+            self.open = set()
+        elif isinstance(self.open, range):
+            self.open = set(self.open).difference(places)
+        else:
+            self.open.difference_update(places)
 
 
 @dataclass(slots=True)
@@ -43,10 +58,17 @@ class Handed:
 
     token: str
     messages: list[StoredMessage]
+    """Empty if they are a run."""
     attempts: list[int] | None
     """The attempt of each message, from 1; None if all are first attempts."""
     replay: int = 0
     """The number of the replay, for the consumer's inbox; see Subscription."""
+    run: MessageRun | None = None
+
+    @property
+    def count(self) -> int:
+        """How many messages these are."""
+        return len(self.messages) if self.run is None else self.run.count
 
     def each(self) -> Iterator[tuple[str, StoredMessage, int]]:
         """(receipt, message, attempt) for each message."""
@@ -69,7 +91,7 @@ class Leases:
         self._deadlines: list[tuple[int, int]] = []
         """Heap of (when to look at a lease, its id)."""
 
-    def add(self, cursor: Cursor, offsets: list[int], now_us: int, length_us: int, instance: Instance) -> Lease:
+    def add(self, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance) -> Lease:
         """Make a lease of these offsets."""
         lease = Lease(next(self._ids), cursor, offsets, now_us, length_us, instance)
         self.by_id[lease.id] = lease
@@ -80,7 +102,7 @@ class Leases:
 
     def close(self, lease: Lease, places: Collection[int]) -> None:
         """End the lease of the messages at these places; the lease ends with its last message."""
-        lease.open.difference_update(places)
+        lease.close(places)
         if lease.extended:
             for place in places:
                 lease.extended.pop(place, None)

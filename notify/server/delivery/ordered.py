@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 
-from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor
+from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor, is_full
 from notify.server.metrics import Metrics
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
@@ -58,11 +58,17 @@ class OrderedCursor(Cursor):
         self.retries = [retry for retry in self.retries if retry[1] != offset]
         heapq.heapify(self.retries)
 
+    def take_run(self, limit: int, now_us: int) -> None:
+        """None: the key of each message is looked at."""
+
     def _take_ahead(self, taken: list[StoredMessage], limit: int, now_us: int) -> None:
         skipped, most = 0, MOST_EVALUATED if self._filter is None else self._filter.at_once
-        while len(taken) < limit:
+        size = sum([len(message.payload) for message in taken])
+        while len(taken) < limit and not is_full(size, len(taken)):
             if self._turn_come:
-                taken += self._take_one(self._turn_come[0], now_us)
+                found = self._take_one(self._turn_come[0], now_us)
+                taken += found
+                size += sum([len(message.payload) for message in found])
                 self._turn_come.popleft()
                 continue
             if self.is_paused() or self._waiting >= WAITING_BOUND or skipped >= most:
@@ -71,7 +77,9 @@ class OrderedCursor(Cursor):
             if not passed:
                 break
             skipped += passed - (0 if self.evaluates else len(wanted))
-            taken += [message for message in wanted if self._may_go(message)]
+            found = [message for message in wanted if self._may_go(message)]
+            taken += found
+            size += sum([len(message.payload) for message in found])
 
     def _may_go(self, message: StoredMessage) -> bool:
         key = message.key_hash

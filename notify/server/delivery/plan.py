@@ -26,7 +26,7 @@ class Acked:
     __slots__ = ("items", "places")
 
     def __init__(self) -> None:
-        self.places: list[int] = []
+        self.places: list[range] = []
         self.items: list[int] = []
         """The numbers of the request's items that acknowledge them."""
 
@@ -127,7 +127,7 @@ class Plan:
         self.dead: dict[Cursor, list[Dead]] = {}
         self.renewed: list[Renewed] = []
         self.returned: list[Returned] = []
-        self.settled: dict[Lease, set[int]] = {}
+        self.settled: dict[Lease, range | set[int]] = {}
         """The places in each lease of the messages that an item settles, retries or returns."""
         self.refused: dict[int, NotifyError] = {}
         """The errors of refused items, by the item's number."""
@@ -138,10 +138,10 @@ class Plan:
                     raise parsed
                 lease_id, places = parsed
                 lease = leases.get(lease_id)
-                if lease is None or places.stop > len(lease.offsets) or not lease.open.issuperset(places):
+                if lease is None or not lease.holds(places):
                     raise StaleReceipt("the lease is over: the message was settled, or it is with another consumer now")
                 settled = self.settled.get(lease)
-                if settled is not None and not settled.isdisjoint(places):
+                if settled is not None and _overlaps(settled, places):
                     raise StaleReceipt("another item of this request settles the message already")
                 if may is not None and not may(lease.cursor.serves):
                     raise Forbidden(f"these are messages of topic {lease.cursor.serves!r}, which you may not consume")
@@ -156,7 +156,7 @@ class Plan:
                     self.returned.append(Returned(lease, places))
                 else:
                     self._refuse(number, item, lease, places)
-                self.settled.setdefault(lease, set()).update(places)
+                self.settled[lease] = places if settled is None else _joined(settled, places)
             except NotifyError as error:
                 self.refused[number] = error
 
@@ -167,7 +167,10 @@ class Plan:
         acked = by_lease.get(lease)
         if acked is None:
             acked = by_lease[lease] = Acked()
-        acked.places += places
+        if acked.places and acked.places[-1].stop == places.start:
+            acked.places[-1] = range(acked.places[-1].start, places.stop)
+        else:
+            acked.places.append(places)
         acked.items.append(number)
 
     def _refuse(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:
@@ -228,6 +231,20 @@ def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: 
     if tally.deaths >= cursor.subscription.max_deaths and tally.deaths >= cursor.bounds(offset)[1]:
         return Dead(lease, place, tally.text(), tally, item)
     return Attempt(lease, place, tally, 0, item, reason)
+
+
+def _overlaps(settled: range | set[int], places: range) -> bool:
+    if isinstance(settled, range):
+        return settled.start < places.stop and places.start < settled.stop
+    return not settled.isdisjoint(places)
+
+
+def _joined(settled: range | set[int], places: range) -> range | set[int]:
+    """All these places, as a range if they are neighbours, as most are."""
+    if isinstance(settled, range):
+        return range(settled.start, places.stop) if settled.stop == places.start else {*settled, *places}
+    settled.update(places)
+    return settled
 
 
 def _back_off_us(s: Subscription, failures: int, delay: float | None) -> int:

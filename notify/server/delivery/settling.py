@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
+from itertools import chain
 
 from notify.errors import NotifyError
 from notify.server.delivery.cursor import Cursor
@@ -98,18 +99,18 @@ class Settling:
         return refused
 
     def _ack(self, cursor: Cursor, acked: dict[Lease, Acked], now_us: int) -> None:
-        offsets = [lease.offsets[place] for lease, lease_acked in acked.items() for place in lease_acked.places]
-        offsets.sort()
-        runs = to_runs(offsets)
+        runs = _runs(acked)
         self._store.settle_soon(self._group, cursor.topic, cursor.queue, runs, SettleKind.ACK)
         held = _held(acked)
         self._recent.acknowledged((self._group, cursor.topic, cursor.queue, runs, held, now_us))
         for lease, lease_acked in acked.items():
-            lease.instance.finish(cursor.serves, len(lease_acked.places), now_us)
-            self._leases.close(lease, lease_acked.places)
-        self._metrics.acked += len(offsets)
+            for places in lease_acked.places:
+                lease.instance.finish(cursor.serves, len(places), now_us)
+                self._leases.close(lease, places)
+        self._metrics.acked += sum([count for _, count in runs])
         if cursor.keeps_order:
-            cursor.finished(offsets)
+            for first, count in runs:
+                cursor.finished(range(first, first + count))
         if not cursor.is_awake:
             self._turns.wake(cursor)
 
@@ -232,6 +233,14 @@ def _recorded(attempt: Attempt) -> tuple[int, ...]:
     return (*plain, tally.deaths, tally.interruptions) if tally.deaths or tally.interruptions else plain
 
 
+def _runs(acked: dict[Lease, Acked]) -> list[tuple[int, int]]:
+    """The runs of the acknowledged offsets."""
+    parts = [lease.offsets[places.start : places.stop] for lease, each in acked.items() for places in each.places]
+    if len(parts) == 1 and isinstance(parts[0], range):
+        return [(parts[0].start, len(parts[0]))]
+    return to_runs(sorted(chain.from_iterable(parts)))
+
+
 def _held(acked: dict[Lease, Acked]) -> list[Held]:
     """The leases of acknowledged messages, each with the first and last offset that the consumer named.
 
@@ -240,5 +249,6 @@ def _held(acked: dict[Lease, Acked]) -> list[Held]:
     held: list[Held] = []
     for lease, lease_acked in acked.items():
         offsets, places = lease.offsets, lease_acked.places
-        held.append((offsets[places[0]], offsets[places[-1]], lease.instance.name, lease.deadline_us - lease.length_us))
+        ends = offsets[places[0].start], offsets[places[-1].stop - 1]
+        held.append((*ends, lease.instance.name, lease.deadline_us - lease.length_us))
     return held

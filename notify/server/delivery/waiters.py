@@ -21,7 +21,7 @@ May = Callable[[str], bool]
 class Waiter:
     """A poll that waits for messages of a group."""
 
-    __slots__ = ("answer", "instance", "is_repeated", "lease_us", "max", "may", "request_id", "topics")
+    __slots__ = ("answer", "in_runs", "instance", "is_repeated", "lease_us", "max", "may", "request_id", "topics")
 
     def __init__(
         self,
@@ -29,12 +29,15 @@ class Waiter:
         topics: frozenset[str] | None,
         may: May | None,
         request_id: str = "",
+        *,
+        in_runs: bool = False,
     ) -> None:
         self.request_id = request_id
         """The name that the instance gave this request; "": none."""
         self.is_repeated = False
         """Whether the same request has come again, so that nobody waits for this answer."""
         self.instance = request.instance
+        self.in_runs = in_runs
         self.may = may
         self.topics = topics
         self.max = request.max
@@ -118,7 +121,8 @@ class Waiters:
 
     def hand_out(self, group: Group, waiter: Waiter) -> list[Handed]:
         """Messages for a poll that are available now."""
-        handed = group.receive(waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        asked = (waiter.instance, waiter.topics, waiter.max, waiter.lease_us, self._clock(), waiter.may)
+        handed = group.receive(*asked, in_runs=waiter.in_runs)
         if handed and waiter.request_id:
             group.answers.note(waiter.instance, waiter.request_id, handed)
         self._schedule.note(group)

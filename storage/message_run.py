@@ -1,0 +1,92 @@
+"""Runs: neighbouring messages of a queue, encoded together, as the answer to a consumer has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from notify.storage.progress import to_runs
+from notify.storage.records import StoredMessage
+from notify.wire import RUN_HEAD, array_head, encode_msgpack
+
+LEAST = 16
+"""Fewer messages are cheaper one by one."""
+RUN_FIELDS = 4
+"""The fields of a `DeliveredRun` that `encoded_run` has."""
+
+
+class MessageRun(msgspec.Struct, frozen=True, gc=False):
+    """Messages without a gap between them. Each is sound; `encoded` is the same for all groups that receive them."""
+
+    first: int
+    """The first offset."""
+    count: int
+    size: int
+    """The bytes of all payloads."""
+    expires_us: int
+    """When the first of them expires; 0: none expires."""
+    encoded: bytes
+    """See `encoded_run`."""
+
+    @property
+    def offsets(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class KeptRuns:
+    """The newest runs, for other groups that follow the same queues in step: they want them within milliseconds."""
+
+    def __init__(self, most: int = 8 << 20) -> None:
+        """`most`: bytes of all of them. Larger runs than an eighth of it are not kept."""
+        self._most = most
+        self._runs: dict[tuple[int, int], MessageRun] = {}
+        """By the queue's key and the first offset, the oldest first."""
+        self.bytes = 0
+
+    def get(self, queue: int, first: int, count: int) -> MessageRun | None:
+        """The run of exactly these messages, if it is kept."""
+        run = self._runs.get((queue, first))
+        return run if run is not None and run.count == count else None
+
+    def keep(self, queue: int, run: MessageRun) -> None:
+        """Keep a run in place of older ones."""
+        size = len(run.encoded)
+        if size > self._most // 8:
+            return
+        replaced = self._runs.pop((queue, run.first), None)
+        self._runs[(queue, run.first)] = run
+        self.bytes += size - (0 if replaced is None else len(replaced.encoded))
+        while self.bytes > self._most:
+            self.bytes -= len(self._runs.pop(next(iter(self._runs))).encoded)
+
+
+def encoded_run(
+    queue: int, offsets: Sequence[tuple[int, int]], heads: bytes, count: int, payloads: Iterable[bytes]
+) -> bytes:
+    """The fields of a `DeliveredRun` that do not depend on its group. `offsets`: runs of them (first, count); `heads`:
+    a RUN_HEAD for each message. The payloads, which are maps in msgpack, are elements of an array."""
+    return b"".join(
+        (
+            b"\xa5queue", encode_msgpack(queue), b"\xa7offsets", encode_msgpack(offsets),
+            b"\xa5heads", encode_msgpack(heads), b"\xa8messages", array_head(count), *payloads,
+        )
+    )  # fmt: skip
+
+
+def encoded_messages(messages: Sequence[StoredMessage]) -> bytes:
+    """As `encoded_run`, of messages of one queue."""
+    heads = b"".join([RUN_HEAD.pack(m.transaction_id, m.message_no, m.committed_us) for m in messages])
+    offsets = to_runs([m.offset for m in messages])
+    return encoded_run(messages[0].queue, offsets, heads, len(messages), [m.payload for m in messages])
+
+
+def run_of(messages: Sequence[StoredMessage], offset: int) -> MessageRun | None:
+    """The run of these messages, the first of which should be at `offset`; None if some are missing or damaged."""
+    if not messages or messages[0].offset != offset or messages[-1].offset != offset + len(messages) - 1:
+        return None
+    if any(m.corrupt for m in messages):
+        return None
+    size = sum([len(m.payload) for m in messages])
+    expires_us = min([m.expires_us for m in messages if m.expires_us], default=0)
+    return MessageRun(offset, len(messages), size, expires_us, encoded_messages(messages))
