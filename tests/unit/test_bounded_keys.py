@@ -114,9 +114,8 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/gathering.py:_waiting client/hand.py:_lines
-        client/running.py:_outcomes client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad
-        sinks/order.py:topics sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
+        client/kafka/window.py:_lines client/hand.py:_lines client/running.py:_outcomes
+        client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad sinks/order.py:topics sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer.py:_handlers client/django/configured.py:_producers client/django/lender.py:lender_of
