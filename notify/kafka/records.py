@@ -95,7 +95,8 @@ def split(message: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The headers of a message of the Kafka client by name, the first of each name; and the message's own headers."""
     fields: dict[str, str] = {}
     own: dict[str, str] = {}
-    for name, value in listed(message):
+    headers = message.headers() or ()
+    for name, value in headers.items() if isinstance(headers, dict) else headers:
         if value is not None:
             text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
             fields.setdefault(name, text)

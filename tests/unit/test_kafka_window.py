@@ -276,6 +276,7 @@ def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pyt
     kept = partitions.Partitions(10)
     w = kept.open(("t", 0), Progress(0, left=True), in_order=True)
     kept.add(w, Item(0, b"a", 1, None))
+    kept.look(w)
     taken = kept.take(1)
     assert taken is not None
     w.fail(taken[1][0], retries.due_after(10))
@@ -284,3 +285,29 @@ def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pyt
     assert kept.take(1) is None
     wall_us, steady_us = wall_us + 21_000_000, 21_000_000
     assert kept.take(1) == taken
+
+
+def test_an_attempt_that_was_noted_and_did_not_begin_is_noted_again() -> None:
+    """If it were ready, and then killed its process, nothing would say that it had begun."""
+    w = filled("a", progress=Progress(0))
+    items = w.note(10)
+    w.noted(items)
+    (item,) = w.take(1)
+    w.put_back(item)
+    assert not w.take(1) and not w.progress().begun
+    assert w.note(10) == [item] and w.progress().begun == {0}
+
+
+def test_partitions_share_the_room() -> None:
+    kept = partitions.Partitions(100)
+    windows = [kept.open(("t", n), Progress(0, left=True), in_order=False) for n in range(3)]
+    for w in windows:
+        for offset in range(10):
+            kept.add(w, Item(offset, None, 1, None))
+        kept.look(w)
+    shares = []
+    room = 12
+    while room and (taken := kept.take(room)) is not None:
+        shares.append((windows.index(taken[0]), len(taken[1])))
+        room -= len(taken[1])
+    assert shares == [(0, 4), (1, 3), (2, 2), (0, 1), (1, 1), (2, 1)]

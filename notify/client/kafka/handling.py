@@ -87,20 +87,17 @@ class Handling:
 
     def begin(self) -> None:
         """Take ready items in hand, while there is room."""
-        runs: list[PartitionRun] = []
-        room, looked_at = 0 if self._is_over else self._hand.free(), 0
-        while room > 0 and looked_at < LOOKED_AT:
-            taken = self._partitions.take(min(room, LOOKED_AT - looked_at))
+        looked_at = 0
+        while not self._is_over and looked_at < LOOKED_AT:
+            room = self._hand.free()  # grows with the first messages that come for the first time
+            taken = self._partitions.take(min(room, LOOKED_AT - looked_at)) if room else None
             if taken is None:
                 break
             window, items = taken
             looked_at += len(items)
-            for run in self._runs_of(window, items):
-                runs.append(run)
-                room -= len(run.items)
-        if runs:
-            self._runs.update(dict.fromkeys(runs))
-            self._hand.put(runs)
+            if runs := self._runs_of(window, items):
+                self._runs.update(dict.fromkeys(runs))
+                self._hand.put(runs)
         if looked_at == LOOKED_AT:
             asyncio.get_running_loop().call_soon(self.begin)
         if self._partitions.has_to_note and self.room:
@@ -125,14 +122,15 @@ class Handling:
     def _runs_of(self, window: Window, items: list[Item]) -> list[PartitionRun]:
         """The runs of taken items. The others are finished in their window, or leave as dead letters."""
         found: list[tuple[Handler | None, list[Item], list[Delivered]]] = []
-        last_topic, handler = "", None
+        source = items[0].record.topic()
+        is_retry, is_letter = source.startswith(RETRY), source.startswith(DEAD_LETTER)
+        topic, handler = source, handler_of(self._plan.handlers, source)
         for item in items:
             fields, own_headers = records.split(item.record)
-            topic = item.record.topic()
-            if topic.startswith(RETRY):
-                topic = fields.get(records.TARGET) or topic
-            if topic != last_topic:
-                last_topic, handler = topic, handler_of(self._plan.handlers, topic)
+            if is_letter:
+                own_headers |= records.why_dead(records.listed(item.record))
+            if is_retry and (target := fields.get(records.TARGET) or source) != topic:
+                topic, handler = target, handler_of(self._plan.handlers, target)
             message = self._message(window, item, topic, handler, fields, own_headers)
             if message is None:
                 continue
@@ -148,8 +146,8 @@ class Handling:
         self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str],
         own_headers: dict[str, str],
     ) -> Delivered | None:  # fmt: skip
-        """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: the
-        record's headers."""
+        """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
+        headers of the record."""
         if item.is_orphan and item.attempt > retries.most_attempts(handler):
             item.attempt -= 1
             error = DeadLetter(f"{item.attempt} attempts, the last one ended with its process")
@@ -157,8 +155,6 @@ class Handling:
             return None
         try:
             record = item.record
-            if record.topic().startswith(DEAD_LETTER):
-                own_headers |= records.why_dead(records.listed(record))  # say why it failed
             key = record.key()
             message = Delivered(
                 id=fields.get(records.ID) or retries.id_of(record),

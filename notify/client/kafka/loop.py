@@ -31,7 +31,7 @@ from notify.kafka.topic_ids import TopicIds
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.2
-WINDOW_RECORDS = 2_000
+WINDOW_RECORDS = 4_000
 """A partition is paused when it has this many waiting records. After a pause its records are fetched again, so that a
 small bound would be slow."""
 ROOM_SECONDS = 1.0

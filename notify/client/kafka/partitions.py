@@ -80,12 +80,11 @@ class Partitions:
         return replacement
 
     def add(self, window: Window, item: Item) -> None:
-        """Add a fetched record to its window, unless the window was closed meanwhile."""
+        """Add a fetched record to its window, unless the window was closed meanwhile; then call `look`."""
         if not window.is_closed:
             if item.offset > window.next + 1:  # a gap of one offset is usual: the marker of a transaction
                 self._note_jump(window.next, item)
             window.add(item)
-            self.look(window)
 
     def _note_jump(self, start: int, item: Item) -> None:
         place: Place = item.record.topic(), item.record.partition()
