@@ -55,7 +55,7 @@ class Record:
 
 
 class Settled:
-    """What leaves for other topics; it arrives at once."""
+    """Takes what leaves for other topics; it arrives at once."""
 
     def __init__(self) -> None:
         self.departures: list[Departure] = []
@@ -75,9 +75,10 @@ class World:
         self.consumer = consumer
         self.hand = Hand(lambda: consumer._start_caller(self.hand), consumer._count, concurrency, 32)
         self.is_stopped = False
-        bounds: Any = (concurrency, 32, 30.0, 30.0)
-        names: Any = ("kafka://b", "g", "i", consumer._handlers, self.hand, consumer._cancel)
-        self.plan = Plan(*names, lambda: self.is_stopped, *bounds)
+        self.plan = Plan(
+            "kafka://b", "g", "i", consumer._handlers, self.hand, consumer._cancel, lambda: self.is_stopped,
+            concurrency, 32, 30.0, 30.0,
+        )  # fmt: skip
         self.partitions = Partitions(1000)
         self.settled = Settled()
         self.handling = Handling(self.plan, self.partitions, self.settled, Lot(32))  # type: ignore[arg-type]
