@@ -45,7 +45,7 @@ START_SECONDS = 1.0
 
 
 class Holder(Protocol):
-    """A session of a queue server, or the Handling of Kafka's records: it received runs of messages, and settles them."""
+    """A session of a queue server, or Kafka's Handling: it received runs of messages, and settles them."""
 
     def noted(self, run: Run, place: int, error: BaseException) -> None:
         """The handler of a message of a run has raised an error."""
