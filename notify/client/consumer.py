@@ -20,8 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
-from notify.client.gathering import Gathering
-from notify.client.hand import Batch, Hand, Waiting, message_of
+from notify.client.hand import Batch, Hand, Holder, Waiting, message_of
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     CANCEL_SECONDS,
@@ -32,10 +31,8 @@ from notify.client.handlers import (
     call_to_the_end,
     check_callable,
     check_options,
-    in_a_thread,
     in_own_context,
     is_cancelled,
-    its_turn,
     no_handler,
     refuse_unfinished,
 )
@@ -44,7 +41,7 @@ from notify.client.instance import instance_name
 from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
-from notify.client.session import Session, Work
+from notify.client.session import Work
 from notify.client.sessions import Sessions
 from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
@@ -121,7 +118,8 @@ class _Consumer:
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
         self._is_stopped = False
-        self._gathering: Gathering | None = None
+        self._hand: Hand | None = None
+        """The messages in hand while this consumer runs."""
         self._announce = functools.partial(announce, log, is_seen=False)
         self._consuming: asyncio.Task[Any] | None = None
         self._is_cut = False
@@ -188,12 +186,6 @@ class _Consumer:
 
         return decorate
 
-    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        raise TypeError("a shell says how handlers are called")
-
-    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
-        raise TypeError("a shell says how handlers are called")
-
     @property
     def _in_hand(self) -> int:
         """The most messages in hand: without `batch`, enough that the next batch arrives while one is handled."""
@@ -222,7 +214,8 @@ class _Consumer:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._consuming = asyncio.current_task()
-        self._gathering = gathering = Gathering(self._call_with_batch, self._concurrency)
+        hand = Hand(lambda: self._start_caller(hand), self._count, self._concurrency, self._in_hand, self._batch)
+        self._hand = hand
         try:
             if self._is_stopped:  # `stop` was called before the loop ran
                 return None
@@ -242,34 +235,31 @@ class _Consumer:
                 self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))
                 flags = (bool(self._token or self._tls), self._inbox is not None, self._announce, lambda: self._is_cut)
                 bounds: Any = (self._concurrency, self._in_hand, self._lease, self._drain, *flags)
-                names = (self.url, self.group, self.instance, self._handlers, self._call_counted)
+                names = (self.url, self.group, self.instance, self._handlers, hand, self._cancel)
                 await consume(Plan(*names, lambda: self._is_stopped or self._left is not None, *bounds), self._stopping)
             else:
-                await self._keep_sessions(self._stopping)
+                await self._keep_sessions(hand, self._stopping)
         except asyncio.CancelledError:
             if not self._is_cut:
                 raise
         finally:
             self._is_stopped, self._stopping, self._is_cut = False, None, False
             left, self._left = self._left, None
-            await gathering.close()
+            hand.close()
+            self._hand = None
         return left
 
-    async def _keep_sessions(self, stopping: asyncio.Event) -> None:
-        hand = Hand(lambda: self._start_caller(hand), self._count, self._concurrency, self._in_hand, self._batch)
+    async def _keep_sessions(self, hand: Hand, stopping: asyncio.Event) -> None:
         bounds = self._lease, self._drain
         work = Work(self.group, self.instance, self._handlers, hand, *bounds, self._announce, self._cancel)
         inbox = None if self._inbox is None else Keeping(self._inbox, self._ask_inbox)
-        try:
-            await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
-        finally:
-            hand.close()
+        await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
 
     def _start_caller(self, hand: Hand) -> None:
         raise TypeError("a shell says what calls handlers")
 
-    async def _cancel(self, session: Session) -> None:
-        """Cancel the handlers of a session's messages, and wait for their end. A handler in a thread goes on."""
+    async def _cancel(self, holder: Holder) -> None:
+        """Cancel the handlers of a holder's messages, and wait for their end. A handler in a thread goes on."""
 
     def _count(self, messages: int, error: BaseException | None) -> None:
         """Count messages whose handler has returned, or raised an error."""
@@ -282,18 +272,6 @@ class _Consumer:
             self.failed += messages
             if not isinstance(error, Exception | asyncio.CancelledError):
                 self._leave(error)
-
-    async def _call_counted(self, handler: Handler, message: ReceivedMessage) -> None:
-        """Have one message handled that did not come from a queue server."""
-        try:
-            if handler.batch is None or self._gathering is None:
-                await self._call_handler(handler, message)
-            else:
-                await self._gathering.handle(handler, message)
-        except BaseException as error:
-            self._count(1, error)
-            raise
-        self._count(1, None)
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise `error` once all messages are settled."""
@@ -309,7 +287,9 @@ class _Consumer:
 
         A call before the first `run` makes that `run` return immediately; a call after a run has ended does nothing.
         """
-        loop, stopping = self._loop, self._stopping
+        loop, stopping, hand = self._loop, self._stopping, self._hand
+        if hand is not None:
+            hand.end()
         if loop is None or stopping is not None:
             self._is_stopped = True
         if loop is not None and stopping is not None and not loop.is_closed():
@@ -328,7 +308,6 @@ class AsyncConsumer(_Consumer):
         Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
         InvalidRequest if the inbox cannot work in its database.
         """
-        self._room = asyncio.Semaphore(self._concurrency)
         self._lots: dict[asyncio.Task[None], list[Waiting]] = {}
         """The callers of handlers, and the messages that each is busy with."""
         left = await self._consume()
@@ -392,8 +371,8 @@ class AsyncConsumer(_Consumer):
             else:
                 batch.succeeded()
 
-    async def _cancel(self, session: Session) -> None:
-        tasks = [task for task, lot in self._lots.items() if lot and {run.holder for run, _ in lot} == {session}]
+    async def _cancel(self, holder: Holder) -> None:
+        tasks = [task for task, lot in self._lots.items() if lot and {run.holder for run, _ in lot} == {holder}]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -412,17 +391,6 @@ class AsyncConsumer(_Consumer):
                 await self._inbox.run_batch_async(self.group, messages, function)
             else:
                 refuse_unfinished(await function(messages))
-
-    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        await its_turn(self._room.acquire())
-        try:
-            await self._call(handler, message)
-        finally:
-            self._room.release()
-
-    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
-        async with self._room:
-            await self._call_all(messages, function)
 
 
 class Consumer(_Consumer):
@@ -520,9 +488,3 @@ class Consumer(_Consumer):
                 self._inbox.run_batch(self.group, messages, function)
             else:
                 call_to_the_end(function, messages)
-
-    async def _call_handler(self, handler: Handler, message: ReceivedMessage) -> None:
-        await in_a_thread(self._pool, self._call, handler, message)
-
-    async def _call_with_batch(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._call_all, messages, function)

@@ -1,7 +1,7 @@
 """Hand: what a consumer has in hand, from the reply to the settle: runs of messages, those that wait, and their fates.
 
 The handlers' threads and coroutines take messages from here and note here what became of them. A session of one queue
-server (client/session.py) puts runs in, and settles what was noted.
+server (client/session.py) puts runs in, and settles what was noted; over Kafka client/kafka/handling.py does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from notify.client.claims import Partial
@@ -45,7 +45,7 @@ START_SECONDS = 1.0
 
 
 class Holder(Protocol):
-    """A session: it received runs of messages, and settles them."""
+    """A session of a queue server, or Kafka's Handling: it received runs of messages, and settles them."""
 
     def noted(self, run: Run, place: int, error: BaseException) -> None:
         """The handler of a message of a run has raised an error."""
@@ -202,23 +202,33 @@ class Hand:
 
     def room(self) -> int:
         """How many messages to ask for now; 0 until there is room for half of those that may be in hand."""
+        self._measure()
+        return self._room()
+
+    def free(self) -> int:
+        """How many messages more may be in hand now."""
+        self._measure()
+        return max(0, self._bounded() - self.count)
+
+    def _measure(self) -> None:
         if self.count:
             self._count_busy()
         if self._busy_seconds >= PACE_SECONDS or self._measured >= self.most:
             pace = min(self._measured / max(self._busy_seconds, SHORTEST_SECONDS), self._most / AHEAD_SECONDS)
             self._pace = (self._pace + pace) / 2 if self._pace else pace
             self._busy_seconds, self._measured = 0.0, 0
-        return self._room()
 
     def _count_busy(self) -> None:
         now = self._loop.time()
         self._busy_seconds += now - self._busy_from
         self._busy_from = now
 
+    def _bounded(self) -> int:
+        """The most messages to hold now, with the bound of their bytes."""
+        return min(self.most, self._at_once) if self._bytes >= IN_HAND_BYTES else self.most
+
     def _room(self) -> int:
-        most = self.most
-        if self._bytes >= IN_HAND_BYTES:
-            most = min(most, self._at_once)
+        most = self._bounded()
         room = most - self.count
         return room if room >= max(1, most // 2) else 0
 
@@ -310,13 +320,17 @@ class Hand:
             self._tell(self.collect)  # there is nothing more to wait for
         self.wake()
 
-    def let_go(self, holder: Holder) -> list[Waiting]:
-        """Return what waits of a session; no handler will get it."""
+    def let_go(self, holder: Holder, runs: Container[Run] | None = None) -> list[Waiting]:
+        """Return what waits of a holder; no handler will get it. `runs`: only what waits of these."""
         gone: list[Waiting] = []
+
+        def goes(waiting: Waiting) -> bool:
+            return waiting[0].holder is holder and (runs is None or waiting[0] in runs)
+
         with self._lock:
             for topic, line in list(self._lines.items()):
-                gone += [waiting for waiting in line if waiting[0].holder is holder]
-                kept = deque([waiting for waiting in line if waiting[0].holder is not holder])
+                gone += [waiting for waiting in line if goes(waiting)]
+                kept = deque([waiting for waiting in line if not goes(waiting)])
                 if kept:
                     self._lines[topic] = kept
                 else:

@@ -7,7 +7,6 @@ import contextvars
 import inspect
 import sysconfig
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -225,25 +224,6 @@ def in_own_context(coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
     """An awaitable of a coroutine that sees the caller's context variables, and whose changes the caller does not see,
     as if the coroutine had a task of its own."""
     return _InOwnContext(coroutine)
-
-
-async def its_turn(turn: Awaitable[object]) -> None:
-    """Wait until a handler may begin. Raises NotTried if the task is cancelled meanwhile."""
-    try:
-        await turn
-    except asyncio.CancelledError as error:
-        raise NotTried(error) from None
-
-
-async def in_a_thread(pool: Executor, function: Callable[..., object], *arguments: Any) -> None:
-    """Call a plain handler in a thread. Raises NotTried if the task is cancelled before a thread has begun the call."""
-    future = pool.submit(function, *arguments)
-    try:
-        await asyncio.wrap_future(future)
-    except asyncio.CancelledError as error:
-        if future.cancel():
-            raise NotTried(error) from None
-        raise
 
 
 def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:

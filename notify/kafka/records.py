@@ -91,6 +91,22 @@ def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[s
     return {name: text for name, text in fields.items() if text is not None}
 
 
+def split(message: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The headers of a message of the Kafka client by name, the first of each name; and the message's own headers."""
+    fields: dict[str, str] = {}
+    own: dict[str, str] = {}
+    headers = message.headers() or ()
+    for name, value in headers.items() if isinstance(headers, dict) else headers:
+        if value is not None:
+            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+            fields.setdefault(name, text)
+            if not name.startswith(OWN):
+                own[name] = text
+            elif name.startswith(ESCAPED):
+                own[name.removeprefix(ESCAPED)] = text
+    return fields, own
+
+
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:
     """The message's own headers."""
     return {

@@ -42,7 +42,7 @@ TEXTS = {"str", "bytes", "object", "Any", "Callable", "Key", "Place", "Spot", "P
 BOUNDS = {
     "the cache's own number, and a key that is checked before: it has a bound, and a refused one is not kept": """
         ids.py:from_text keys.py:_hash_of limits.py:_accept server/access/browsers.py:_is_own
-        server/data/routes.py:self._find server/jobs/failures.py:kind_of
+        client/kafka/handling.py:_instant server/data/routes.py:self._find server/jobs/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         client/session.py:_polls
@@ -116,9 +116,9 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/gathering.py:_waiting client/hand.py:_lines
-        client/running.py:_outcomes client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad
-        sinks/order.py:topics sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
+        client/kafka/window.py:_lines client/hand.py:_lines client/running.py:_outcomes
+        client/transactions.py:_deadlines sinks/kafka.py:_failed sinks/kafka.py:_bad sinks/order.py:topics
+        sinks/order.py:_keys sinks/order.py:_refused sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer.py:_handlers client/django/configured.py:_producers client/django/lender.py:lender_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.client import hand as hands
+from notify.client.claims import Partial
 from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
 from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import Handler, in_own_context
@@ -259,6 +261,69 @@ def test_what_comes_again_is_alone_in_its_batch() -> None:
     messages = [*delivered("a"), *delivered(["again"], "2", attempt=2), *delivered("bc", "3")]
     handling(lambda given: calls.append([m.text for m in given]), messages, concurrency=1, batch=8)
     assert calls == [["a"], ["again"], ["b", "c"]]
+
+
+class Handled:
+    """A handler of batches that notes its calls, and fails on some messages."""
+
+    def __init__(self, *poison: str, error: Callable[[str], BaseException] = ValueError) -> None:
+        self.calls: list[list[str]] = []
+        self._poison, self._error = frozenset(poison), error
+
+    def handle(self, messages: list[ReceivedMessage]) -> None:
+        self.calls.append([m.text for m in messages])
+        if not self._poison.isdisjoint(self.calls[-1]):
+            raise self._error(f"cannot handle {self.calls[-1]}")
+
+
+def test_a_batch_that_fails_is_split_down_to_those_that_fail_alone() -> None:
+    handler = Handled("c", "h")
+    session, _ = handling(handler.handle, delivered("abcdefgh"), concurrency=1, batch=8)
+    assert session.failed == {text: f"cannot handle ['{text}']" for text in "ch"}, "the error that it had alone"
+    assert handler.calls[:4] == [[*"abcdefgh"], [*"abcd"], [*"ab"], [*"cd"]]
+    done = [text for texts in handler.calls if {"c", "h"}.isdisjoint(texts) for text in texts]
+    assert done == [*"abdefg"], "each once, in its order"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_a_batch_of_nothing_but_poison_has_a_bounded_cost(size: int) -> None:
+    texts = [str(n) for n in range(size)]
+    handler = Handled(*texts)
+    session, _ = handling(handler.handle, delivered(texts), concurrency=1, batch=100)
+    assert len(session.failed) == size and len(handler.calls) == 2 * size - 1
+
+
+def test_a_batch_that_has_committed_a_part_is_not_halved() -> None:
+    """The halves would count as handled: their claims stand."""
+    handler = Handled("c", error=lambda text: Partial(ValueError(text)))
+    session, _ = handling(handler.handle, delivered("abcd"), concurrency=1, batch=4)
+    assert handler.calls == [[*"abcd"]]
+    assert len(session.failed) == 4
+    assert all("a part of its effect may be committed" in error for error in session.failed.values())
+
+
+@dataclasses.dataclass
+class Basket:
+    item: str
+    price: int
+
+
+def test_the_halves_get_values_that_no_call_has_changed() -> None:
+    """A handler that sums up, say, and fails on one message, would sum up the others twice."""
+    seen: list[tuple[str, int]] = []
+
+    def handle(baskets: list[Basket]) -> None:
+        for basket in baskets:
+            basket.price += 1
+            seen.append((basket.item, basket.price))
+            if basket.item == "d":
+                raise ValueError("no d")
+
+    bodies = [f'{{"item": "{text}", "price": 5}}' for text in "abcd"]
+    session, _ = handling(handle, delivered(bodies), concurrency=1, batch=4)
+    assert list(session.failed.values()) == ["no d"]
+    assert [item for item, _ in seen] == [*"abcd", *"ab", *"cd", "c", "d"]
+    assert {price for _, price in seen} == {6}
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])

@@ -12,7 +12,6 @@ import pytest
 
 from notify.client import Message, TransactionProducer
 from notify.client.handler_threads import HandlerThreads
-from notify.client.handlers import in_a_thread
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -80,7 +79,8 @@ def test_a_stop_of_an_iteration_is_an_error_that_asyncio_holds() -> None:
 
     async def run() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await asyncio.wait_for(in_a_thread(threads, next, iter(())), PATIENCE_SECONDS)
+            call = asyncio.get_running_loop().run_in_executor(threads, next, iter(()))
+            await asyncio.wait_for(call, PATIENCE_SECONDS)
 
     threads = HandlerThreads(1, "test")
     asyncio.run(run())

@@ -28,10 +28,14 @@ def filled(keys: str, *, in_order: bool = False, progress: Progress | None = Non
     return w
 
 
+def take(w: Window) -> Item | None:
+    return next(iter(w.take(1)), None)
+
+
 def taken(w: Window) -> list[Item]:
     items = []
     w.noted(w.note(MOST_BEGUN))
-    while (item := w.take()) is not None:
+    while (item := take(w)) is not None:
         items.append(item)
     return items
 
@@ -80,12 +84,12 @@ def test_what_may_not_leave_has_failed_and_undoes_nothing_beside_it() -> None:
 
 def test_an_attempt_that_killed_its_process_counts() -> None:
     w = filled("ab", progress=Progress(0))  # whoever had it died
-    assert w.take() is None and w.has_to_note
+    assert take(w) is None and w.has_to_note
     items = w.note(1)
-    assert [item.offset for item in items] == [0] and w.take() is None, "its commit is not made yet"
+    assert [item.offset for item in items] == [0] and take(w) is None, "its commit is not made yet"
     committed = w.progress()
     w.noted(items)
-    assert w.take() is items[0] and w.take() is None
+    assert take(w) is items[0] and take(w) is None
     again = filled("ab", progress=Progress.of(committed.offset, committed.metadata()))
     assert again.has_orphan_to_note and not again.tries_orphan
     assert [(item.attempt, item.is_orphan) for item in taken(again)] == [(2, True), (1, False)]
@@ -96,7 +100,7 @@ def test_a_partition_that_is_left_in_peace_has_nothing_to_note() -> None:
     w = filled("ab", progress=Progress(0))
     first = w.note(1)
     w.noted(first)
-    item = w.take()
+    item = take(w)
     assert item is not None
     w.stop()
     assert not w.progress().left and w.progress().begun == {0}
@@ -157,10 +161,10 @@ def test_it_is_full_by_count_bytes_span_and_failures() -> None:
     by_span.add(Item(0, None, 1, None))
     by_span.add(Item(MOST_SPAN, None, 1, None))
     assert by_span.is_full
-    first = by_span.take()
-    assert first is not None and by_span.take() is None, "its progress would not fit into a commit"
+    first = take(by_span)
+    assert first is not None and take(by_span) is None, "its progress would not fit into a commit"
     by_span.finish(first)
-    assert by_span.take() is not None
+    assert take(by_span) is not None
     by_failures = window(most=1000)
     for offset in range(MOST_FAILED):
         by_failures.add(Item(offset, None, 1, None))
@@ -223,7 +227,7 @@ def test_random_histories_with_kills(seed: int) -> None:
         if action == "fetch" and fetched < len(offsets) and not w.is_full:
             w.add(Item(offsets[fetched], keys[offsets[fetched]], 1, None))
             fetched += 1
-        elif action == "take" and (item := w.take()) is not None:
+        elif action == "take" and (item := take(w)) is not None:
             assert item.offset not in finished, "a record that was committed as done came again"
             assert item.attempt == attempts.get(item.offset, 0) + 1
             if in_order and item.key is not None:
@@ -272,11 +276,38 @@ def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pyt
     kept = partitions.Partitions(10)
     w = kept.open(("t", 0), Progress(0, left=True), in_order=True)
     kept.add(w, Item(0, b"a", 1, None))
-    taken_one = kept.take()
-    assert taken_one is not None
-    w.fail(taken_one[1], retries.due_after(10))
+    kept.look(w)
+    taken = kept.take(1)
+    assert taken is not None
+    w.fail(taken[1][0], retries.due_after(10))
     kept.look(w)
     wall_us -= 7_200_000_000
-    assert kept.take() is None
+    assert kept.take(1) is None
     wall_us, steady_us = wall_us + 21_000_000, 21_000_000
-    assert kept.take() == taken_one
+    assert kept.take(1) == taken
+
+
+def test_an_attempt_that_was_noted_and_did_not_begin_is_noted_again() -> None:
+    """If it were ready, and then killed its process, nothing would say that it had begun."""
+    w = filled("a", progress=Progress(0))
+    items = w.note(10)
+    w.noted(items)
+    (item,) = w.take(1)
+    w.put_back(item)
+    assert not w.take(1) and not w.progress().begun
+    assert w.note(10) == [item] and w.progress().begun == {0}
+
+
+def test_partitions_share_the_room() -> None:
+    kept = partitions.Partitions(100)
+    windows = [kept.open(("t", n), Progress(0, left=True), in_order=False) for n in range(3)]
+    for w in windows:
+        for offset in range(10):
+            kept.add(w, Item(offset, None, 1, None))
+        kept.look(w)
+    shares = []
+    room = 12
+    while room and (taken := kept.take(room)) is not None:
+        shares.append((windows.index(taken[0]), len(taken[1])))
+        room -= len(taken[1])
+    assert shares == [(0, 4), (1, 3), (2, 2), (0, 1), (1, 1), (2, 1)]

@@ -93,13 +93,13 @@ class Assignment:
         windows = [window for place, window in self._partitions.items() if place in set(places)]
         for window in windows:
             window.stop()
+        self._handling.give_back(windows)
         unfinished = await self._handling.finished(min(self._plan.lease, REVOKE_SECONDS), windows)
         if unfinished:
             log.warning(
                 "%d messages of partitions that another instance gets are still being handled, and are handled there "
                 "again: %s", len(unfinished), ", ".join(unfinished[:NAMED_IN_LOG]),
             )  # fmt: skip
-        self._handling.cancel_batches(windows)
         await self._settling.settle()
         self._partitions.close(places)
 
@@ -107,7 +107,7 @@ class Assignment:
         """Close partitions that another instance owns already: nothing can be committed for them."""
         if places:
             log.warning("%d partitions were lost: messages that were not committed are handled again", len(places))
-        self._handling.cancel_batches(window for place, window in self._partitions.items() if place in set(places))
+        self._handling.give_back([window for place, window in self._partitions.items() if place in set(places)])
         self._partitions.close(places)
 
     async def renew(self) -> None:

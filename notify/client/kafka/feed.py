@@ -119,11 +119,15 @@ class Feed:
         """Fetch records into their windows; returns their number. Rebalances happen within this call."""
         fetched, ends = await self.call(self._poll, most, seconds)
         replacements: dict[Window, Window] = {}
+        changed: dict[Window, None] = {}
         for polled, item in fetched:
             window = replacements.get(polled, polled)
             if item.offset < window.next and not window.is_closed:
                 replacements[polled] = window = self._partitions.begin_anew(window, item.offset)
             self._partitions.add(window, item)
+            changed[window] = None
+        for window in changed:
+            self._partitions.look(window)
         for polled, offset in ends:
             self._partitions.reach(replacements.get(polled, polled), offset)
         return len(fetched)

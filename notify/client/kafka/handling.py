@@ -1,16 +1,18 @@
-"""Handling: runs handlers for records, and decides what becomes of each record: done, retried, or a dead letter."""
+"""Handling: has records handled in runs, and decides what becomes of each record: done, retried, or a dead letter."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
-from typing import Any
 
 from notify.client.failure_log import FailureLog
-from notify.client.handlers import CANCEL_SECONDS, Handler, NotTried, handler_of, is_cancelled
+from notify.client.hand import Run, by_run
+from notify.client.handlers import Cancelled, Handler, NotTried, handler_of
 from notify.client.kafka import retries
 from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
@@ -18,95 +20,175 @@ from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.window import Item, Window
 from notify.clock import steady_clock
-from notify.errors import DeadLetter, InvalidRequest
+from notify.errors import DeadLetter
 from notify.filter import Filter
 from notify.kafka import records
 from notify.kafka.groups import DEAD_LETTER, RETRY
-from notify.message import REPLAY, ReceivedMessage
+from notify.limits import digits
+from notify.message import REPLAY
+from notify.wire import Delivered
 
 log = logging.getLogger("notify.consumer")
 
-SKIPPED_AT_ONCE = 500
-"""The most records without a handler that are skipped before the loop's other tasks get a turn."""
+LOOKED_AT = 1000
+"""The most records that are looked at before the loop's other tasks get a turn."""
 NAMED_IN_LOG = 10
 LAST_MILLISECOND = 253_402_300_799_000
 """The last second of the year 9999."""
 
 
+class PartitionRun(Run):
+    """Messages of one partition for the same handler, in their order."""
+
+    __slots__ = ("items", "window")
+
+    def __init__(
+        self, handling: Handling, handler: Handler | None, window: Window, items: list[Item], messages: list[Delivered]
+    ) -> None:
+        super().__init__(handling, handler, "", 0, [*messages])
+        self.window = window
+        self.items = items
+
+
 class Handling:
-    """Handles at most `plan.at_once` messages at a time. Belongs to the event loop."""
+    """Puts ready items into the consumer's hand, and notes in their windows what became of them. Belongs to the event
+    loop."""
 
     def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, lot: Lot) -> None:
         """Raises InvalidRequest for an invalid filter."""
         self._plan = plan
+        self._hand = plan.hand
         self._partitions = partitions
         self._settling = settling
         self._lot = lot
         self._failures = FailureLog()
-        self._most = plan.at_once
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
-        self._tasks: dict[asyncio.Task[None], tuple[Window, str]] = {}
-        self._in_batches: set[asyncio.Task[None]] = set()
-        """The tasks whose messages are in a batch, or wait for one."""
-        self._singly = asyncio.Semaphore(plan.concurrency)
-        """Bounds handlers of single messages, because with a handler of batches more messages have tasks."""
+        self._runs: dict[PartitionRun, None] = {}
+        """The runs with messages in hand."""
+        self._not_tried: list[int] = []
+        """The places of messages that go back to the window of their run."""
+        self._ended = asyncio.Event()
+        """Set when nothing of a run is in hand any more."""
         self._timer: asyncio.TimerHandle | None = None
         self.moved = asyncio.Event()
-        """Set when a handler has returned, and so few items are ready that more should be fetched."""
+        """Set when handlers have returned, and so few items are ready that more should be fetched."""
         self.noting = asyncio.Event()
         """Set when there is room for items whose attempts have to be noted first."""
         self.is_held = False
         """Whether no new handler may begin: the group is paused, or the consumer stops."""
 
+    def hold(self, is_held: bool) -> None:
+        """Have no new handler begin, or let them begin again. What waits for its handler goes back to its window."""
+        self.is_held = is_held
+        if is_held:
+            self.give_back()
+
+    # --- into the hand ----------------------------------------------------------------------------------------
+
     def begin(self) -> None:
-        """Begin to handle ready items, while there is room."""
-        skipped = 0
-        while self.room:
-            ready = self._partitions.take()
-            if ready is None:
+        """Take ready items in hand, while there is room."""
+        looked_at = 0
+        while not self._is_over and looked_at < LOOKED_AT:
+            room = self._hand.free()  # grows with the first messages that come for the first time
+            taken = self._partitions.take(min(room, LOOKED_AT - looked_at)) if room else None
+            if taken is None:
                 break
-            if not self._begin_one(*ready):
-                skipped += 1
-                if skipped == SKIPPED_AT_ONCE:
-                    asyncio.get_running_loop().call_soon(self.begin)
-                    break
+            window, items = taken
+            looked_at += len(items)
+            if runs := self._runs_of(window, items):
+                self._runs.update(dict.fromkeys(runs))
+                self._hand.put(runs)
+        if looked_at == LOOKED_AT:
+            asyncio.get_running_loop().call_soon(self.begin)
         if self._partitions.has_to_note and self.room:
             self.noting.set()
         self._wait_for_the_next()
 
     @property
-    def room(self) -> int:
-        """How many more messages may be handled now."""
-        return 0 if self.is_held or self._plan.is_stopped() else self._most - len(self._tasks)
+    def _is_over(self) -> bool:
+        return self.is_held or self._plan.is_stopped()
 
-    def _begin_one(self, window: Window, item: Item) -> bool:
-        """Begin to handle an item; False if no handler gets it."""
-        topic = _topic_of(item.record)
-        handler = handler_of(self._plan.handlers, topic)
+    @property
+    def room(self) -> int:
+        """How many attempts may be noted now."""
+        return 0 if self._is_over else max(0, self._plan.at_once - self._hand.count)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether so few items wait behind those that handlers are busy with that more should be fetched."""
+        waiting = max(0, self._hand.count - max(self._hand.under_way, self._plan.concurrency))
+        return waiting < self._lot.low and not self._partitions.has_ready(self._lot.low - waiting)
+
+    def _runs_of(self, window: Window, items: list[Item]) -> list[PartitionRun]:
+        """The runs of taken items. The others are finished in their window, or leave as dead letters."""
+        found: list[tuple[Handler | None, list[Item], list[Delivered]]] = []
+        source = items[0].record.topic()
+        is_retry, is_letter = source.startswith(RETRY), source.startswith(DEAD_LETTER)
+        topic, handler = source, handler_of(self._plan.handlers, source)
+        for item in items:
+            fields, own_headers = records.split(item.record)
+            if is_letter:
+                own_headers |= records.why_dead(records.listed(item.record))
+            if is_retry and (target := fields.get(records.TARGET) or source) != topic:
+                topic, handler = target, handler_of(self._plan.handlers, target)
+            message = self._message(window, item, topic, handler, fields, own_headers)
+            if message is None:
+                continue
+            if not found or found[-1][0] is not handler:
+                found.append((handler, [], []))
+            found[-1][1].append(item)
+            found[-1][2].append(message)
+        if sum([len(taken) for _, taken, _ in found]) < len(items):
+            self._partitions.look(window)
+        return [PartitionRun(self, handler, window, taken, messages) for handler, taken, messages in found]
+
+    def _message(
+        self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str],
+        own_headers: dict[str, str],
+    ) -> Delivered | None:  # fmt: skip
+        """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
+        headers of the record."""
         if item.is_orphan and item.attempt > retries.most_attempts(handler):
             item.attempt -= 1
             error = DeadLetter(f"{item.attempt} attempts, the last one ended with its process")
             self._fail(window, item, handler, topic, error)
-            return False
+            return None
         try:
-            is_wanted = handler is None or self._is_wanted(handler, topic, item.record)
-            message = _message(topic, item) if is_wanted else None
+            record = item.record
+            key = record.key()
+            message = Delivered(
+                id=fields.get(records.ID) or retries.id_of(record),
+                topic=topic,
+                queue=record.partition(),
+                offset=item.offset,
+                body=record.value() or b"",
+                key=key.decode("utf-8", "replace") if key is not None else None,
+                tag=fields.get(records.TAG),
+                headers=own_headers,
+                attempt=item.attempt,
+                committed_at=_instant(record.timestamp()[1]),
+                replay=digits(fields.get(REPLAY, "")) or 0,
+            )
+            if handler is None or self._is_wanted(handler, message, fields):
+                return message
         except Exception as error:
             # Any producer may write to the topic. If this error were raised, it would end every consumer in turn.
             log.exception("%s is not a message", retries.id_of(item.record))
             self._fail(window, item, handler, topic, DeadLetter(f"the record cannot be read as a message: {error}"))
-            self._partitions.look(window)
-            return False
-        if message is None:
+        else:
             window.finish(item)
-            self._partitions.look(window)
+        return None
+
+    def _is_wanted(self, handler: Handler, message: Delivered, fields: dict[str, str]) -> bool:
+        expires = digits(fields.get(records.EXPIRES, ""))
+        if expires is not None and expires <= time.time_ns() // 1000:
             return False
-        task = asyncio.get_running_loop().create_task(self._handle(window, item, handler, message))
-        self._tasks[task] = window, message.id
-        if handler is not None and handler.batch is not None:
-            self._in_batches.add(task)
-        task.add_done_callback(self._put_down)
-        return True
+        if handler.tags and message.tag not in handler.tags:
+            return False
+        condition = self._filters.get(handler.topic)
+        return condition is None or condition.is_true_for(
+            message.headers or {}, message.key, message.tag, message.topic
+        )
 
     def _wait_for_the_next(self) -> None:
         if self._timer is not None:
@@ -117,54 +199,43 @@ class Handling:
             seconds = max(0.001, (due_us - steady_clock()) / 1e6)
             self._timer = asyncio.get_running_loop().call_later(seconds, self.begin)
 
-    def _put_down(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        self._in_batches.discard(task)
+    # --- what became of it ------------------------------------------------------------------------------------
+
+    def noted(self, run: Run, place: int, error: BaseException) -> None:
+        """The handler of a message has raised an error: it is retried, a dead letter, or goes back to its window."""
+        assert isinstance(run, PartitionRun)
+        if isinstance(error, NotTried):
+            self._not_tried.append(place)
+            return
+        if not isinstance(error, Cancelled):  # the message of a cancelled consumer comes again
+            message = run.delivery(place)
+            self._failures.tell(message.topic, message.id, message.attempt, error)
+            self._fail(run.window, run.items[place], run.handler, message.topic, error)
+        self._hand.settled(run, [place])
+
+    def settle_noted(self, run: Run) -> None:
+        """Finish the messages of a run whose handlers have returned."""
+        assert isinstance(run, PartitionRun)
+        acknowledged, run.acknowledged = run.acknowledged, []
+        if not run.window.is_closed:  # otherwise another instance has got the partition
+            for place in acknowledged:
+                run.window.finish(run.items[place])
+        self._hand.settled(run, acknowledged)
+        not_tried, self._not_tried = self._not_tried, []
+        self._put_back(run, not_tried)
         self.begin()
-        if not self._partitions.has_ready(self._lot.low):
+        if self.is_low:
             self.moved.set()
 
-    def _is_wanted(self, handler: Handler, topic: str, record: Any) -> bool:
-        headers = records.listed(record)
-        expires = records.number(headers, records.EXPIRES)
-        if expires is not None and expires <= time.time_ns() // 1000:
-            return False
-        tag = records.header(headers, records.TAG)
-        if handler.tags and tag not in handler.tags:
-            return False
-        condition = self._filters.get(handler.topic)
-        return condition is None or condition.is_true_for(_own_headers(record), _key(record), tag, topic)
-
-    async def _handle(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
-        if handler is not None and handler.batch is not None:
-            await self._handle_now(window, item, handler, message)
-            return
-        async with self._singly:
-            await self._handle_now(window, item, handler, message)
-
-    async def _handle_now(self, window: Window, item: Item, handler: Handler | None, message: ReceivedMessage) -> None:
-        if window.is_closed:  # another instance has got the partition since this task was made
-            return
-        if self._plan.is_stopped():
-            window.put_back(item)
-            return
-        try:
-            if handler is None:
-                raise InvalidRequest(
-                    f"there is no handler here for topic {message.topic!r}; another instance may have it"
-                )
-            await self._plan.call(handler, message)
-        except NotTried:
-            if not window.is_closed:
-                window.put_back(item)
-        except BaseException as error:
-            if is_cancelled(error):
-                raise
-            self._failures.tell(message.topic, message.id, item.attempt, error)
-            self._fail(window, item, handler, message.topic, error)
-        else:
-            window.finish(item)
-        self._partitions.look(window)
+    def _put_back(self, run: PartitionRun, places: list[int]) -> None:
+        if not run.window.is_closed:
+            for place in sorted(places, reverse=True):
+                run.window.put_back(run.items[place])
+        self._hand.settled(run, places)
+        self._partitions.look(run.window)
+        if not run.unsettled:
+            self._runs.pop(run, None)
+            self._ended.set()
 
     def _fail(self, window: Window, item: Item, handler: Handler | None, topic: str, error: BaseException) -> None:
         if window.is_closed:
@@ -180,74 +251,45 @@ class Handling:
 
     @property
     def under_way(self) -> int:
-        """The number of messages with handlers."""
-        return len(self._tasks)
+        """The number of messages in hand."""
+        return sum([run.unsettled for run in self._runs])
 
     # --- the end ----------------------------------------------------------------------------------------------
+
+    def give_back(self, windows: Iterable[Window] | None = None) -> None:
+        """Return what waits for its handler to its window, of these windows or all."""
+        for run, places in by_run(self._hand.let_go(self, frozenset(self._of(windows)))):
+            assert isinstance(run, PartitionRun)
+            self._put_back(run, places)
+
+    def _of(self, windows: Iterable[Window] | None) -> Collection[PartitionRun]:
+        """The runs of these windows, or all."""
+        if windows is None:
+            return self._runs
+        chosen = set(windows)
+        return [run for run in self._runs if run.window in chosen]
 
     async def finished(self, seconds: float, windows: Iterable[Window] | None = None) -> list[str]:
         """Wait at most `seconds` for running handlers, of these windows or all. Returns the ids of the messages whose
         handlers are still running."""
         chosen = None if windows is None else set(windows)
-        tasks = [task for task, (window, _) in self._tasks.items() if chosen is None or window in chosen]
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-        return [self._tasks[task][1] for task in tasks if task in self._tasks and not task.done()]
-
-    def cancel_batches(self, windows: Iterable[Window]) -> None:
-        """Cancel messages of these windows that wait for a batch: another instance handles them."""
-        chosen = set(windows)
-        for task in self._in_batches:
-            if self._tasks[task][0] in chosen:
-                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._of(chosen):
+                    self._ended.clear()
+                    await self._ended.wait()
+        return [message.id for run in self._of(chosen) for message in run.deliveries if message is not None]
 
     async def cancel(self) -> None:
-        """Cancel the tasks of running handlers, and wait for them no longer."""
-        self.is_held = True
+        """Cancel running handlers, and wait for them no longer."""
+        self.hold(True)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)
+        await self._plan.cancel(self)
 
 
-def _topic_of(record: Any) -> str:
-    """The topic of a record's message: for a record of a retry topic, its header names the original topic."""
-    topic: str = record.topic()
-    return (records.header(records.listed(record), records.TARGET) or topic) if topic.startswith(RETRY) else topic
-
-
-def _key(record: Any) -> str | None:
-    return record.key().decode("utf-8", "replace") if record.key() is not None else None
-
-
-def _written_at(record: Any) -> str:
+@functools.lru_cache(maxsize=16)
+def _instant(milliseconds: int) -> str:
     """When a record was written, by its producer's clock, as RFC 3339; limited to the years 1970 to 9999."""
-    seconds = min(max(0, record.timestamp()[1]), LAST_MILLISECOND) / 1000
+    seconds = min(max(0, milliseconds), LAST_MILLISECOND) / 1000
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _own_headers(record: Any) -> dict[str, str]:
-    """The message's own headers; for a dead letter, also the headers that say why it failed."""
-    headers = records.listed(record)
-    own_headers = records.own_headers(headers)
-    return own_headers | records.why_dead(headers) if record.topic().startswith(DEAD_LETTER) else own_headers
-
-
-def _message(topic: str, item: Item) -> ReceivedMessage:
-    record = item.record
-    headers = records.listed(record)
-    return ReceivedMessage(
-        retries.id_of(record),
-        topic,
-        record.partition(),
-        record.offset(),
-        record.value() or b"",
-        _key(record),
-        records.header(headers, records.TAG),
-        _own_headers(record),
-        item.attempt,
-        _written_at(record),
-        records.number(headers, REPLAY) or 0,
-    )

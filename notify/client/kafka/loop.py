@@ -31,7 +31,7 @@ from notify.kafka.topic_ids import TopicIds
 log = logging.getLogger("notify.consumer")
 
 POLL_SECONDS = 0.2
-WINDOW_RECORDS = 2_000
+WINDOW_RECORDS = 4_000
 """A partition is paused when it has this many waiting records. After a pause its records are fetched again, so that a
 small bound would be slow."""
 ROOM_SECONDS = 1.0
@@ -167,7 +167,7 @@ class KafkaLoop:
         while True:
             self._handling.begin()
             is_held = self._handling.is_held
-            wants = not is_held and not self._partitions.has_ready(self._lot.low)
+            wants = not is_held and self._handling.is_low
             if not (wants or is_holding or is_held):
                 self._handling.moved.clear()
                 if await self._moved(ROOM_SECONDS):
@@ -217,7 +217,7 @@ class KafkaLoop:
         is_held = self._orders.control.paused or self._is_stopping
         if is_held != self._handling.is_held:
             log.info("group %s is %s", self._plan.group, "paused" if is_held else "resumed")
-        self._handling.is_held = is_held
+        self._handling.hold(is_held)
 
     async def _follow_topics(self) -> None:
         """Look for new topics of patterns, recreated topics, new partitions of an owner, and resets that came with a
@@ -257,7 +257,7 @@ class KafkaLoop:
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers, while the group is still polled."""
         self._is_stopping = True
-        self._handling.is_held = True
+        self._handling.hold(True)
         deadline = time.monotonic() + self._plan.drain
         if self._handling.under_way:
             self._plan.announce(stopping_text(self._plan.drain, self._handling.under_way))

@@ -7,9 +7,9 @@ partitions that come after them.
 
 from __future__ import annotations
 
-MOST = 1_000
+MOST = 2_000
 MOST_LOW = 32
-QUICK_SECONDS = 0.1
+QUICK_SECONDS = 0.2
 """If a whole lot is handled within this time, the next lot is larger."""
 
 

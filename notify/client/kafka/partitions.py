@@ -80,12 +80,11 @@ class Partitions:
         return replacement
 
     def add(self, window: Window, item: Item) -> None:
-        """Add a fetched record to its window, unless the window was closed meanwhile."""
+        """Add a fetched record to its window, unless the window was closed meanwhile; then call `look`."""
         if not window.is_closed:
             if item.offset > window.next + 1:  # a gap of one offset is usual: the marker of a transaction
                 self._note_jump(window.next, item)
             window.add(item)
-            self.look(window)
 
     def _note_jump(self, start: int, item: Item) -> None:
         place: Place = item.record.topic(), item.record.partition()
@@ -118,16 +117,17 @@ class Partitions:
             self._due_at[window] = due_us
             heapq.heappush(self._due, (due_us, self._number, window))
 
-    def take(self) -> tuple[Window, Item] | None:
-        """The next item to handle, with partitions in turns; None if no item is ready."""
+    def take(self, most: int) -> tuple[Window, list[Item]] | None:
+        """The next items to handle, of the partition whose turn it is, and its share of `most`; None if no item is
+        ready."""
         self._wake(steady_clock())
-        for _ in range(len(self._turns)):
+        for turns in range(len(self._turns), 0, -1):
             window, _ = self._turns.popitem(last=False)
-            item = window.take()
-            if item is not None:
+            items = window.take(-(-most // turns))
+            if items:
                 if window.ready:
                     self._turns[window] = None
-                return window, item
+                return window, items
         return None
 
     def _wake(self, now_us: int) -> None:

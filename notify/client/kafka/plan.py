@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from notify.client.hand import Hand, Holder
 from notify.client.handlers import Handler, handler_of
 from notify.errors import InvalidRequest
 from notify.kafka.groups import OWN_TOPICS, kafka_group
-from notify.message import ReceivedMessage
 
 log = logging.getLogger("notify.consumer")
 Sharing = Literal["group", "broadcast", "owner"]
@@ -24,16 +24,19 @@ SHARING: Mapping[str, Sharing] = {
 class Plan:
     """The arguments of a consumer; times are in seconds; see Consumer.
 
-    `call` runs a handler for a message and raises the handler's exception. `is_stopped`: whether no further handler may
-    begin. `is_cut`: whether the process ends immediately, so that nothing is waited for. `announce` shows a text to the
-    user. Raises InvalidRequest for handlers that cannot run in the same group.
+    `cancel` cancels the handlers of a holder's messages and waits for their end; a handler in a thread goes on.
+    `is_stopped`: whether no further handler may begin. `is_cut`: whether the process ends immediately, so that nothing
+    is waited for. `announce` shows a text to the user. Raises InvalidRequest for handlers that cannot run in the same
+    group.
     """
 
     url: str
     group: str
     instance: str
     handlers: Mapping[str, Handler]
-    call: Callable[[Handler, ReceivedMessage], Awaitable[None]]
+    hand: Hand
+    """The messages in hand."""
+    cancel: Callable[[Holder], Awaitable[None]]
     is_stopped: Callable[[], bool]
     concurrency: int
     batch: int
@@ -65,7 +68,7 @@ class Plan:
 
     @property
     def at_once(self) -> int:
-        """The most messages with handlers at a time, including messages that wait for a batch to be formed."""
+        """The most messages whose attempts are noted together: those that slow handlers have at a time."""
         has_batches = any(handler.batch is not None for handler in self.handlers.values())
         return self.batch if has_batches else min(self.concurrency, self.batch)
 

@@ -143,19 +143,26 @@ class Window:
         while self._due and self._due[0][0] <= now_us:
             self._admit(self._open[heapq.heappop(self._due)[1]])
 
-    def take(self) -> Item | None:
-        """The next item to handle; None if no item is ready, or if the first open item is too far behind it."""
-        if self._is_stopped or not self._ready or self._ready[0].offset - self.position >= MOST_SPAN:
-            return None
-        item = self._ready.popleft()
-        self._handled.add(item.offset)
-        return item
+    def take(self, most: int) -> list[Item]:
+        """The next items to handle; empty if no item is ready, or if the first open item is too far behind it."""
+        items: list[Item] = []
+        ready, end = self._ready, self.position + MOST_SPAN
+        if not self._is_stopped:
+            while ready and len(items) < most and ready[0].offset < end:
+                items.append(ready.popleft())
+            self._handled.update([item.offset for item in items])
+        return items
 
     def put_back(self, item: Item) -> None:
-        """Return a taken item that is not handled after all."""
+        """Return a taken item that is not handled after all. If its attempt was noted, that is noted again before the
+        item is ready."""
         self._handled.discard(item.offset)
-        self._begun.discard(item.offset)
-        self._ready.appendleft(item)
+        if item.offset in self._begun:
+            self._begun.discard(item.offset)
+            self._not_noted.appendleft(item)
+            self.changes += 1
+        else:
+            self._ready.appendleft(item)
 
     def stop(self) -> None:
         """Let no more items be taken; taken items may still finish. Once they have, the partition is left properly."""
