@@ -282,7 +282,7 @@ def test_runs_are_kept_within_a_number_of_bytes() -> None:
         return MessageRun(first, LEAST, 0, 0, bytes(size))
 
     kept.keep(1, run(0, 101))
-    assert kept.get(1, 0, LEAST) is None and not kept.bytes
+    assert (kept.get(1, 0, LEAST), kept.bytes) == (None, 0)
     for first in range(10):
         kept.keep(1, run(first, 100))
     assert [first for first in range(10) if kept.get(1, first, LEAST)] == list(range(2, 10))
