@@ -339,7 +339,7 @@ def test_parent_and_children_send(
 SHARING = """
 import os, sys, time
 import sqlalchemy as sa
-from tests.support.imported_shop import engine, place
+from tests.support.imported_shop import engine, place, producer
 
 def session():
     name = "pg_backend_pid()" if engine.dialect.name == "postgresql" else "connection_id()"
@@ -355,6 +355,7 @@ for number in range(2):
     if not (child := os.fork()):
         place(f"child {number}")
         os.write(writing, session().encode())
+        producer.close()  # its outcome is sent
         os._exit(0)
     children.append((child, reading))
 sessions = [session()] + [os.read(reading, 100).decode() for _, reading in children]

@@ -42,7 +42,7 @@ class Asking:
         self.http: Any = self
         self.places = tuple
 
-    async def known(self) -> None:
+    async def asked(self) -> None:
         pass
 
     async def call(self, *_: Any, **__: Any) -> bytes:

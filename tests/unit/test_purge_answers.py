@@ -20,7 +20,7 @@ class Answering:
         self._answer = encode_msgpack(Items(list(items)))
         self.closed = 0
 
-    async def known(self) -> None:
+    async def known(self, seconds: float) -> None:
         pass
 
     def places(self) -> tuple[str, ...]:
