@@ -34,6 +34,9 @@ LATER = 10.0
 """How many times as late the slowest hundredth of halves may be answered while the page to sign in is asked for."""
 WARM_SECONDS = 5.0
 PAGES = "login_pages"
+SEGMENT_BYTES = 8 << 20
+"""The index of a segment is in memory until the segment is full. Small segments fill before the siege, so that what the
+load's own messages take is not counted as the attackers'."""
 
 
 def besiege(directory: Path, seconds: float, share: float, only: str, workers: int, access: bool) -> bool:
@@ -41,6 +44,7 @@ def besiege(directory: Path, seconds: float, share: float, only: str, workers: i
     print(f"--- access {'on' if access else 'off'}, {workers} worker{'s' * (workers > 1)}", flush=True)
     provider, webhook = Listener(b""), Listener(b"y")
     environment = {"NOTIFY_WEBHOOK_SECRET": "siege", "NOTIFY_WEBHOOK_HOSTS": webhook.place}
+    environment["NOTIFY_SEGMENT_BYTES"] = str(SEGMENT_BYTES)
     if access:
         environment |= {"NOTIFY_ACCESS": "1", "NOTIFY_OIDC_ISSUER": f"http://{provider.place}"}
     flags = ["--workers", str(workers)] if workers > 1 else []
