@@ -275,3 +275,24 @@ def test_a_record_is_the_message_that_was_sent() -> None:
         assert first.committed_at == "2023-11-14T22:13:20Z"
 
     run(work)
+
+
+def test_a_batch_of_several_runs_goes_back_when_its_handler_exits() -> None:
+    """The places of one run were put back in another, which failed, and the consumer waited in vain for the rest."""
+
+    async def exits(messages: list[ReceivedMessage]) -> None:
+        assert len(messages) == 4
+        raise SystemExit(3)
+
+    async def work() -> None:
+        world = World(made(exits, batch=8))
+        for partition, window in enumerate(world.windows):
+            world.add(window, [Record(n, str(n), partition=partition) for n in range(partition, 2 + partition)])
+        world.handling.begin()
+        await eventually_async(lambda: world.consumer._left is not None, "the handler to exit")
+        world.handling.hold(True)  # as the consumer's end does
+        await world.until_handled()
+        assert world.hand.count == 0 and not world.settled.departures
+        assert (world.consumer.handled, world.consumer.failed) == (0, 0)
+
+    run(work)

@@ -40,7 +40,7 @@ LAST_MILLISECOND = 253_402_300_799_000
 class PartitionRun(Run):
     """Messages of one partition for the same handler, in their order."""
 
-    __slots__ = ("items", "window")
+    __slots__ = ("items", "not_tried", "window")
 
     def __init__(
         self, handling: Handling, handler: Handler | None, window: Window, items: list[Item], messages: list[Delivered]
@@ -48,6 +48,8 @@ class PartitionRun(Run):
         super().__init__(handling, handler, "", 0, [*messages])
         self.window = window
         self.items = items
+        self.not_tried: list[int] = []
+        """The places of noted messages that go back to the window."""
 
 
 class Handling:
@@ -65,8 +67,6 @@ class Handling:
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._runs: dict[PartitionRun, None] = {}
         """The runs with messages in hand."""
-        self._not_tried: list[int] = []
-        """The places of messages that go back to the window of their run."""
         self._ended = asyncio.Event()
         """Set when nothing of a run is in hand any more."""
         self._timer: asyncio.TimerHandle | None = None
@@ -205,7 +205,7 @@ class Handling:
         """The handler of a message has raised an error: it is retried, a dead letter, or goes back to its window."""
         assert isinstance(run, PartitionRun)
         if isinstance(error, NotTried):
-            self._not_tried.append(place)
+            run.not_tried.append(place)
             return
         if not isinstance(error, Cancelled):  # the message of a cancelled consumer comes again
             message = run.delivery(place)
@@ -221,7 +221,7 @@ class Handling:
             for place in acknowledged:
                 run.window.finish(run.items[place])
         self._hand.settled(run, acknowledged)
-        not_tried, self._not_tried = self._not_tried, []
+        not_tried, run.not_tried = run.not_tried, []
         self._put_back(run, not_tried)
         self.begin()
         if self.is_low:
