@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -264,19 +265,28 @@ def test_ids_are_found_whatever_their_producers_clocks_say(tmp_path: Path) -> No
     asyncio.run(whole())
 
 
+def opened_below(folder: Path) -> list[str]:
+    """The files below a folder that this process has open. Other threads may open and close theirs meanwhile."""
+    opened = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(os.readlink(descriptor))
+    return [file for file in opened if file.startswith(f"{folder}/")]
+
+
 def test_a_log_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
     """It kept its files and its lock: opened again, it was said to be in use by another process."""
 
     async def scenario() -> None:
         unreadable = tmp_path / f"{1:020d}.ckpt"
         unreadable.write_bytes(b"no checkpoint")
-        files = len(os.listdir("/proc/self/fd"))
         with pytest.raises(Corrupt):
             await LogStore(tmp_path).open(T0)
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert not opened_below(tmp_path)
         unreadable.unlink()
         store = LogStore(tmp_path)
         await store.open(T0)
+        assert opened_below(tmp_path)
         await store.close()
 
     asyncio.run(scenario())

@@ -112,7 +112,7 @@ def test_letters_are_sent_again_once_beside_the_redrive_of_another_group(kafka_u
     def another() -> None:
         if threading.current_thread() is here:  # not by a producer that an earlier test left
             end()
-            others.append(open_transaction(kafka_url, "notify-redrive-another", TOPIC, "another/0@0", "x"))
+            others.append(open_transaction(kafka_url, "notify-redrive-another", TOPIC, "another/0@0", "x", partition=0))
 
     end = interrupt_producers("begin_transaction", another)
     redriven = Redriven(brokers)

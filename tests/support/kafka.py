@@ -120,13 +120,13 @@ def committed(url: str, topic: str, wanted: int = 0, *, uncommitted: bool = Fals
         consumer.close()
 
 
-def open_transaction(url: str, transactional_id: str, topic: str, key: str, value: str) -> Any:
-    """A producer with an open transaction that has written one record."""
+def open_transaction(url: str, transactional_id: str, topic: str, key: str, value: str, partition: int = -1) -> Any:
+    """A producer with an open transaction that has written one record; `partition` -1: where its key belongs."""
     from notify.kafka.cluster import Cluster
 
     producer = Cluster.of(url).producer({"transactional.id": transactional_id})
     producer.init_transactions(PATIENCE_SECONDS)
     producer.begin_transaction()
-    producer.produce(topic, value.encode(), key.encode())
+    producer.produce(topic, value.encode(), key.encode(), partition)
     producer.flush(PATIENCE_SECONDS)
     return producer
