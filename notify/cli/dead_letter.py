@@ -8,27 +8,12 @@ from urllib.parse import quote
 
 import typer
 
-from notify.cli.api import (
-    AS_JSON,
-    BEFORE,
-    BEFORE_INBOX,
-    DRY_RUN,
-    REASON,
-    REPLAY_EFFECTS,
-    URL,
-    WIDE,
-    Columns,
-    call,
-    given,
-    pairs,
-    place,
-    seconds,
-    show_rows,
-    show_write,
-    write,
-)
+from notify.admin_api import dead_letters
+from notify.admin_api.declaration import AdminWrite
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, Columns, call, given, seconds, show_rows
 from notify.cli.job import to_the_end
 from notify.cli.printed import say
+from notify.cli.writes import add_write, option, send_write, write_body
 from notify.message import DEAD_LETTER_REASON
 
 COLUMNS: Columns = {
@@ -50,6 +35,7 @@ FAILURES: Columns = {
     "the newest": lambda f: f["example"]["reason"],
 }
 
+GROUP = typer.Argument(..., metavar="GROUP")
 FAILURE = typer.Option("", help="Only dead letters of this failure group; `notify dead-letter failures` lists them.")
 TOPIC = typer.Option("", help="Only dead letters of this topic.")
 TAG = typer.Option("", help="Only dead letters with this tag.")
@@ -67,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_dead(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
     failure: str = FAILURE,
     wide: bool = WIDE,
@@ -82,7 +68,7 @@ def list_dead(
 
 @group.command("failures")
 def list_failures(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -95,24 +81,15 @@ def list_failures(
         say(f"{result['looked_at']:,} of {result['of']:,} dead letters were counted so far; ask again", err=True)
 
 
-@group.command("purge")
-def purge_dead(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    before: str = typer.Option(..., help=BEFORE),
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Delete a group's dead letters up to a point, redriven or not."""
-    body = write(reason, dry_run, before=place(before))
-    answer = call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body)
-    show_write("dead-letters.purge", answer, as_json)
+add_write(
+    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group_name=GROUP,
+)  # fmt: skip
 
 
 @group.command()
 def redrive(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
     failure: str = FAILURE,
     topic: str = TOPIC,
@@ -121,8 +98,8 @@ def redrive(
     contains: str = CONTAINS,
     filter: str = FILTER,
     max: int = typer.Option(100, min=1, max=4096, help="The most to send; --all has no bound."),
-    replay_effects: bool = REPLAY_EFFECTS,
-    force: bool = BEFORE_INBOX,
+    replay_effects: bool = option(dead_letters.REDRIVE, "replay_effects"),
+    force: bool = option(dead_letters.REDRIVE, "force"),
     all: bool = typer.Option(False, "--all", help="Send all, as a job; waits for its end and shows its progress."),
     reason: str = REASON,
     dry_run: bool = DRY_RUN,
@@ -132,13 +109,13 @@ def redrive(
     """Send dead letters to their group again; a repeated redrive sends each once."""
     conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
     how = given(replay_effects=replay_effects, force=force)
-    body = write(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
-    to_the_end("dead-letters.redrive", url, _whole(url, group_name, "redrive", body), as_json)
+    body = write_body(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
+    to_the_end(dead_letters.REDRIVE, url, _whole(dead_letters.REDRIVE, url, group_name, body), as_json)
 
 
 @group.command()
 def drop(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
     failure: str = FAILURE,
     topic: str = TOPIC,
@@ -153,31 +130,15 @@ def drop(
 ) -> None:
     """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
     conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    body = write(reason, dry_run, ids=id or None, wanted=conditions)
-    to_the_end("dead-letters.drop", url, _whole(url, group_name, "drop", body), as_json)
+    body = write_body(reason, dry_run, ids=id or None, wanted=conditions)
+    to_the_end(dead_letters.DROP, url, _whole(dead_letters.DROP, url, group_name, body), as_json)
 
 
-@group.command()
-def edit(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    id: str = typer.Argument(..., help="The letter's message."),
-    body: str | None = typer.Option(None, help="The new body: text. Parts that are not given stay unchanged."),
-    key: str | None = typer.Option(None, help="The new key; an empty text: no key."),
-    tag: str | None = typer.Option(None, help="The new tag; an empty text: no tag."),
-    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable): these replace all headers."),
-    replay_effects: bool = REPLAY_EFFECTS,
-    force: bool = BEFORE_INBOX,
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged."""
-    fields = {"body": body, "key": key, "tag": tag, "headers": pairs(header) if header else None}
-    changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
-    sent = call(url, "POST", "groups", group_name, "dead-letters", "edit", body=write(reason, dry_run, **changes))
-    show_write("dead-letters.edit", sent, as_json)
+add_write(
+    group, "edit", dead_letters.EDIT,
+    "Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged.",
+    group_name=GROUP,
+)  # fmt: skip
 
 
 def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, Any]:
@@ -193,7 +154,7 @@ def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, A
         offset = page["next_offset"]
 
 
-def _whole(url: str, group_name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+def _whole(write: AdminWrite, url: str, group_name: str, body: dict[str, Any]) -> dict[str, Any]:
     """The answer to a redrive or drop, made of one answer for each part of the letters that the server looked at.
 
     It ends at the body's `max` letters, or if the body has ids, at the last letter.
@@ -201,7 +162,7 @@ def _whole(url: str, group_name: str, action: str, body: dict[str, Any]) -> dict
     rows: dict[str, list[Any]] = {}
     most = body.get("max", 0)
     while True:
-        answer = call(url, "POST", "groups", group_name, "dead-letters", action, body=body)
+        answer = send_write(write, url, group_name, body=body)
         result = answer["result"]
         rows = {name: rows.get(name, []) + result[name] for name in ("ids", "items") if name in result}
         result |= rows

@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import Silenced, Unsilenced
 from notify.errors import NotFound
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.watch.alarm import MEANING
-from notify.server.watch.silences import LONGEST_SECONDS, Silence
+from notify.server.watch.silences import Silence
 from notify.wire import instant
-
-
-class Target(Write):
-    target: str = Field("", max_length=255, description="the alarm's target, such as a group; empty if it has none")
-
-
-class Silenced(Target):
-    seconds: float = Field(ge=60, le=LONGEST_SECONDS, description="how long", examples=[3600])
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -48,7 +40,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "alarm.silence", _target(name, write.target), do, new.shown())
 
     @routes.post("/alarms/{name}/unsilence")
-    async def unsilence(name: str, write: Target, who: Who) -> dict[str, Any]:
+    async def unsilence(name: str, write: Unsilenced, who: Who) -> dict[str, Any]:
         """End the silence of an alarm of one target early."""
         _check(name)
         key = (name, write.target)

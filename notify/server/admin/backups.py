@@ -13,8 +13,9 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from notify import __version__
+from notify.admin_api.declaration import Write
 from notify.errors import Conflict, InvalidRequest, NotFound
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
 from notify.threads import in_thread

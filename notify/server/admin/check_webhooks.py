@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import WebhooksWrite
 from notify.limits import check_name
 from notify.server import webhooks
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import WEBHOOKS
-
-
-class WebhooksWrite(Write):
-    webhooks: dict[str, str] = Field(max_length=1000, description="addresses by producer group")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.server import CredentialWrite
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_name
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.rights import parse_rights
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.threads import in_thread
 from notify.wire import instant
 
-DAYS, MOST_DAYS = 90.0, 3650.0
 LAST_ADMIN = "no other credential has the right admin: make another one with that right before you revoke this one"
-
-
-class CredentialWrite(Write):
-    name: str = Field(description="the service or person that uses the credential")
-    kind: Literal["token", "certificate", "subject"] = Field(
-        "token", description="what the caller shows: a token, a client certificate, or a token of the identity provider"
-    )
-    subject: str | None = Field(
-        None, max_length=255, description="the certificate's common name, or the `sub` of the provider's token"
-    )
-    rights: list[str] = Field(max_length=1000, description="such as publish:order.*, consume:points, view, admin")
-    expires_in: float = Field(DAYS * 86_400, gt=0, le=MOST_DAYS * 86_400, description="seconds")
-    requests: float = Field(0, ge=0, le=1e9, description="requests a second; 0: as principal_requests says")
-    polls: int = Field(0, ge=0, le=1_000_000, description="polls that may wait; 0: as principal_polls says")
 
 
 def _shown(credential: Credential, now_us: int) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.groups import PrioritiesWrite, Reset, SubscriptionWrite
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, MODES, NAME_CHARACTERS, check_between, check_name, instant_us
+from notify.limits import check_between, check_name, instant_us
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
@@ -20,51 +22,9 @@ WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
 
 
-class SubscriptionWrite(Write):
-    mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
-    start: str | StrictInt | None = None
-    tags: list[str] = Field(default_factory=list, max_length=LIMITS.tags)
-    filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
-    max_attempts: int = Field(16, ge=1, le=LIMITS.attempts)
-    max_deaths: int = Field(16, ge=1, le=LIMITS.attempts)
-    retry_min: float = Field(1.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_first_seconds)
-    retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
-    force: bool = Field(False, description="change the mode while consumers are active: they may get messages again")
-
-    def subscription(self) -> Subscribe:
-        """The fields of the subscription, without the fields that every write has."""
-        return Subscribe(**{name: getattr(self, name) for name in Subscribe.__struct_fields__})
-
-
 class Whole(BaseModel):
     model_config = ConfigDict(extra="forbid")
     whole_from: AwareDatetime = Field(description="rows of messages committed earlier may be gone")
-
-
-class Reset(Write):
-    topic: str
-    to: str | StrictInt
-    replay_effects: bool = Field(
-        False, description="handlers with an inbox take effect again, also for messages that took effect before"
-    )
-    force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
-
-
-Pattern = Annotated[str, Field(max_length=NAME_CHARACTERS)]
-
-
-class ClassFields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    name: str = Field(min_length=1, max_length=64)
-    topics: list[Pattern] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
-    weight: int | None = Field(None, ge=1, le=1000, description="default of the first three classes: 6, 3, 1")
-
-
-class PrioritiesWrite(Write):
-    classes: list[ClassFields] = Field(min_length=1, max_length=16)
-    shares: dict[Pattern, Annotated[int, Field(ge=1, le=1000)]] = Field(
-        default_factory=dict, description="turns by topic"
-    )
 
 
 def _priorities(write: PrioritiesWrite) -> Priorities:
@@ -117,11 +77,12 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
         subscriptions = desk.core.subscriptions
-        wanted = subscriptions.checked(name, topic, write.subscription())
+        requested = Subscribe(**{field: getattr(write, field) for field in Subscribe.__struct_fields__})
+        wanted = subscriptions.checked(name, topic, requested)
 
         async def do() -> Any:
             # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
-            return await subscriptions.put(subscriptions.checked(name, topic, write.subscription()), write.start, who)
+            return await subscriptions.put(subscriptions.checked(name, topic, requested), write.start, who)
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
 

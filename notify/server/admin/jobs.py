@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from notify.admin_api.declaration import Write
 from notify.errors import Conflict
 from notify.limits import check_between
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.threads import in_thread
 from notify.wire import instant
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import LimitsWrite
 from notify.limits import check_name
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.core.flow import RateLimits
-
-Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
-
-
-class LimitsWrite(Write):
-    topics: Rates = Field(default_factory=dict, description="messages a second that a topic takes, by name")
-    producer_groups: Rates = Field(default_factory=dict, description="transactions a second, by name")
-    consumer_groups: Rates = Field(default_factory=dict, description="messages a second that are delivered, by name")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

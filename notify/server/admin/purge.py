@@ -9,22 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field, StrictInt
 
+from notify.admin_api.topics import Purge, PurgeTopic
 from notify.errors import Conflict
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.groups import purging
-
-
-class Purge(Write):
-    before: str | StrictInt = Field(
-        description="latest (all messages), an instant, or an offset if the topic has one queue",
-        examples=["2026-01-31T12:00:00Z"],
-    )
-
-
-class PurgeTopic(Purge):
-    force: bool = Field(False, description="also messages that a group has not settled")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

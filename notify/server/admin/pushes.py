@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.groups import PushWrite
 from notify.errors import NotFound
 from notify.limits import check_name
-from notify.server.admin.writes import Desk, Who, Write
-from notify.server.core.pushes import MOST_AT_ONCE, MOST_BATCH, Push
-
-
-class PushWrite(Write):
-    url: str = Field(max_length=2000, description="the webhook; its host must be on the allow-list; calls are signed")
-    batch: int = Field(1, ge=1, le=MOST_BATCH, description="the most messages in a call")
-    at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="the most calls that each server makes at once")
+from notify.server.admin.writes import Desk, Who
+from notify.server.core.pushes import Push
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

@@ -7,29 +7,18 @@ import typing
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import Rollback, SettingsWrite
 from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server import webhooks
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import Configuration, Revision
 from notify.settings import Settings, environment_name
 from notify.threads import in_thread
 from notify.wire import instant
 
 SECRET = "(secret)"
-
-
-class SettingsWrite(Write):
-    values: dict[str, bool | int | float | str | None] = Field(
-        min_length=1, max_length=100, description="by name; null: the value at the server's start"
-    )
-    after: int | None = Field(None, ge=0, le=1 << 62, description="the revision you know; 409 if another one is newer")
-
-
-class Rollback(Write):
-    to: int = Field(ge=0, le=1 << 62, description="a revision; 0: the values at the servers' start")
 
 
 def _revision_row(revision: Revision) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import heapq
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS, check_between, check_name
-from notify.queue_rows import kept, sent
+from notify.limits import check_between, check_name
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
@@ -23,18 +24,6 @@ MOST_NEWEST = 100
 """The most topics of a list whose newest message is read."""
 
 Sort = Literal["name", "rate", "lag", "kept", "sent", "newest"]
-
-
-class TopicWrite(Write):
-    queues: int | None = Field(None, ge=1, le=1024)
-    retention: float | None = Field(None, ge=0, le=3650 * 86_400, description="seconds; 0: the server's default")
-    retention_bytes: int | None = Field(None, ge=0, le=1 << 50, description="payload bytes to keep; 0: no bound")
-    flush: Literal["sync", "async", "memory"] | None = Field(None, description="when messages are answered")
-    ttl: float | None = Field(None, ge=0, le=LIMITS.ttl_seconds, description="seconds; 0: messages do not expire")
-    backlog: int | None = Field(
-        None, ge=0, le=1 << 40, description="messages that the slowest group may be behind; 0: no bound"
-    )
-    backlog_policy: Literal["refuse", "hold", "drop_oldest"] | None = None
 
 
 def _changed(topic: Topic, write: TopicWrite) -> Topic:

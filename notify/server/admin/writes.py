@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import structlog
 from fastapi import Depends, Header, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from notify import faults
+from notify.admin_api.declaration import Write
 from notify.errors import NotFound, NotifyError
 from notify.server.access.principal import EVERYONE, Principal
 from notify.server.cluster.workers import Workers
@@ -48,17 +48,6 @@ def _asker(request: Request) -> Principal:
 
 
 Asker = Annotated[Principal, Depends(_asker)]
-
-
-class Write(BaseModel):
-    """The fields of every write: its reason, and whether it is a dry run.
-
-    What `Spread` reads of a body, too, has a strict type: it must not mean something else to the route.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
-    dry_run: StrictBool = Field(False, description="say what would be done, and change nothing")
 
 
 class Desk:

@@ -16,6 +16,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notify.admin_api.dead_letters import REDRIVEN
+from notify.admin_api.declaration import FanOut
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.keys import shard_of_key
 from notify.limits import digits
@@ -23,13 +25,12 @@ from notify.server import problems
 from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
-from notify.server.jobs.dead_letters import REDRIVEN
 from notify.server.json_body import body_of
 from notify.server.running import Running
 from notify.server.spread import cursors, exposition, publishing
 from notify.server.spread.combining import Answer
 from notify.server.spread.replies import Reply, refusal, response_of
-from notify.server.spread.rules import Asked, Rule, job_of, refuse_offsets, renumbered, rule_of
+from notify.server.spread.rules import Rule, job_of, refuse_offsets, renumbered, rule_of
 from notify.server.spread.shares import allot
 from notify.settings import Settings
 
@@ -105,20 +106,20 @@ class _Spreading:
         path = question.path.removeprefix(ADMIN)
         rule = rule_of(question.method, path, question.query)
         refuse_offsets(path, question.fields)
-        if rule.asked is Asked.NONE:
+        if rule.asked is FanOut.NONE:
             raise InvalidRequest(
                 "a backup has the log of one worker: ask each worker at its own address, which GET /v1/members shows",
                 "names_no_worker",
             )
-        if rule.asked is Asked.KNOWING:
+        if rule.asked is FanOut.KNOWING:
             return await self._by_first_that_knows()
-        if rule.asked is Asked.OF_KEY:
+        if rule.asked is FanOut.OF_KEY:
             return await self._by_key(path)
-        if rule.asked is Asked.JOB:
+        if rule.asked is FanOut.JOB:
             return await self._job(path)
-        if rule.asked is Asked.OF_EACH:
+        if rule.asked is FanOut.OF_EACH:
             return await self._each_by_one(rule)
-        if rule.asked is Asked.UP_TO:
+        if rule.asked is FanOut.UP_TO:
             return await self._up_to(rule)
         return await self._by_all(rule)
 
@@ -338,7 +339,7 @@ def _is_spread(scope: Scope) -> bool:
     if scope.get("notify.alone") or not (path.startswith(ADMIN) or path == METRICS):
         return False
     rule = rule_of(scope["method"], path.removeprefix(ADMIN), _query(scope))
-    return path == METRICS or rule.asked is not Asked.HERE
+    return path == METRICS or rule.asked is not FanOut.HERE
 
 
 def _query(scope: Scope) -> Mapping[str, str]:
