@@ -25,6 +25,8 @@ from notify.admin_api.groups import EFFECTS_AGAIN, SOME_BEFORE_INBOX, before_inb
 from notify.admin_api.topics import Purge, purge
 from notify.admin_api.words import exactly, status
 
+# A field is a row of a table: itself, its input, its flag.
+# fmt: off
 AT_ONCE = 4096
 """The most dead letters of a request."""
 REDRIVEN = 100
@@ -37,22 +39,17 @@ MOST_TEXT = 500
 class LetterConditions(Body):
     """Conditions on dead letters; a condition that is left out matches all letters."""
 
-    topic: str | None = declared(None, input=Input("Topic"))
-    tag: str | None = declared(None, input=Input("Tag"))
-    key: str | None = declared(None, input=Input("Key"))
-    contains: str | None = declared(
-        None, max_length=MOST_TEXT, description="text within the reason of death", input=Input("Reason contains")
-    )
-    filter: str = declared(
-        "", description="CEL over headers, key, tag and topic",
-        input=Input("Filter", help="CEL over headers, key, tag and topic."),
-    )  # fmt: skip
+    topic: str | None = declared(None, input=Input())
+    tag: str | None = declared(None, input=Input())
+    key: str | None = declared(None, input=Input())
+    contains: str | None = declared(None, "text within the reason of death", max_length=MOST_TEXT,
+        input=Input("Reason contains"))
+    filter: str = declared("", "CEL over headers, key, tag and topic",
+        input=Input(help="CEL over headers, key, tag and topic."))
     dead_from: Instant | None = declared(None)
     dead_to: Instant | None = declared(None)
-    failure: str = declared(
-        "", description="the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$",
-        input=Input("Failure group", help="Its fingerprint, as the list of dead letters shows it."),
-    )  # fmt: skip
+    failure: str = declared("", "the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$",
+        input=Input("Failure group", "Its fingerprint, as the list of dead letters shows it."))
 
     def plain(self) -> dict[str, Any]:
         """The conditions that are given; instants as texts."""
@@ -61,32 +58,26 @@ class LetterConditions(Body):
 
 def _offset() -> Any:
     """The form sends the offset of the oldest letter on the page: over Kafka the ids are looked for from there on."""
-    return declared(
-        0, ge=0, le=1 << 62, description="the offset to look from: `next_offset` of an earlier answer",
-        input=Input("Offset", "hidden"),
-    )  # fmt: skip
+    return declared(0, "the offset to look from: `next_offset` of an earlier answer", ge=0, le=1 << 62,
+        input=Input(kind="hidden"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redrive(Write):
-    ids: list[str] | None = declared(None, max_length=AT_ONCE, input=Input("Ids", "list", required=True))
+    ids: list[str] | None = declared(None, max_length=AT_ONCE, input=Input(required=True))
     max: StrictInt = declared(REDRIVEN, ge=1, le=AT_ONCE)
     offset: int = _offset()
     wanted: LetterConditions = declared(LetterConditions())
-    all: StrictBool = declared(False, description="every letter that matches, as a job: see jobs/{id}")
+    all: StrictBool = declared(False, "every letter that matches, as a job: see jobs/{id}")
     replay_effects: bool = replay_effects(EFFECTS_AGAIN)
     force: bool = before_inbox(SOME_BEFORE_INBOX)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(Write):
-    ids: list[str] | None = declared(
-        None, max_length=AT_ONCE, description="these letters, within the request",
-        input=Input("Ids", "list", help="Only these letters. Without ids: all that match the fields above."),
-    )  # fmt: skip
-    wanted: LetterConditions = declared(
-        LetterConditions(), description="without ids: every letter that matches, as a job"
-    )
+    ids: list[str] | None = declared(None, "these letters, within the request", max_length=AT_ONCE,
+        input=Input(help="Only these letters. Without ids: all that match the fields above."))
+    wanted: LetterConditions = declared(LetterConditions(), "without ids: every letter that matches, as a job")
     offset: int = _offset()
 
 
@@ -95,30 +86,23 @@ class EditLetter(Write):
     """The new content of a letter; a field that is left out stays as the letter has it."""
 
     id: str = declared(input=Input("Message"), flag=Flag("The letter's message.", is_argument=True))
-    body: str | None = declared(
-        None, description="text",
-        input=Input("Body", "body", help="Empty: the body stays unchanged. So does a body that is not text."),
-        flag=Flag("The new body: text. Parts that are not given stay unchanged."),
-    )  # fmt: skip
-    body_base64: str | None = declared(None, description="bytes")
-    key: str | None = declared(
-        None, input=Input("Key", "exact"), flag=Flag("The new key; an empty text: no key.")
-    )  # fmt: skip
-    tag: str | None = declared(
-        None, input=Input("Tag", "exact"), flag=Flag("The new tag; an empty text: no tag.")
-    )  # fmt: skip
-    headers: dict[str, str] | None = declared(
-        None, input=Input("Headers", "pairs", help="NAME=VALUE, one a line."),
-        flag=Flag("NAME=VALUE (repeatable): these replace all headers.", name="header", default=[], type=list[str]),
-    )  # fmt: skip
+    body: str | None = declared(None, "text",
+        input=Input(help="Empty: the body stays unchanged. So does a body that is not text.", kind="body"),
+        flag=Flag("The new body: text. Parts that are not given stay unchanged."))
+    body_base64: str | None = declared(None, "bytes")
+    key: str | None = declared(None, input=Input(kind="exact"), flag=Flag("The new key; an empty text: no key."))
+    tag: str | None = declared(None, input=Input(kind="exact"), flag=Flag("The new tag; an empty text: no tag."))
+    headers: dict[str, str] | None = declared(None, input=Input(help="NAME=VALUE, one a line."),
+        flag=Flag("NAME=VALUE (repeatable): these replace all headers.", name="header", default=[], type=list[str]))
     replay_effects: bool = replay_effects("handlers with an inbox take effect again")
     force: bool = before_inbox("even if the inbox may have purged its row of this message")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redeliver(Write):
-    ids: list[str] = declared(min_length=1, max_length=MOST_REDELIVERED, input=Input("Ids", "list"))
-    force: bool = declared(False, description="also messages from before the group's inbox began")
+    ids: list[str] = declared(min_length=1, max_length=MOST_REDELIVERED, input=Input())
+    force: bool = declared(False, "also messages from before the group's inbox began")
+# fmt: on
 
 
 # --- sentences --------------------------------------------------------------------------------------------------
@@ -214,38 +198,28 @@ def edit(target: str, result: Mapping[str, Any]) -> Description:
     return items(target, result)
 
 
+# fmt: off
 # --- writes -----------------------------------------------------------------------------------------------------
 
 _PAGE = "/groups/{group}/dead-letters"
 _EFFECTS = inputs_of(Redrive, "replay_effects", "force")
 _CONDITIONS = inputs_of(LetterConditions)
 
-REDRIVE = AdminWrite(
-    "dead-letters.redrive", "POST", "groups/{group}/dead-letters/redrive", Redrive, FanOut.UP_TO, redrive,
-    title="Send selected dead letters again", back=_PAGE,
-)  # fmt: skip
-REDRIVE_ALL = AdminWrite(
-    "dead-letters.redrive-all", "POST", "groups/{group}/dead-letters/redrive", Redrive, FanOut.UP_TO, redrive,
-    title="Send all matching dead letters again", back="/jobs", chosen=_CONDITIONS, at="wanted", fixed={"all": True},
-    beside=_EFFECTS, warning="This runs as a job. Dead letters that were already sent again are left out.",
-)  # fmt: skip
-EDIT = AdminWrite(
-    "dead-letters.edit", "POST", "groups/{group}/dead-letters/edit", EditLetter, FanOut.KNOWING, edit,
+REDRIVE = AdminWrite("dead-letters.redrive", "POST", "groups/{group}/dead-letters/redrive", Redrive, FanOut.UP_TO,
+    redrive, title="Send selected dead letters again", back=_PAGE)
+REDRIVE_ALL = AdminWrite("dead-letters.redrive-all", "POST", "groups/{group}/dead-letters/redrive", Redrive,
+    FanOut.UP_TO, redrive, title="Send all matching dead letters again", back="/jobs", chosen=_CONDITIONS, at="wanted",
+    fixed={"all": True}, beside=_EFFECTS,
+    warning="This runs as a job. Dead letters that were already sent again are left out.")
+EDIT = AdminWrite("dead-letters.edit", "POST", "groups/{group}/dead-letters/edit", EditLetter, FanOut.KNOWING, edit,
     title="Correct a dead letter and send it again", back=_PAGE,
-    warning="This group alone gets the corrected message. The letter itself stays in the log unchanged.",
-)  # fmt: skip
-DROP = AdminWrite(
-    "dead-letters.drop", "POST", "groups/{group}/dead-letters/drop", Drop, describe=drop,
+    warning="This group alone gets the corrected message. The letter itself stays in the log unchanged.")
+DROP = AdminWrite("dead-letters.drop", "POST", "groups/{group}/dead-letters/drop", Drop, describe=drop,
     title="Drop dead letters", back=_PAGE, chosen=_CONDITIONS, at="wanted", beside=inputs_of(Drop),
-    warning="Dropped letters cannot be sent again.",
-)  # fmt: skip
-PURGE = AdminWrite(
-    "dead-letters.purge", "POST", "groups/{group}/dead-letters/purge", Purge, describe=purge,
-    title="Purge dead letters", back=_PAGE, warning="Purged letters cannot be sent again.",
-)  # fmt: skip
-REDELIVER = AdminWrite(
-    "messages.redeliver", "POST", "groups/{group}/redeliver", Redeliver, describe=items,
-    title="Send messages to a group again", back="/groups/{group}",
-)  # fmt: skip
+    warning="Dropped letters cannot be sent again.")
+PURGE = AdminWrite("dead-letters.purge", "POST", "groups/{group}/dead-letters/purge", Purge, describe=purge,
+    title="Purge dead letters", back=_PAGE, warning="Purged letters cannot be sent again.")
+REDELIVER = AdminWrite("messages.redeliver", "POST", "groups/{group}/redeliver", Redeliver, describe=items,
+    title="Send messages to a group again", back="/groups/{group}")
 
 WRITES = (REDRIVE, REDRIVE_ALL, EDIT, DROP, PURGE, REDELIVER)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, auto
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Union
 from urllib.parse import quote
 
 from notify.admin_api.description import Description
@@ -42,17 +43,18 @@ class FanOut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One field of a form. `kind`: text, exact (empty text is a value), number, hidden (a number that the page gives),
-    hours (sent as seconds), choice, check, list (separated by commas), rates (lines NAME=RATE), pairs (lines
-    NAME=VALUE), body (a message's unchanged text)."""
+    """One field of a form. In a body's declaration what is left out follows from the field's name and type.
 
-    label: str
-    kind: str = "text"
-    choices: tuple[str, ...] = ()
+    `kind`: text, exact (empty text is a value), number, hidden (a number that the page gives), hours (sent as seconds),
+    choice, check, list (separated by commas), rates (lines NAME=RATE), pairs (lines NAME=VALUE), body (a message's
+    unchanged text)."""
+
+    label: str = ""
     help: str = ""
+    kind: str = ""
+    choices: tuple[str, ...] = ()
     required: bool = False
     name: str = ""
-    """Empty in a body's declaration: the field's name."""
 
     def value(self, text: str | None) -> Any:
         """The value of the form's text; None: the field is left out. Raises InvalidRequest."""
@@ -116,13 +118,18 @@ Instant = Annotated[datetime, Bounds(tz_constraint="aware")]
 
 
 def declared(
-    default: Any = dataclasses.MISSING, *, input: Input | None = None, flag: Flag | None = None, **of: Any
+    default: Any = dataclasses.MISSING,
+    description: str | None = None,
+    *,
+    input: Input | None = None,
+    flag: Flag | None = None,
+    **bounds: Any,
 ) -> Any:
-    """A field of a body, with its input and flag if console and command have it; no `default`: it is required.
+    """A field of a body, with its input and flag if console and command have it. Without `default` it is required.
 
-    `of`: `description`, and bounds by pydantic's names: `ge`, `le`, `gt`, `min_length`, `max_length`, `pattern`.
+    `bounds`: those of pydantic's fields: `ge`, `le`, `gt`, `min_length`, `max_length`, `pattern`; and `examples`.
     """
-    metadata = {"input": input, "flag": flag, "of": of}
+    metadata = {"input": input, "flag": flag, "of": bounds | {"description": description}}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -168,20 +175,45 @@ class Write(Body):
     """
 
     reason: str = declared(min_length=1, max_length=1000, examples=["the mailer is mended"])
-    dry_run: StrictBool = declared(False, description="say what would be done, and change nothing")
+    dry_run: StrictBool = declared(False, "say what would be done, and change nothing")
 
 
 def inputs_of(body: type[Body], *names: str) -> tuple[Input, ...]:
     """The inputs of a body's fields; with `names`, of these only. A field without a default is required."""
+    hints = typing.get_type_hints(body)
     return tuple(
-        dataclasses.replace(input, name=f.name, required=input.required or _is_required(f))
+        Input(
+            input.label or f.name.replace("_", " ").capitalize(), input.help, input.kind or _kind_of(hints[f.name]),
+            input.choices or _choices_of(hints[f.name]), input.required or _is_required(f), f.name,
+        )
         for f in dataclasses.fields(body)
         if (input := f.metadata["input"]) is not None and (not names or f.name in names)
-    )
+    )  # fmt: skip
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The types of a field that may be left out, without None."""
+    parts = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is Union else [hint]
+    return [part for part in parts if part is not type(None)]
+
+
+def _kind_of(hint: Any) -> str:
+    (kind, *others) = _kinds(hint)
+    by_type = {bool: "check", int: "number", float: "number", list: "list", Literal: "choice"}
+    if typing.get_origin(kind) is dict:
+        return "pairs" if typing.get_args(kind)[1] is str else "rates"
+    return "text" if others else by_type.get(typing.get_origin(kind) or kind, "text")
+
+
+def _choices_of(hint: Any) -> tuple[str, ...]:
+    (kind, *_) = _kinds(hint)
+    if typing.get_origin(kind) is not Literal:
+        return ()
+    return (*[""] * (kind is not hint), *typing.get_args(kind))
 
 
 # --- writes -----------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from notify.errors import InvalidRequest
 from notify.limits import instant_us
 from notify.wire import instant
 
+# A field is a row of a table: itself, its input, its flag.
+# fmt: off
 DAYS, MOST_DAYS = 90.0, 3650.0
 """How long a credential holds, in days: if nothing else is said, and at most."""
 LONGEST_SILENCE_SECONDS = 30 * 86_400.0
@@ -28,23 +30,16 @@ _TARGET = Flag("The alarm's target as `notify alarm list` shows it, such as a gr
 
 @dataclass(frozen=True, kw_only=True)
 class Silenced(Write):
-    target: str = declared(
-        "", max_length=255, description="the alarm's target, such as a group; empty if it has none",
-        input=Input("Target", help="What the alarm is about, such as a group; empty if it has no target."),
-        flag=_TARGET,
-    )  # fmt: skip
-    seconds: float = declared(
-        ge=60, le=LONGEST_SILENCE_SECONDS, description="how long", examples=[3600],
-        input=Input("Hours", "hours", help="From 0.02 to 720."), flag=_HOURS,
-    )  # fmt: skip
+    target: str = declared("", "the alarm's target, such as a group; empty if it has none", max_length=255,
+        input=Input(help="What the alarm is about, such as a group; empty if it has no target."), flag=_TARGET)
+    seconds: float = declared(description="how long", ge=60, le=LONGEST_SILENCE_SECONDS, examples=[3600],
+        input=Input("Hours", "From 0.02 to 720.", kind="hours"), flag=_HOURS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsilenced(Write):
-    target: str = declared(
-        "", max_length=255, description="the alarm's target, such as a group; empty if it has none",
-        input=Input("Target"), flag=_TARGET,
-    )  # fmt: skip
+    target: str = declared("", "the alarm's target, such as a group; empty if it has none", max_length=255,
+        input=Input(), flag=_TARGET)
 
 
 Rates = dict[str, Annotated[float, Bounds(gt=0, le=1e9)]]
@@ -53,72 +48,47 @@ _RATE_LINES = "NAME=RATE, one a line."
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsWrite(Write):
-    topics: Rates = declared(
-        {}, description="messages a second that a topic takes, by name",
-        input=Input("Topics: messages a second", "rates", help=_RATE_LINES),
-    )  # fmt: skip
-    producer_groups: Rates = declared(
-        {}, description="transactions a second, by name",
-        input=Input("Producer groups: transactions a second", "rates", help=_RATE_LINES),
-    )  # fmt: skip
-    consumer_groups: Rates = declared(
-        {}, description="messages a second that are delivered, by name",
-        input=Input("Consumer groups: messages a second", "rates", help=_RATE_LINES),
-    )  # fmt: skip
+    topics: Rates = declared({}, "messages a second that a topic takes, by name",
+        input=Input("Topics: messages a second", _RATE_LINES))
+    producer_groups: Rates = declared({}, "transactions a second, by name",
+        input=Input("Producer groups: transactions a second", _RATE_LINES))
+    consumer_groups: Rates = declared({}, "messages a second that are delivered, by name",
+        input=Input("Consumer groups: messages a second", _RATE_LINES))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsWrite(Write):
     values: dict[str, bool | int | float | str | None] = declared(
-        min_length=1, max_length=100, description="by name; null: the value at the server's start"
-    )
-    after: int | None = declared(
-        None, ge=0, le=1 << 62, description="the revision you know; 409 if another one is newer"
-    )
+        description="by name; null: the value at the server's start", min_length=1, max_length=100)
+    after: int | None = declared(None, "the revision you know; 409 if another one is newer", ge=0, le=1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(Write):
-    to: int = declared(
-        ge=0, le=1 << 62, description="a revision; 0: the values at the servers' start",
-        input=Input("Revision", "number", help="0: the settings of the servers' start."),
-        flag=Flag("The revision to return to; 0: as the servers were started.", 0, is_argument=True),
-    )  # fmt: skip
+    to: int = declared(description="a revision; 0: the values at the servers' start", ge=0, le=1 << 62,
+        input=Input("Revision", "0: the settings of the servers' start."),
+        flag=Flag("The revision to return to; 0: as the servers were started.", 0, is_argument=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CredentialWrite(Write):
-    name: str = declared(
-        description="the service or person that uses the credential",
-        input=Input("Name", help="A service or a person."),
-    )  # fmt: skip
-    rights: list[str] = declared(
-        max_length=1000, description="such as publish:order.*, consume:points, view, admin",
-        input=Input("Rights", "list", help="Such as publish:order.*, check:orders, consume:points@order.*, view, "
-                    "admin."),
-    )  # fmt: skip
-    expires_in: float = declared(
-        DAYS * 86_400, gt=0, le=MOST_DAYS * 86_400, description="seconds",
-        input=Input("Expires in, seconds", "number", help="Default: 90 days."),
-    )  # fmt: skip
-    kind: Literal["token", "certificate", "subject"] = declared(
-        "token",
-        description="what the caller shows: a token, a client certificate, or a token of the identity provider",
-        input=Input("Kind", "choice", ("token", "certificate", "subject")),
-    )
-    subject: str | None = declared(
-        None, max_length=255, description="the certificate's common name, or the `sub` of the provider's token",
-        input=Input("Subject", help="A certificate's common name, or the sub of a provider's token."),
-    )  # fmt: skip
-    requests: float = declared(
-        0, ge=0, le=1e9, description="requests a second; 0: as principal_requests says"
-    )  # fmt: skip
-    polls: int = declared(0, ge=0, le=1_000_000, description="polls that may wait; 0: as principal_polls says")
+    name: str = declared(description="the service or person that uses the credential",
+        input=Input(help="A service or a person."))
+    rights: list[str] = declared(description="such as publish:order.*, consume:points, view, admin", max_length=1000,
+        input=Input(help="Such as publish:order.*, check:orders, consume:points@order.*, view, admin."))
+    expires_in: float = declared(DAYS * 86_400, "seconds", gt=0, le=MOST_DAYS * 86_400,
+        input=Input("Expires in, seconds", "Default: 90 days."))
+    kind: Literal["token", "certificate", "subject"] = declared("token",
+        "what the caller shows: a token, a client certificate, or a token of the identity provider", input=Input())
+    subject: str | None = declared(None, "the certificate's common name, or the `sub` of the provider's token",
+        max_length=255, input=Input(help="A certificate's common name, or the sub of a provider's token."))
+    requests: float = declared(0, "requests a second; 0: as principal_requests says", ge=0, le=1e9)
+    polls: int = declared(0, "polls that may wait; 0: as principal_polls says", ge=0, le=1_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebhooksWrite(Write):
-    webhooks: dict[str, str] = declared(max_length=1000, description="addresses by producer group")
+    webhooks: dict[str, str] = declared(description="addresses by producer group", max_length=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +101,8 @@ class Lost(Body):
     key: str | None = declared(None)
     tag: str | None = declared(None)
     headers: dict[str, str] | None = declared(None)
-    deliver_at: Instant | None = declared(None, description="when to deliver it, if that is still to come")
-    ttl: float | None = declared(
-        None, description="seconds from its delivery on; without a topic: the rest of the half's ttl"
-    )
+    deliver_at: Instant | None = declared(None, "when to deliver it, if that is still to come")
+    ttl: float | None = declared(None, "seconds from its delivery on; without a topic: the rest of the half's ttl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +136,16 @@ InstantText = Annotated[str, _AsInstant()]
 @dataclass(frozen=True, kw_only=True)
 class AuditWrite(Write):
     verdict: Literal["PASS", "FINDINGS", "INCONCLUSIVE"] = declared()
-    counts: dict[_Name, Annotated[int, Bounds(ge=0, le=MOST)]] = declared(
-        max_length=64, description="findings by class"
-    )
-    totals: dict[Annotated[str, Bounds(max_length=100)], Annotated[int, _NUMBER] | Annotated[float, _NUMBER]] = (
-        declared({}, max_length=64)
-    )
-    reasons: list[Annotated[str, Bounds(max_length=1000)]] = declared(
-        [], max_length=100, description="why a part could not be judged"
-    )
-    since: InstantText = declared("", max_length=40, description="start of the time that the audit covers, RFC 3339")
-    until: InstantText = declared("", max_length=40, description="end of the time that the audit covers, RFC 3339")
-    report: str = declared("", max_length=REPORT_BYTES, description="the report, a self-contained HTML page")
+    counts: dict[_Name, Annotated[int, Bounds(ge=0, le=MOST)]] = declared(description="findings by class",
+        max_length=64)
+    totals: dict[_Name, Annotated[int, _NUMBER] | Annotated[float, _NUMBER]] = declared(
+        {}, max_length=64)
+    reasons: list[Annotated[str, Bounds(max_length=1000)]] = declared([], "why a part could not be judged",
+        max_length=100)
+    since: InstantText = declared("", "start of the time that the audit covers, RFC 3339", max_length=40)
+    until: InstantText = declared("", "end of the time that the audit covers, RFC 3339", max_length=40)
+    report: str = declared("", "the report, a self-contained HTML page", max_length=REPORT_BYTES)
+# fmt: on
 
 
 # --- sentences --------------------------------------------------------------------------------------------------
@@ -252,40 +218,28 @@ def cancel(target: str, result: Mapping[str, Any]) -> Description:
     return Description([f"Job {result['id']} ({work_of(result['what'])}) ends where it is: {done}."])
 
 
+# fmt: off
 # --- writes -----------------------------------------------------------------------------------------------------
 
-SILENCE = AdminWrite(
-    "alarm.silence", "POST", "alarms/{name}/silence", Silenced, describe=silence, title="Silence an alarm",
-    warning="During this time this server posts the alarm to no webhook and counts it in no metric.",
-)  # fmt: skip
-UNSILENCE = AdminWrite(
-    "alarm.unsilence", "POST", "alarms/{name}/unsilence", Unsilenced, describe=silence, title="End an alarm's silence",
-)  # fmt: skip
-JOB_CANCEL = AdminWrite(
-    "job.cancel", "POST", "jobs/{job}/cancel", fan_out=FanOut.JOB, describe=cancel, title="Cancel a job",
-    back="/jobs/{job}", warning="What it has done stays done.",
-)  # fmt: skip
-LIMITS_PUT = AdminWrite(
-    "limits.put", "PUT", "limits", LimitsWrite, FanOut.HERE, limit, title="Change rates", back="/settings",
-    warning="A name that is not listed here has no rate limit afterwards.",
-)  # fmt: skip
-SETTINGS_PUT = AdminWrite(
-    "settings.put", "PUT", "settings", SettingsWrite, FanOut.HERE, set_settings, title="Change a setting",
-    back="/settings", at="values", warning="All servers of the registry use the new value within seconds.",
-)  # fmt: skip
-SETTINGS_ROLLBACK = AdminWrite(
-    "settings.rollback", "POST", "settings/rollback", Rollback, FanOut.HERE, roll_back,
-    title="Go back to a revision", back="/settings",
-)  # fmt: skip
-CREDENTIAL_ADD = AdminWrite(
-    "credential.add", "POST", "credentials", CredentialWrite, FanOut.HERE, grant, title="Add a credential",
-    back="/access",
-)  # fmt: skip
-CREDENTIAL_REVOKE = AdminWrite(
-    "credential.revoke", "POST", "credentials/{credential}/revoke", fan_out=FanOut.HERE, describe=revoke,
-    title="Revoke a credential", back="/access",
-    warning="Requests with this credential are refused from now on.",
-)  # fmt: skip
+SILENCE = AdminWrite("alarm.silence", "POST", "alarms/{name}/silence", Silenced, describe=silence,
+    title="Silence an alarm",
+    warning="During this time this server posts the alarm to no webhook and counts it in no metric.")
+UNSILENCE = AdminWrite("alarm.unsilence", "POST", "alarms/{name}/unsilence", Unsilenced, describe=silence,
+    title="End an alarm's silence")
+JOB_CANCEL = AdminWrite("job.cancel", "POST", "jobs/{job}/cancel", fan_out=FanOut.JOB, describe=cancel,
+    title="Cancel a job", back="/jobs/{job}", warning="What it has done stays done.")
+LIMITS_PUT = AdminWrite("limits.put", "PUT", "limits", LimitsWrite, FanOut.HERE, limit, title="Change rates",
+    back="/settings", warning="A name that is not listed here has no rate limit afterwards.")
+SETTINGS_PUT = AdminWrite("settings.put", "PUT", "settings", SettingsWrite, FanOut.HERE, set_settings,
+    title="Change a setting", back="/settings", at="values",
+    warning="All servers of the registry use the new value within seconds.")
+SETTINGS_ROLLBACK = AdminWrite("settings.rollback", "POST", "settings/rollback", Rollback, FanOut.HERE, roll_back,
+    title="Go back to a revision", back="/settings")
+CREDENTIAL_ADD = AdminWrite("credential.add", "POST", "credentials", CredentialWrite, FanOut.HERE, grant,
+    title="Add a credential", back="/access")
+CREDENTIAL_REVOKE = AdminWrite("credential.revoke", "POST", "credentials/{credential}/revoke", fan_out=FanOut.HERE,
+    describe=revoke, title="Revoke a credential", back="/access",
+    warning="Requests with this credential are refused from now on.")
 
 WRITES = (
     SILENCE, UNSILENCE, JOB_CANCEL, LIMITS_PUT, SETTINGS_PUT, SETTINGS_ROLLBACK, CREDENTIAL_ADD, CREDENTIAL_REVOKE,

@@ -13,74 +13,57 @@ from notify.admin_api.words import count, duration, size
 from notify.limits import LIMITS
 
 
+# A field is a row of a table: itself, its input, its flag.
+# fmt: off
 @dataclass(frozen=True, kw_only=True)
 class TopicWrite(Write):
-    queues: int | None = declared(
-        None, ge=1, le=1024, input=Input("Queues", "number", help="The number can grow, not shrink."),
-        flag=Flag("Number of queues; keys are spread over them.", 1, 1024),
-    )  # fmt: skip
-    retention: float | None = declared(
-        None, ge=0, le=3650 * 86_400, description="seconds; 0: the server's default",
-        input=Input("Retention, seconds", "number", help="0: the server's default."),
-        flag=Flag("Seconds to keep messages; 0: the server's setting.", 0),
-    )  # fmt: skip
-    retention_bytes: int | None = declared(
-        None, ge=0, le=1 << 50, description="payload bytes to keep; 0: no bound",
-        input=Input("Retention, bytes", "number", help="0: no bound."),
-        flag=Flag("Bytes of messages to keep; 0: no bound.", 0),
-    )  # fmt: skip
-    flush: Literal["sync", "async", "memory"] | None = declared(
-        None, description="when messages are answered",
-        input=Input("Answer when", "choice", ("", "sync", "async", "memory")),
+    queues: int | None = declared(None, ge=1, le=1024, input=Input(help="The number can grow, not shrink."),
+        flag=Flag("Number of queues; keys are spread over them.", 1, 1024))
+    retention: float | None = declared(None, "seconds; 0: the server's default", ge=0, le=3650 * 86_400,
+        input=Input("Retention, seconds", "0: the server's default."),
+        flag=Flag("Seconds to keep messages; 0: the server's setting.", 0))
+    retention_bytes: int | None = declared(None, "payload bytes to keep; 0: no bound", ge=0, le=1 << 50,
+        input=Input("Retention, bytes", "0: no bound."), flag=Flag("Bytes of messages to keep; 0: no bound.", 0))
+    flush: Literal["sync", "async", "memory"] | None = declared(None, "when messages are answered",
+        input=Input("Answer when"),
         flag=Flag("Answer once messages are on disk (sync), in the kernel (async) or in memory (memory).",
-                  type=str | None),
-    )  # fmt: skip
-    ttl: float | None = declared(
-        None, ge=0, le=LIMITS.ttl_seconds, description="seconds; 0: messages do not expire",
-        input=Input("Time to live, seconds", "number", help="0: messages do not expire."),
-        flag=Flag("Seconds after which messages expire; 0: never.", 0),
-    )  # fmt: skip
-    backlog: int | None = declared(
-        None, ge=0, le=1 << 40, description="messages that the slowest group may be behind; 0: no bound",
-        input=Input("Backlog, messages", "number", help="0: no bound."),
-        flag=Flag("How many messages the slowest group may be behind; 0: no bound.", 0),
-    )  # fmt: skip
-    backlog_policy: Literal["refuse", "hold", "drop_oldest"] | None = declared(
-        None, input=Input("When the backlog is full", "choice", ("", "refuse", "hold", "drop_oldest")),
-        flag=Flag("When the backlog is full: refuse, hold or drop_oldest.", type=str | None),
-    )  # fmt: skip
+            type=str | None))
+    ttl: float | None = declared(None, "seconds; 0: messages do not expire", ge=0, le=LIMITS.ttl_seconds,
+        input=Input("Time to live, seconds", "0: messages do not expire."),
+        flag=Flag("Seconds after which messages expire; 0: never.", 0))
+    backlog: int | None = declared(None, "messages that the slowest group may be behind; 0: no bound", ge=0, le=1 << 40,
+        input=Input("Backlog, messages", "0: no bound."),
+        flag=Flag("How many messages the slowest group may be behind; 0: no bound.", 0))
+    backlog_policy: Literal["refuse", "hold", "drop_oldest"] | None = declared(None,
+        input=Input("When the backlog is full"),
+        flag=Flag("When the backlog is full: refuse, hold or drop_oldest.", type=str | None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SendMessage(Write):
-    body: str | None = declared(
-        None, description="text",
-        input=Input("Body", "body", required=True, help="Text, such as JSON; it is sent as it is."),
-    )  # fmt: skip
-    body_base64: str | None = declared(None, description="bytes")
-    key: str | None = declared(None, input=Input("Key", help="Messages of one key keep their order."))
-    tag: str | None = declared(None, input=Input("Tag", help="Subscriptions may filter by it."))
-    headers: dict[str, str] | None = declared(None, input=Input("Headers", "pairs", help="NAME=VALUE, one a line."))
-    delay: float | None = declared(None, description="seconds", input=Input("Delay, seconds", "number"))
+    body: str | None = declared(None, "text",
+        input=Input(help="Text, such as JSON; it is sent as it is.", kind="body", required=True))
+    body_base64: str | None = declared(None, "bytes")
+    key: str | None = declared(None, input=Input(help="Messages of one key keep their order."))
+    tag: str | None = declared(None, input=Input(help="Subscriptions may filter by it."))
+    headers: dict[str, str] | None = declared(None, input=Input(help="NAME=VALUE, one a line."))
+    delay: float | None = declared(None, "seconds", input=Input("Delay, seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Purge(Write):
     before: str | StrictInt = declared(
         description="latest (all messages), an instant, or an offset if the topic has one queue",
-        examples=["2026-01-31T12:00:00Z"],
-        input=Input("Before", help="An instant (RFC 3339), or latest for all messages."),
-        flag=Flag("latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue.", type=str),
-    )
+        examples=["2026-01-31T12:00:00Z"], input=Input(help="An instant (RFC 3339), or latest for all messages."),
+        flag=Flag("latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue.", type=str))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeTopic(Purge):
-    force: bool = declared(
-        False, description="also messages that a group has not settled",
-        input=Input("Also messages that groups have not settled", "check"),
-        flag=Flag("Also purge messages that a group has not settled."),
-    )  # fmt: skip
+    force: bool = declared(False, "also messages that a group has not settled",
+        input=Input("Also messages that groups have not settled"),
+        flag=Flag("Also purge messages that a group has not settled."))
+# fmt: on
 
 
 # --- sentences --------------------------------------------------------------------------------------------------
@@ -155,25 +138,19 @@ def put_topic(target: str, result: Mapping[str, Any]) -> Description:
     return description
 
 
+# fmt: off
 # --- writes -----------------------------------------------------------------------------------------------------
 
-TOPIC_PUT = AdminWrite(
-    "topic.put", "PUT", "topics/{topic}", TopicWrite, describe=put_topic,
-    title="Make or change a topic", back="/topics/{topic}",
-)  # fmt: skip
-MESSAGE_SEND = AdminWrite(
-    "message.send", "POST", "topics/{topic}/messages", SendMessage, FanOut.OF_KEY, send,
+TOPIC_PUT = AdminWrite("topic.put", "PUT", "topics/{topic}", TopicWrite, describe=put_topic,
+    title="Make or change a topic", back="/topics/{topic}")
+MESSAGE_SEND = AdminWrite("message.send", "POST", "topics/{topic}/messages", SendMessage, FanOut.OF_KEY, send,
     title="Send a message", back="/messages?topic={topic}",
-    warning="Every group that the preview names receives it, and handles it like any other message.",
-)  # fmt: skip
-TOPIC_DELETE = AdminWrite(
-    "topic.delete", "DELETE", "topics/{topic}", describe=delete_topic, title="Delete a topic", back="/topics",
-    warning="All its messages are deleted, also those that were not delivered, and so are its subscriptions.",
-)  # fmt: skip
-TOPIC_PURGE = AdminWrite(
-    "topic.purge", "POST", "topics/{topic}/purge", PurgeTopic, describe=purge,
+    warning="Every group that the preview names receives it, and handles it like any other message.")
+TOPIC_DELETE = AdminWrite("topic.delete", "DELETE", "topics/{topic}", describe=delete_topic, title="Delete a topic",
+    back="/topics",
+    warning="All its messages are deleted, also those that were not delivered, and so are its subscriptions.")
+TOPIC_PURGE = AdminWrite("topic.purge", "POST", "topics/{topic}/purge", PurgeTopic, describe=purge,
     title="Purge a topic's messages", back="/topics/{topic}",
-    warning="Purged messages are not delivered and cannot be restored. The preview shows what each group loses.",
-)  # fmt: skip
+    warning="Purged messages are not delivered and cannot be restored. The preview shows what each group loses.")
 
 WRITES = (TOPIC_PUT, MESSAGE_SEND, TOPIC_DELETE, TOPIC_PURGE)

@@ -11,6 +11,8 @@ from notify.admin_api.description import MOST_ROWS, Description, Rows, by_job, m
 from notify.admin_api.words import count, whole
 from notify.errors import InvalidRequest
 
+# A field is a row of a table: itself, its input, its flag.
+# fmt: off
 MOST_NAMED = 5
 """The most producer groups that a sentence names; more are only counted."""
 
@@ -22,31 +24,22 @@ IDS_AT_ONCE = 1000
 class TransactionConditions(Body):
     """Conditions on transactions without an outcome; a condition that is left out matches all transactions."""
 
-    state: str | None = declared(
-        None, pattern="^(PREPARED|PARKED)$", input=Input("State", help="PREPARED or PARKED; empty: both.")
-    )
-    producer_group: str | None = declared(None, input=Input("Producer group"))
-    older_than: float | None = declared(
-        None, ge=0, le=3650 * 86_400, description="seconds", input=Input("Older than, seconds", "number")
-    )
-    stored_before: Instant | None = declared(
-        None, description="at this instant or before",
-        input=Input("Stored before", help="An instant (RFC 3339). Later transactions are left out."),
-    )  # fmt: skip
+    state: str | None = declared(None, pattern="^(PREPARED|PARKED)$",
+        input=Input(help="PREPARED or PARKED; empty: both."))
+    producer_group: str | None = declared(None, input=Input())
+    older_than: float | None = declared(None, "seconds", ge=0, le=3650 * 86_400, input=Input("Older than, seconds"))
+    stored_before: Instant | None = declared(None, "at this instant or before",
+        input=Input(help="An instant (RFC 3339). Later transactions are left out."))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision(Write):
-    ids: list[str] | None = declared(
-        None, max_length=IDS_AT_ONCE, description="these transactions",
-        input=Input("Transactions", "list", help="Ids, separated by commas."),
-    )  # fmt: skip
+    ids: list[str] | None = declared(None, "these transactions", max_length=IDS_AT_ONCE,
+        input=Input("Transactions", "Ids, separated by commas."))
     wanted: TransactionConditions = declared(TransactionConditions())
-    all: bool = declared(
-        False, description="the oldest 4,096 that match `wanted`, as a job: see jobs/{id}",
-        input=Input("All that match the fields below", "check",
-                    help="Instead of single ids: a job takes the oldest 4,096 that match."),
-    )  # fmt: skip
+    all: bool = declared(False, "the oldest 4,096 that match `wanted`, as a job: see jobs/{id}",
+        input=Input("All that match the fields below",
+            "Instead of single ids: a job takes the oldest 4,096 that match."))
 
 
 def _which(fields: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +48,7 @@ def _which(fields: dict[str, Any]) -> dict[str, Any]:
     if len(chosen) != 1:
         raise InvalidRequest("Choose either single transactions or all that match, not both.")
     return chosen | ({"wanted": fields} if "all" in chosen else {})
+# fmt: on
 
 
 # --- sentences --------------------------------------------------------------------------------------------------
@@ -174,6 +168,7 @@ def _decided(result: Mapping[str, Any]) -> Description:
     )
 
 
+# fmt: off
 # --- writes -----------------------------------------------------------------------------------------------------
 
 

@@ -115,7 +115,7 @@ async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
     choices = ("true", "false") if row["type"] == "bool" else ()
     bound = f" From {row['low']:g} to {row['high']:g}." if row["low"] is not None else ""
     kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
-    field = Input(row["name"], kind, choices, row["doc"] + bound, name=row["name"])
+    field = Input(row["name"], row["doc"] + bound, kind, choices, name=row["name"])
     return dataclasses.replace(change, title=f"Change {row['name']}", chosen=(field,))
 
 
