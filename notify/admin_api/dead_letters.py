@@ -39,21 +39,27 @@ MOST_TEXT = 500
 class LetterConditions(Body):
     """Conditions on dead letters; a condition that is left out matches all letters."""
 
-    topic: str | None = declared(None, input=Input())
-    tag: str | None = declared(None, input=Input())
-    key: str | None = declared(None, input=Input())
+    failure: str = declared("", "the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$",
+        input=Input("Failure group", "Its fingerprint, as the list of dead letters shows it."),
+        flag=Flag("Only dead letters of this failure group; `notify dead-letter failures` lists them."))
+    topic: str | None = declared(None, input=Input(), flag=Flag("Only dead letters of this topic.", default=""))
+    tag: str | None = declared(None, input=Input(), flag=Flag("Only dead letters with this tag.", default=""))
+    key: str | None = declared(None, input=Input(), flag=Flag("Only dead letters with this key.", default=""))
     contains: str | None = declared(None, "text within the reason of death", max_length=MOST_TEXT,
-        input=Input("Reason contains"))
+        input=Input("Reason contains"),
+        flag=Flag("Only dead letters whose reason contains this text.", default=""))
     filter: str = declared("", "CEL over headers, key, tag and topic",
-        input=Input(help="CEL over headers, key, tag and topic."))
+        input=Input(help="CEL over headers, key, tag and topic."),
+        flag=Flag("Only dead letters for which this CEL expression is true."))
     dead_from: Instant | None = declared(None)
     dead_to: Instant | None = declared(None)
-    failure: str = declared("", "the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$",
-        input=Input("Failure group", "Its fingerprint, as the list of dead letters shows it."))
 
     def plain(self) -> dict[str, Any]:
         """The conditions that are given; instants as texts."""
         return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in self.given().items()}
+
+
+_IDS = Flag("Only these messages (repeatable).", name="id", default=[], type=list[str])
 
 
 def _offset() -> Any:
@@ -64,19 +70,21 @@ def _offset() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Redrive(Write):
-    ids: list[str] | None = declared(None, max_length=AT_ONCE, input=Input(required=True))
-    max: StrictInt = declared(REDRIVEN, ge=1, le=AT_ONCE)
-    offset: int = _offset()
+    ids: list[str] | None = declared(None, max_length=AT_ONCE, input=Input(required=True), flag=_IDS)
     wanted: LetterConditions = declared(LetterConditions())
-    all: StrictBool = declared(False, "every letter that matches, as a job: see jobs/{id}")
+    max: StrictInt = declared(REDRIVEN, ge=1, le=AT_ONCE,
+        flag=Flag("The most to send; --all has no bound.", 1, AT_ONCE))
+    offset: int = _offset()
     replay_effects: bool = replay_effects(EFFECTS_AGAIN)
     force: bool = before_inbox(SOME_BEFORE_INBOX)
+    all: StrictBool = declared(False, "every letter that matches, as a job: see jobs/{id}",
+        flag=Flag("Send all, as a job; waits for its end and shows its progress."))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(Write):
     ids: list[str] | None = declared(None, "these letters, within the request", max_length=AT_ONCE,
-        input=Input(help="Only these letters. Without ids: all that match the fields above."))
+        input=Input(help="Only these letters. Without ids: all that match the fields above."), flag=_IDS)
     wanted: LetterConditions = declared(LetterConditions(), "without ids: every letter that matches, as a job")
     offset: int = _offset()
 

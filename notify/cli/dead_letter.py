@@ -10,10 +10,10 @@ import typer
 
 from notify.admin_api import dead_letters
 from notify.admin_api.declaration import AdminWrite
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, Columns, call, given, seconds, show_rows
+from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, seconds, show_rows
 from notify.cli.job import to_the_end
 from notify.cli.printed import say
-from notify.cli.writes import add_write, option, send_write, write_body
+from notify.cli.writes import add_write, option, send_write
 from notify.message import DEAD_LETTER_REASON
 
 COLUMNS: Columns = {
@@ -36,12 +36,6 @@ FAILURES: Columns = {
 }
 
 GROUP = typer.Argument(..., metavar="GROUP")
-FAILURE = typer.Option("", help="Only dead letters of this failure group; `notify dead-letter failures` lists them.")
-TOPIC = typer.Option("", help="Only dead letters of this topic.")
-TAG = typer.Option("", help="Only dead letters with this tag.")
-KEY = typer.Option("", help="Only dead letters with this key.")
-CONTAINS = typer.Option("", help="Only dead letters whose reason contains this text.")
-FILTER = typer.Option("", help="Only dead letters for which this CEL expression is true.")
 
 group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
 
@@ -55,7 +49,7 @@ def register(app: typer.Typer) -> None:
 def list_dead(
     group_name: str = GROUP,
     max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
-    failure: str = FAILURE,
+    failure: str = option(dead_letters.LetterConditions, "failure"),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -81,66 +75,6 @@ def list_failures(
         say(f"{result['looked_at']:,} of {result['of']:,} dead letters were counted so far; ask again", err=True)
 
 
-add_write(
-    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
-    group_name=GROUP,
-)  # fmt: skip
-
-
-@group.command()
-def redrive(
-    group_name: str = GROUP,
-    id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-    failure: str = FAILURE,
-    topic: str = TOPIC,
-    tag: str = TAG,
-    key: str = KEY,
-    contains: str = CONTAINS,
-    filter: str = FILTER,
-    max: int = typer.Option(100, min=1, max=4096, help="The most to send; --all has no bound."),
-    replay_effects: bool = option(dead_letters.REDRIVE, "replay_effects"),
-    force: bool = option(dead_letters.REDRIVE, "force"),
-    all: bool = typer.Option(False, "--all", help="Send all, as a job; waits for its end and shows its progress."),
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Send dead letters to their group again; a repeated redrive sends each once."""
-    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    how = given(replay_effects=replay_effects, force=force)
-    body = write_body(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
-    to_the_end(dead_letters.REDRIVE, url, _whole(dead_letters.REDRIVE, url, group_name, body), as_json)
-
-
-@group.command()
-def drop(
-    group_name: str = GROUP,
-    id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-    failure: str = FAILURE,
-    topic: str = TOPIC,
-    tag: str = TAG,
-    key: str = KEY,
-    contains: str = CONTAINS,
-    filter: str = FILTER,
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
-    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    body = write_body(reason, dry_run, ids=id or None, wanted=conditions)
-    to_the_end(dead_letters.DROP, url, _whole(dead_letters.DROP, url, group_name, body), as_json)
-
-
-add_write(
-    group, "edit", dead_letters.EDIT,
-    "Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged.",
-    group_name=GROUP,
-)  # fmt: skip
-
-
 def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, Any]:
     """The first `most` letters of a list. A server looks at some letters for each answer, which may be empty."""
     offset: int | str = 0
@@ -154,13 +88,13 @@ def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, A
         offset = page["next_offset"]
 
 
-def _whole(write: AdminWrite, url: str, group_name: str, body: dict[str, Any]) -> dict[str, Any]:
+def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]) -> dict[str, Any]:
     """The answer to a redrive or drop, made of one answer for each part of the letters that the server looked at.
 
     It ends at the body's `max` letters, or if the body has ids, at the last letter.
     """
     rows: dict[str, list[Any]] = {}
-    most = body.get("max", 0)
+    most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
     while True:
         answer = send_write(write, url, group_name, body=body)
         result = answer["result"]
@@ -175,11 +109,28 @@ def _whole(write: AdminWrite, url: str, group_name: str, body: dict[str, Any]) -
         body |= {"offset": result["next_offset"]} | ({} if body.get("ids") else {"max": left})
 
 
-def _wanted(**conditions: str) -> dict[str, str]:
-    return {name: value for name, value in conditions.items() if value}
-
-
 def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
     """Raises NotFound if the group does not exist, because its empty list would look like that of a healthy group."""
     if not rows:
         call(url, "GET", "groups", group_name)
+
+
+add_write(
+    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "redrive", dead_letters.REDRIVE,
+    "Send dead letters to their group again; a repeated redrive sends each once.",
+    send=_whole, show=to_the_end, group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "drop", dead_letters.DROP,
+    "Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards.",
+    send=_whole, show=to_the_end, group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "edit", dead_letters.EDIT,
+    "Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged.",
+    group_name=GROUP,
+)  # fmt: skip

@@ -82,8 +82,8 @@ def push(
     webhook: str = typer.Argument(
         "", help="The address that messages are posted to; without it the current one is shown."
     ),
-    batch: int = option(groups.PUSH_PUT, "batch"),
-    at_once: int = option(groups.PUSH_PUT, "at_once"),
+    batch: int = option(groups.PushWrite, "batch"),
+    at_once: int = option(groups.PushWrite, "at_once"),
     stop: bool = typer.Option(False, "--stop", help="Post no more; the messages wait for consumers."),
     reason: str = typer.Option(
         "", envvar="NOTIFY_REASON", help="Why you change it; required to set or stop it. [env: NOTIFY_REASON]"

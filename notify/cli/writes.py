@@ -5,46 +5,78 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
 
 from notify.admin_api.actor import signed
-from notify.admin_api.declaration import AdminWrite, Flag
+from notify.admin_api.declaration import AdminWrite, Body, Flag
 from notify.admin_api.description import Description
 from notify.admin_api.writes import described
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, pairs, place
 from notify.cli.printed import say, say_json, say_paragraph, say_record, say_table
 
+Send = Callable[..., dict[str, Any]]
+"""Called as `send_write` is."""
+Show = Callable[[AdminWrite, str, dict[str, Any], bool], None]
+"""Called with a write, the server's address, the answer, and whether to print JSON."""
 
-def add_write(group: typer.Typer, command: str, write: AdminWrite, text: str, **targets: Any) -> None:
+
+def add_write(
+    group: typer.Typer,
+    command: str,
+    write: AdminWrite,
+    text: str,
+    *,
+    send: Send | None = None,
+    show: Show | None = None,
+    **targets: Any,
+) -> None:
     """Add the command of a write to a group. `targets`: the arguments that name what is changed, in the order of the
     path: a type, or `typer.Argument(…)` for a text."""
-    flags = [(f, flag) for f in dataclasses.fields(write.body) if (flag := f.metadata["flag"]) is not None]
-    hints = typing.get_type_hints(write.body)
+    flags = list(_flags(write.body))
     parameters = [
         _parameter(name, of, ...) if isinstance(of, type) else _parameter(name, str, of) for name, of in targets.items()
     ]
-    parameters += [_parameter(flag.name or f.name, flag.type or hints[f.name], _option(f, flag)) for f, flag in flags]
+    parameters += [_parameter(flag.name or f.name, _type(hint, flag), _option(f, flag)) for _, f, flag, hint in flags]
     common = {"reason": (str, REASON), "dry_run": (bool, DRY_RUN), "url": (str, URL), "as_json": (bool, AS_JSON)}
     parameters += [_parameter(name, kind, option) for name, (kind, option) in common.items()]
 
     def carry_out(**values: Any) -> None:
-        fields = {}
-        for f, flag in flags:
+        fields: dict[str, Any] = {}
+        for within, f, flag, hint in flags:
             value = values[flag.name or f.name]
             if value != _default(f, flag) or f.default is dataclasses.MISSING:  # else an older server may not know it
-                fields[f.name] = _converted(value, hints[f.name], flag)
-        answer = send_write(
-            write, values["url"], *[str(values[name]) for name in targets],
-            body=write_body(values["reason"], values["dry_run"], **fields),
-        )  # fmt: skip
-        show_write(write.name, answer, values["as_json"])
+                (fields.setdefault(within, {}) if within else fields)[f.name] = _converted(value, hint, flag)
+        body = write_body(values["reason"], values["dry_run"], **fields)
+        names = [str(values[name]) for name in targets]
+        answer = (send or send_write)(write, values["url"], *names, body=body)
+        (show or _show)(write, values["url"], answer, values["as_json"])
 
     carry_out.__doc__ = text
     carry_out.__annotations__ = {p.name: p.annotation for p in parameters}
     carry_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     group.command(command)(carry_out)
+
+
+def _flags(body: type[Body], within: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Flag, Any]]:
+    """The fields with a flag, each with the field of the body that it is in, if any, and its type."""
+    hints = typing.get_type_hints(body)
+    for f in dataclasses.fields(body):
+        hint, flag = hints[f.name], f.metadata["flag"]
+        if isinstance(hint, type) and issubclass(hint, Body):
+            yield from _flags(hint, f.name)
+        elif flag is not None:
+            yield within, f, flag, hint
+
+
+def _show(write: AdminWrite, url: str, answer: dict[str, Any], as_json: bool) -> None:
+    show_write(write.name, answer, as_json)
+
+
+def _type(hint: Any, flag: Flag) -> Any:
+    return flag.type or (type(flag.default) if isinstance(flag.default, str | float) else hint)
 
 
 def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
@@ -67,9 +99,9 @@ def _option(f: dataclasses.Field[Any], flag: Flag) -> Any:
     return typer.Option(_default(f, flag), *names, min=flag.low, max=flag.high, help=flag.help)
 
 
-def option(write: AdminWrite, field: str) -> Any:
+def option(body: type[Body], field: str) -> Any:
     """The option of one field, for a command with a signature of its own."""
-    (f,) = (f for f in dataclasses.fields(write.body) if f.name == field)
+    (f,) = (f for f in dataclasses.fields(body) if f.name == field)
     return _option(f, f.metadata["flag"])
 
 
