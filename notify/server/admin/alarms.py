@@ -20,8 +20,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/alarms")
     async def alarms() -> dict[str, Any]:
         """List the alarms that are raised, the oldest first, and the silences that hold."""
-        silences = desk.silences.listed(desk.core.clock())
-        return {"alarms": desk.alarms.now(), "silences": [silence.shown() for silence in silences]}
+        silences = desk.running.silences.listed(desk.running.core.clock())
+        return {"alarms": desk.running.alarms.now(), "silences": [silence.shown() for silence in silences]}
 
     @routes.post("/alarms/{name}/silence")
     async def silence(name: str, write: Silenced, who: Who) -> dict[str, Any]:
@@ -30,11 +30,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         While it is silenced, no webhook gets it and no metric counts it; the overview and the list still show it.
         """
         _check(name)
-        until_us = desk.core.clock() + round(write.seconds * 1e6)
+        until_us = desk.running.core.clock() + round(write.seconds * 1e6)
         new = Silence(name, write.target, until_us, who, write.reason)
 
         async def do() -> Any:
-            await desk.silences.put(new, desk.core.clock())
+            await desk.running.silences.put(new, desk.running.core.clock())
             return new.shown()
 
         return await desk.carry_out(write, who, "alarm.silence", _target(name, write.target), do, new.shown())
@@ -44,10 +44,10 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         """End the silence of an alarm of one target early."""
         _check(name)
         key = (name, write.target)
-        preview = {"name": name, "target": write.target, "until": instant(desk.core.clock())}
+        preview = {"name": name, "target": write.target, "until": instant(desk.running.core.clock())}
 
         async def do() -> Any:
-            await desk.silences.end(key, desk.core.clock())
+            await desk.running.silences.end(key, desk.running.core.clock())
             return preview
 
         return await desk.carry_out(write, who, "alarm.unsilence", _target(name, write.target), do, preview)

@@ -28,7 +28,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def audits(max: int = 20) -> dict[str, Any]:
         """List the newest verdicts."""
         check_between("max", max, 1, 1000)
-        rows = await in_thread(desk.administration.records.audits, max)
+        rows = await in_thread(desk.running.administration.records.audits, max)
         return {
             "audits": [
                 _OLDER | {k: v for k, v in r.items() if k != "at_us"} | {"at": instant(r["at_us"])} for r in rows
@@ -39,7 +39,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def report(number: int) -> HTMLResponse:
         """Show an audit's report, with headers that keep it from running or loading anything."""
         check_between("number", number, 0, 1 << 62)
-        page = await in_thread(desk.administration.records.audit_report, number)
+        page = await in_thread(desk.running.administration.records.audit_report, number)
         if not page:
             raise NotFound(f"audit {number} has no report here")
         return HTMLResponse(page, headers={"content-security-policy": NO_SCRIPT})
@@ -50,8 +50,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         fields = write.given("report")
 
         async def do() -> Any:
-            at_us = desk.core.clock()
-            number = await in_thread(desk.administration.records.add_audit, at_us, fields, write.report)
+            at_us = desk.running.core.clock()
+            number = await in_thread(desk.running.administration.records.add_audit, at_us, fields, write.report)
             return {"id": number, "verdict": write.verdict}
 
         return await desk.carry_out(write, who, "audit.add", write.verdict, do, fields)

@@ -42,14 +42,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `credentials`."""
 
     async def recorded() -> list[Credential]:
-        return await in_thread(desk.administration.records.credentials)
+        return await in_thread(desk.running.administration.records.credentials)
 
     @routes.get("/credentials")
     async def credentials(all: bool = False) -> dict[str, Any]:
         """List the credentials; `all` includes expired and revoked ones. Only hashes of tokens are kept."""
-        now_us = desk.core.clock()
+        now_us = desk.running.core.clock()
         rows = [_shown(c, now_us) for c in await recorded() if all or c.holds(now_us)]
-        return {"access": "on" if desk.administration.access.on else "off", "credentials": rows}
+        return {"access": "on" if desk.running.administration.access.on else "off", "credentials": rows}
 
     @routes.post("/credentials")
     async def add(write: CredentialWrite, who: Who) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             raise InvalidRequest(
                 "kinds certificate and subject need the field subject; a token takes none", "invalid_schema"
             )
-        number, now_us = tokens.new_id(), desk.core.clock()
+        number, now_us = tokens.new_id(), desk.running.core.clock()
         token, proof = tokens.new_token(number) if write.subject is None else (None, write.subject)
         if write.subject is not None:
             for c in await recorded():
@@ -71,8 +71,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         preview = _shown(new, now_us) | {"id": None if write.dry_run else number}
 
         async def do() -> Any:
-            await in_thread(desk.administration.records.add_credential, new)
-            await desk.administration.look()
+            await in_thread(desk.running.administration.records.add_credential, new)
+            await desk.running.administration.look()
             return preview
 
         answer = await desk.carry_out(write, who, "credential.add", write.name, do, preview)
@@ -81,7 +81,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/credentials/{number}/revoke")
     async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
         """Revoke a credential: immediately at this server, within a second at the others."""
-        rows, now_us = await recorded(), desk.core.clock()
+        rows, now_us = await recorded(), desk.running.core.clock()
         credential = next((c for c in rows if c.id == number), None)
         if credential is None:
             raise NotFound(f"there is no credential {number!r}")
@@ -91,8 +91,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         revoked = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 
         async def do() -> Any:
-            await in_thread(desk.administration.records.revoke_credential, number, now_us)
-            await desk.administration.look()
+            await in_thread(desk.running.administration.records.revoke_credential, number, now_us)
+            await desk.running.administration.look()
             return _shown(revoked, now_us)
 
         return await desk.carry_out(write, who, "credential.revoke", credential.name, do, _shown(revoked, now_us))

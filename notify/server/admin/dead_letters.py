@@ -55,8 +55,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         )
         if newest:
             check_between("before", before, 0, 1 << 62)
-            return await desk.letters.newest(name, wanted, before, max)
-        return await desk.letters.listed(name, wanted, offset, max)
+            return await desk.running.queues.letters.newest(name, wanted, before, max)
+        return await desk.running.queues.letters.listed(name, wanted, offset, max)
 
     @routes.get("/groups/{name}/dead-letters/failures")
     async def failures(name: str) -> dict[str, Any]:
@@ -64,13 +64,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
         `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
         """
-        return await desk.letters.failures(name)
+        return await desk.running.queues.letters.failures(name)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
         """List the groups that have dead letters, the groups with the most letters first."""
         check_between("max", max, 1, 10_000)
-        return {"groups": await desk.letters.counted(prefix, max)}
+        return {"groups": await desk.running.queues.letters.counted(prefix, max)}
 
 
 def _redriving(routes: APIRouter, desk: Desk) -> None:
@@ -87,7 +87,7 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
             return await _redrive_all(desk, name, write, who)
         letter_ids = None if write.ids is None else tuple(write.ids)
         chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force, write.offset)
-        preview, do = await desk.letters.redrive(name, chosen)
+        preview, do = await desk.running.queues.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 
 
@@ -97,7 +97,9 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
     how = {"replay_effects": write.replay_effects, "force": write.force}
     effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
     # A queue engine that cannot do this refuses it now, before the job begins.
-    await desk.letters.redrive(name, Chosen((), _wanted(write.wanted), 1, write.replay_effects, write.force))
+    await desk.running.queues.letters.redrive(
+        name, Chosen((), _wanted(write.wanted), 1, write.replay_effects, write.force)
+    )
     return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
 
 
@@ -111,7 +113,7 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
         """
         why = f"{who}: {write.reason}" if who else write.reason
         if write.ids is not None:
-            preview, do = await desk.letters.drop(name, tuple(write.ids), why, write.offset)
+            preview, do = await desk.running.queues.letters.drop(name, tuple(write.ids), why, write.offset)
             return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
         if not any(_wanted(write.wanted).plain().values()):
             raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")
@@ -122,11 +124,11 @@ async def _as_job(
     desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
     """Send or drop all letters that match; `how` is stored with the job, `more` is added to the preview."""
-    start, end, at_most = await desk.letters.bounds(name)
+    start, end, at_most = await desk.running.queues.letters.bounds(name)
     spec = {"group": name, "wanted": _wanted(write.wanted).plain(), "from": start, "until": end} | how
 
     async def begin() -> Any:
-        return {"job": await desk.jobs.start(what, name, spec, at_most)}
+        return {"job": await desk.running.jobs.start(what, name, spec, at_most)}
 
     preview = {"at_most": at_most} | more
     if write.wanted.failure:
@@ -136,7 +138,7 @@ async def _as_job(
 
 async def _failure(desk: Desk, name: str, fingerprint: str) -> dict[str, Any]:
     """The failure group with this fingerprint. Raises NotFound if no letter has the fingerprint."""
-    listed = await desk.letters.failures(name)
+    listed = await desk.running.queues.letters.failures(name)
     for row in listed["failures"]:
         if row["fingerprint"] == fingerprint:
             return dict(row)

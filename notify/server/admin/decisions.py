@@ -45,7 +45,7 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
     """Raises InvalidRequest unless `write` has either ids or `all`; Forbidden."""
     if (write.ids is not None) == write.all:
         raise InvalidRequest("say which: give ids, or all with the conditions in wanted", "invalid_schema")
-    core = desk.core
+    core = desk.running.core
     if write.ids is not None:
         transaction_ids = list(dict.fromkeys(map(ids.from_text, write.ids)))
         stored = [await core.store.transaction(transaction_id) for transaction_id in transaction_ids]
@@ -74,7 +74,7 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
 
     async def as_job() -> Any:
         spec = {"transactions": deciding.packed(transaction_ids), "from": 0, "until": len(transaction_ids)}
-        return {"job": await desk.jobs.start(deciding.JOB + action, target, spec, len(transaction_ids))}
+        return {"job": await desk.running.jobs.start(deciding.JOB + action, target, spec, len(transaction_ids))}
 
     do = as_job if write.all else at_once
     return await desk.carry_out(write, who, f"transactions.{action}", target, do, preview)

@@ -59,24 +59,24 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`."""
         check_between("max", max, 1, 1_000_000)
-        return await desk.groups.listed(prefix, after, max)
+        return await desk.running.queues.groups.listed(prefix, after, max)
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
         """Show a group's last hour, or day, in columns: messages settled a second, lag, age of the oldest."""
-        return desk.figures.group(name, span)
+        return desk.running.figures.group(name, span)
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
         """Show a group: subscriptions, positions and lag of its queues, leases, and its instances' states."""
-        return await desk.groups.one(name)
+        return await desk.running.queues.groups.one(name)
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
-        subscriptions = desk.core.subscriptions
+        subscriptions = desk.running.core.subscriptions
         requested = Subscribe(**{field: getattr(write, field) for field in Subscribe.__struct_fields__})
         wanted = subscriptions.checked(name, topic, requested)
 
@@ -89,21 +89,21 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
-        await desk.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
+        await desk.running.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:
         """End a subscription and forget the group's position in the topic."""
         is_pattern = "*" in topic
-        if not is_pattern and desk.core.queues.subscription(name, topic) is None:
+        if not is_pattern and desk.running.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
 
         async def do() -> Any:
             if is_pattern:
-                await desk.core.queues.drop_pattern(name, topic)
+                await desk.running.core.queues.drop_pattern(name, topic)
             else:
-                await desk.core.delivery.following.unsubscribe(name, topic)
+                await desk.running.core.delivery.following.unsubscribe(name, topic)
             return {"group": name, "topic": topic}
 
         return await desk.carry_out(write, who, "subscription.delete", f"{name}/{topic}", do, {})
@@ -114,13 +114,13 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
         """Move a group to another position in a topic; the preview counts repeated and skipped messages."""
         move = Move(write.topic, write.to, write.replay_effects, write.force)
-        preview, do = await desk.groups.reset(name, move)
+        preview, do = await desk.running.queues.groups.reset(name, move)
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
 
     @routes.get("/groups/{name}/priorities")
     async def priorities(name: str) -> dict[str, Any]:
         """Show the classes that share a group's deliveries by weight, and the topics' shares within them."""
-        return _priorities_shown(desk.core.queues.priorities(name) or ONE_CLASS)
+        return _priorities_shown(desk.running.core.queues.priorities(name) or ONE_CLASS)
 
     @routes.put("/groups/{name}/priorities")
     async def put_priorities(name: str, write: PrioritiesWrite, who: Who) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         wanted = _priorities(write)
 
         async def do() -> Any:
-            await desk.core.delivery.following.set_priorities(name, wanted)
+            await desk.running.core.delivery.following.set_priorities(name, wanted)
             return _priorities_shown(wanted)
 
         return await desk.carry_out(write, who, "priorities.put", name, do, _priorities_shown(wanted))
@@ -139,5 +139,5 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         """Pause a group, so that its consumers get no messages, or resume it."""
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
-        preview, do = await desk.groups.pause(name, action == "pause")
+        preview, do = await desk.running.queues.groups.pause(name, action == "pause")
         return await desk.carry_out(write, who, f"group.{action}", name, do, preview)

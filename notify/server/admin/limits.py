@@ -19,7 +19,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/limits")
     async def limits() -> dict[str, Any]:
         """Show the rates by topic, producer group and consumer group; a name that is not listed has no limit."""
-        return dataclasses.asdict(desk.core.flow.limits)
+        return dataclasses.asdict(desk.running.core.flow.limits)
 
     @routes.put("/limits")
     async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
@@ -29,8 +29,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
 
         async def do() -> Any:
-            document = desk.administration.configuration.with_limits(wanted)
-            await desk.administration.revise(who, write.reason, document)
+            document = desk.running.administration.configuration.with_limits(wanted)
+            await desk.running.administration.revise(who, write.reason, document)
             return dataclasses.asdict(wanted)
 
         return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))

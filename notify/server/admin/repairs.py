@@ -41,7 +41,7 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
         for lost in write.messages:
             item: dict[str, Any] = {"id": lost.id}
             try:
-                message = await _published(desk.core, lost)
+                message = await _published(desk.running.core, lost)
             except NotifyError as error:
                 item |= _refused(error)
             else:
@@ -51,7 +51,7 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             messages = PackedMessages(messages=ready)
-            results = iter(await desk.core.transactions.publish(messages, anywhere=True) if ready else [])
+            results = iter(await desk.running.core.transactions.publish(messages, anywhere=True) if ready else [])
             for item in items:
                 if "status" not in item:
                     result = next(results)
@@ -67,7 +67,7 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
         """Send messages of queues to one group again; a repeated call sends each message once."""
-        queues = desk.core.queues
+        queues = desk.running.core.queues
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []
         for message_id in write.ids:
@@ -86,7 +86,7 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             # The checks above cover what `force` allows.
-            results = iter(await send_to_group(desk.core, name, ready, force=True))
+            results = iter(await send_to_group(desk.running.core, name, ready, force=True))
             for item in items:
                 if "status" not in item:
                     item |= next(results)

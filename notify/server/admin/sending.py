@@ -23,14 +23,16 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         """Send a message to a topic that exists, without a transaction; the preview names the receiving groups."""
         desk.topic(name)  # a mistyped name makes no topic
         message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **write.given())
-        new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what publishing raises
-        desk.core.transactions.check_place([message])
+        new_messages(
+            [message], desk.running.core.clock(), lambda _: True, lambda _: None
+        )  # raises what publishing raises
+        desk.running.core.transactions.check_place([message])
         groups = None
         if asker.may("view"):  # an administrator of this topic alone must not learn who reads it
-            groups = [row["group"] for row in await desk.topics.groups_of(name)]
+            groups = [row["group"] for row in await desk.running.queues.topics.groups_of(name)]
 
         async def do() -> Any:
-            (item,) = await desk.core.transactions.publish(JsonMessages(messages=[message]))
+            (item,) = await desk.running.core.transactions.publish(JsonMessages(messages=[message]))
             why = {"code": item.code, "detail": item.detail} if item.code else {}
             return {"items": [{"id": item.id, "status": item.status} | why], "groups": groups}
 
@@ -43,5 +45,5 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         The record names the changed fields. The log keeps the letter unchanged, and the message that was sent.
         """
         edited = Edited(write.id, write.given("id", "replay_effects", "force"), write.replay_effects, write.force)
-        preview, do = await desk.letters.edit(name, edited)
+        preview, do = await desk.running.queues.letters.edit(name, edited)
         return await desk.carry_out(write, who, "dead_letter.edit", name, do, preview)
