@@ -29,9 +29,9 @@ class FanOut(Enum):
     OF_KEY = auto()
     """The worker of the message's key; without a key, the first worker that has the topic."""
     OF_EACH = auto()
-    """For each message of the request one worker, see publishing.py."""
+    """For each message of the request one worker."""
     UP_TO = auto()
-    """All workers, each for its share of at most `max` rows, see shares.py."""
+    """All workers, each for its share of at most `max` rows."""
     JOB = auto()
     """The worker in the job's number."""
     NONE = auto()

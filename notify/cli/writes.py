@@ -52,7 +52,10 @@ def add_write(
         body = write_body(values["reason"], values["dry_run"], **fields)
         names = [str(values[name]) for name in targets]
         answer = (send or send_write)(write, values["url"], *names, body=body)
-        (show or _show)(write, values["url"], answer, values["as_json"])
+        if show is None:
+            show_write(write.name, answer, values["as_json"])
+        else:
+            show(write, values["url"], answer, values["as_json"])
 
     carry_out.__doc__ = text
     carry_out.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -69,10 +72,6 @@ def _flags(body: type[Body], within: str = "") -> Iterator[tuple[str, dataclasse
             yield from _flags(hint, f.name)
         elif flag is not None:
             yield within, f, flag, hint
-
-
-def _show(write: AdminWrite, url: str, answer: dict[str, Any], as_json: bool) -> None:
-    show_write(write.name, answer, as_json)
 
 
 def _type(hint: Any, flag: Flag) -> Any:
@@ -107,9 +106,10 @@ def option(body: type[Body], field: str) -> Any:
 
 def _converted(value: Any, kind: Any, flag: Flag) -> Any:
     """A flag's value as the body has it: offsets are numbers, and pairs an object."""
-    if typing.get_origin(kind) is not list and isinstance(value, list):
+    kinds = typing.get_args(kind)
+    if any(typing.get_origin(each) is dict for each in kinds):
         return pairs(value)
-    if isinstance(value, str) and int in typing.get_args(kind):
+    if isinstance(value, str) and int in kinds:
         return place(value)
     return value if flag.scale == 1 else value * flag.scale
 

@@ -16,11 +16,10 @@ from notify.server import doorway
 from notify.server.doorway import PEEKED, Doorway, worker_of
 from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
 from notify.server.parent import said_in
-from notify.server.spread import exposition
+from notify.server.spread import spread
 from notify.server.spread.combining import columns, combined
-from notify.server.spread.cursors import offsets
+from notify.server.spread.cursors import allot, offsets, shares
 from notify.server.spread.rules import job_number, job_of, rule_of
-from notify.server.spread.shares import allot, shares
 from notify.settings import Settings
 from notify.workers import (
     check_count,
@@ -203,7 +202,7 @@ def test_charts_are_added_up_at_each_time() -> None:
 
 def test_metrics_of_workers_are_one_text() -> None:
     text = '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{topic="t"} 1.0\n# HELP c Text\n# TYPE c counter\nc_total 2.0\n'
-    assert exposition.joined({"worker-1": text, "worker-2": text}) == (
+    assert spread.joined({"worker-1": text, "worker-2": text}) == (
         '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{worker="worker-1",topic="t"} 1.0\n'
         'a_b{worker="worker-2",topic="t"} 1.0\n'
         '# HELP c Text\n# TYPE c counter\nc_total{worker="worker-1"} 2.0\nc_total{worker="worker-2"} 2.0\n'
