@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
-from notify.bench import children, fill, sql, transactions
+from notify.bench import children, load, sql, transactions
 from notify.bench.peers import machine
 from notify.bench.peers.kafka import Kafka
 from notify.bench.peers.rocketmq import RocketMq
@@ -59,7 +59,7 @@ WARM_MESSAGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A consumer that has turns. `client`: see notify/bench/handled.py. `beside`: the kind that its share is of."""
+    """A consumer that has turns. `client`: one of clients.CLIENTS. `beside`: the kind that its share is of."""
 
     name: str
     client: str
@@ -76,6 +76,7 @@ COMMITS = {"sqlite": "SQLite: single-row commits", "postgresql": "PostgreSQL: si
 PLAIN_KAFKA = "Kafka: confluent's consumer"
 QUEUE = (
     Kind(PLAIN, "plain"),
+    Kind("plain HTTP client that asks for runs", "plain_runs", PLAIN),
     Kind("the benches' client of the wire, no handler", "wire", PLAIN),
     Kind("Consumer", "threads", PLAIN),
     Kind("AsyncConsumer", "coroutines", PLAIN),
@@ -133,8 +134,7 @@ def consumed(kind: Kind, spec: dict[str, Any], plan: Plan, servers: Callable[[],
         "seconds": plan.seconds,
     }  # fmt: skip
     cpu = servers()
-    module = "notify.bench.drain" if kind.client == "wire" else "notify.bench.handled"
-    got = children.result(children.start(module, spec), 10 * plan.seconds + 120)
+    got = children.result(children.start("notify.bench.clients", spec), 10 * plan.seconds + 120)
     cpu = servers() - cpu
     group = got["groups"][0]
     if not group["received"]:
@@ -161,7 +161,7 @@ def queue_server(directory: Path, plan: Plan, number: int) -> Iterator[dict[str,
         stack.callback(server.stop)
         filled = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": 1, "orders": True}
         for prefix, keys in (("pile", 0), ("keyed", KEYS)):
-            children.result(children.start("notify.bench.fill", filled | {"prefix": prefix, "keys": keys}))
+            children.result(children.start("notify.bench.load", filled | {"prefix": prefix, "keys": keys}))
         turns: dict[str, Turn] = {}
 
         def turn(kind: Kind, dsn: str = "") -> None:
@@ -259,7 +259,7 @@ def publish(cluster: Cluster, plan: Plan) -> None:
         producer.begin_transaction()
         for n in range(start, min(start + KAFKA_BATCH, plan.messages)):
             headers: Headers = [(ID, f"{ids.to_text(ids.new_id())}.0".encode()), (GROUP, b"bench")]
-            producer.produce(TOPIC, fill.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
+            producer.produce(TOPIC, load.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
             producer.poll(0)
         producer.commit_transaction(CALL_SECONDS)
 

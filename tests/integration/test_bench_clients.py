@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from notify.bench import handled
-from notify.bench.fill import fill
-from notify.bench.handled import CLIENTS, Run
+from notify.bench import clients
+from notify.bench.clients import CLIENTS, Run
+from notify.bench.load import fill
 from notify.bench.requests import subscribe
 from notify.testing.process import ServerProcess
 
@@ -42,6 +42,6 @@ def test_a_handler_notes_each_message_once(server: ServerProcess, tmp_path: Path
         spec["inbox"] = f"sqlite:///{tmp_path}/inbox.db"
     run = Run(spec)
     CLIENTS[spec["client"]](run)
-    got = handled.result(run)
+    got = clients.result(run)
     assert got["groups"] == [{"group": group, "received": MESSAGES, "unique": MESSAGES} for group in groups]
     assert got["per_second"] > 0

@@ -10,7 +10,7 @@ import pytest
 
 from notify.bench import consumers
 from notify.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
-from notify.bench.fill import order
+from notify.bench.load import order
 from notify.errors import Unavailable
 
 PLAN = Plan(messages=1000, body=256, seconds=3.0, only=())
