@@ -46,7 +46,7 @@ WIRE_ID = 18
 WIRE_SETTLING = 4
 """Its requests to settle that may be on their way."""
 FEW = 200
-"""Of larger answers the wire's client times the first message only."""
+"""The wire's client times the first message only of larger answers."""
 KAFKA_BATCH = 500
 """Records between two commits of the plain consumer of Kafka."""
 LOOK_SECONDS = 0.3

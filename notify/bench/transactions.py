@@ -14,6 +14,7 @@ from typing import Any
 from notify.bench import children
 from notify.bench.requests import subscribe
 from notify.bench.verify import count_in_queues, missing_in_database
+from notify.errors import NotifyError
 from notify.testing import usage
 from notify.testing.process import ServerProcess
 
@@ -50,6 +51,8 @@ class Plan:
 
 def run(plan: Plan) -> dict[str, Any]:
     """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
+    if plan.consume and plan.workers > 1:
+        raise NotifyError("the benches' consumers ask one worker only: measure --workers without --consume")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server: ServerProcess | None = None
