@@ -104,6 +104,15 @@ KAFKA = (
 )
 PUSH = Kind("RocketMQ: push consumer", "rocketmq", PLAIN)
 """Its share is that of the plain client's rate, so that it stands beside the SDK's."""
+RATIOS = {
+    "thread": ("Consumer", PLAIN),
+    "async": ("AsyncConsumer", PLAIN),
+    "batch": ("Consumer, batch=500", PLAIN),
+    "inbox_postgresql": ("Consumer, inbox on PostgreSQL", PLAIN),
+    "kafka": ("Kafka: Consumer", PLAIN_KAFKA),
+    "rocketmq": ("Consumer", PUSH.name),
+}
+"""The ratios of the JSON by their keys: whose rate, by whose. Without figures they are null."""
 TIMED = (PLAIN, "Consumer", "AsyncConsumer")
 """The kinds on a queue server that are timed from the commit to the handler."""
 
@@ -327,9 +336,9 @@ class Report:
         """A figure of a kind, of the rounds that have it."""
         return [round_[name][figure] for round_ in self.rounds if figure in round_.get(name, {})]
 
-    def shares(self, kind: Kind) -> list[float]:
-        """The rates of a kind by those of the kind beside it, round by round."""
-        pairs = [(round_.get(kind.name), round_.get(kind.beside)) for round_ in self.rounds]
+    def shares(self, name: str, beside: str) -> list[float]:
+        """The rates of a kind by those of another, round by round."""
+        pairs = [(round_.get(name), round_.get(beside)) for round_ in self.rounds]
         return [own["per_second"] / other["per_second"] for own, other in pairs if own and other]
 
     def wrong(self) -> list[str]:
@@ -352,7 +361,7 @@ class Report:
             rates = self.values(kind.name, "per_second")
             if not rates:
                 continue
-            shares = self.shares(kind)
+            shares = self.shares(kind.name, kind.beside)
             p50 = self.values(f"{kind.name}, timed", "p50_ms")
             cells = [
                 kind.name,
@@ -373,10 +382,16 @@ class Report:
             "messages": self.plan.messages,
             "body": self.plan.body,
             "seconds": self.plan.seconds,
+            "plain": _median(self.values(PLAIN, "per_second")),
+            **{key: _median(self.shares(*names)) for key, names in RATIOS.items()},
             "rounds": self.rounds,
-            "shares": {name: statistics.median(self.shares(kind)) for name, kind in kinds.items() if self.shares(kind)},
+            "shares": {name: _median(self.shares(name, kind.beside)) for name, kind in kinds.items() if kind.beside},
             "not_measured": self.skipped,
         }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _cell(values: Sequence[float], form: str, *, with_range: bool = True) -> str:

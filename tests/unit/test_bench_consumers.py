@@ -86,6 +86,17 @@ def test_a_turn_that_ran_out_of_time_lost_nothing(
     assert consumers.consumed(Kind("x", "threads"), {}, PLAN, lambda: 0.0)["lost"] == lost
 
 
+def test_the_file_has_the_ratios_by_their_keys() -> None:
+    round_ = {PLAIN: figures(60_000), "Consumer": figures(6000), consumers.PUSH.name: figures(12_000)}
+    got = report(round_).as_json({})
+    assert {key: got[key] for key in ("plain", *consumers.RATIOS)} == {
+        "plain": 60_000, "thread": 0.1, "async": None, "batch": None, "inbox_postgresql": None, "kafka": None,
+        "rocketmq": 0.5,
+    }  # fmt: skip
+    assert got["shares"]["Consumer"] == 0.1
+    assert got["shares"]["AsyncConsumer"] is None
+
+
 @pytest.mark.parametrize("size", [10, 256])
 def test_a_body_has_its_number_and_its_size(size: int) -> None:
     assert len(order(7, size)) == max(size, len(b'{"number":7,"text":""}'))
