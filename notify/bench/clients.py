@@ -81,7 +81,8 @@ class Run:
         self.counted = 0
         """The messages of the measured time."""
         self._lock = threading.Lock()
-        self._not_begun = self._not_done = len(self.groups) - len(spec.get("slow", ()))
+        self._not_begun = len(self.groups)
+        self._not_done = len(self.groups) - len(spec.get("slow", ()))
         self._starts: list[tuple[float, float, int]] = []
         """Instant, CPU time so far and messages so far, when the first group and the last one had begun."""
         self._timer: threading.Timer | None = None
