@@ -87,7 +87,7 @@ def run(plan: Plan) -> dict[str, Any]:
 def _fill(server: ServerProcess, plan: Plan, messages: int) -> tuple[float, float]:
     """Store a part of the backlog. Returns messages a second, and the server's RssAnon in MiB."""
     spec = {"url": server.url, "messages": messages, "body": plan.body, "topics": TOPICS}
-    filled = children.result(children.start("notify.bench.fill", spec))
+    filled = children.result(children.start("notify.bench.load", spec))
     time.sleep(2)  # lets the server finish sealing a segment
     return messages / filled["seconds"], server.anonymous_bytes() / (1 << 20)
 
@@ -137,8 +137,14 @@ def _beside_a_drain(plan: Plan, server: ServerProcess, directory: Path) -> dict[
             groups = [[HEAD_GROUP], [FROM_START]] if draining else [[HEAD_GROUP]]
             drains = [
                 children.start(
-                    "notify.bench.drain",
-                    {"url": server.url, "groups": names, "stop": str(stop), "seconds": plan.seconds + 2},
+                    "notify.bench.clients",
+                    {
+                        "url": server.url,
+                        "client": "wire",
+                        "groups": names,
+                        "stop": str(stop),
+                        "seconds": plan.seconds + 2,
+                    },
                     wait_for_line=True,
                 )
                 for names in groups
@@ -168,8 +174,8 @@ def _median(values: list[float]) -> float:
 
 
 def _drain(server: ServerProcess, group: str, messages: int) -> dict[str, Any]:
-    spec = {"url": server.url, "groups": [group], "expected": messages}
-    group_result: dict[str, Any] = children.result(children.start("notify.bench.drain", spec))["groups"][0]
+    spec = {"url": server.url, "client": "wire", "groups": [group], "expected": messages}
+    group_result: dict[str, Any] = children.result(children.start("notify.bench.clients", spec))["groups"][0]
     return group_result
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from notify import ids
-from notify.bench import children, fill, sql, transactions
+from notify.bench import children, load, sql, transactions
 from notify.bench.peers import machine
 from notify.bench.peers.kafka import Kafka
 from notify.bench.peers.rocketmq import RocketMq
@@ -59,7 +59,7 @@ WARM_MESSAGES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A consumer that has turns. `client`: see notify/bench/handled.py. `beside`: the kind that its share is of."""
+    """A consumer that has turns. `client`: one of clients.CLIENTS. `beside`: the kind that its share is of."""
 
     name: str
     client: str
@@ -76,6 +76,7 @@ COMMITS = {"sqlite": "SQLite: single-row commits", "postgresql": "PostgreSQL: si
 PLAIN_KAFKA = "Kafka: confluent's consumer"
 QUEUE = (
     Kind(PLAIN, "plain"),
+    Kind("plain HTTP client that asks for runs", "plain_runs", PLAIN),
     Kind("the benches' client of the wire, no handler", "wire", PLAIN),
     Kind("Consumer", "threads", PLAIN),
     Kind("AsyncConsumer", "coroutines", PLAIN),
@@ -103,6 +104,15 @@ KAFKA = (
 )
 PUSH = Kind("RocketMQ: push consumer", "rocketmq", PLAIN)
 """Its share is that of the plain client's rate, so that it stands beside the SDK's."""
+RATIOS = {
+    "thread": ("Consumer", PLAIN),
+    "async": ("AsyncConsumer", PLAIN),
+    "batch": ("Consumer, batch=500", PLAIN),
+    "inbox_postgresql": ("Consumer, inbox on PostgreSQL", PLAIN),
+    "kafka": ("Kafka: Consumer", PLAIN_KAFKA),
+    "rocketmq": ("Consumer", PUSH.name),
+}
+"""The ratios of the JSON by their keys: whose rate, by whose. Without figures they are null."""
 TIMED = (PLAIN, "Consumer", "AsyncConsumer")
 """The kinds on a queue server that are timed from the commit to the handler."""
 
@@ -133,8 +143,7 @@ def consumed(kind: Kind, spec: dict[str, Any], plan: Plan, servers: Callable[[],
         "seconds": plan.seconds,
     }  # fmt: skip
     cpu = servers()
-    module = "notify.bench.drain" if kind.client == "wire" else "notify.bench.handled"
-    got = children.result(children.start(module, spec), 10 * plan.seconds + 120)
+    got = children.result(children.start("notify.bench.clients", spec), 10 * plan.seconds + 120)
     cpu = servers() - cpu
     group = got["groups"][0]
     if not group["received"]:
@@ -161,7 +170,7 @@ def queue_server(directory: Path, plan: Plan, number: int) -> Iterator[dict[str,
         stack.callback(server.stop)
         filled = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": 1, "orders": True}
         for prefix, keys in (("pile", 0), ("keyed", KEYS)):
-            children.result(children.start("notify.bench.fill", filled | {"prefix": prefix, "keys": keys}))
+            children.result(children.start("notify.bench.load", filled | {"prefix": prefix, "keys": keys}))
         turns: dict[str, Turn] = {}
 
         def turn(kind: Kind, dsn: str = "") -> None:
@@ -259,7 +268,7 @@ def publish(cluster: Cluster, plan: Plan) -> None:
         producer.begin_transaction()
         for n in range(start, min(start + KAFKA_BATCH, plan.messages)):
             headers: Headers = [(ID, f"{ids.to_text(ids.new_id())}.0".encode()), (GROUP, b"bench")]
-            producer.produce(TOPIC, fill.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
+            producer.produce(TOPIC, load.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
             producer.poll(0)
         producer.commit_transaction(CALL_SECONDS)
 
@@ -327,9 +336,9 @@ class Report:
         """A figure of a kind, of the rounds that have it."""
         return [round_[name][figure] for round_ in self.rounds if figure in round_.get(name, {})]
 
-    def shares(self, kind: Kind) -> list[float]:
-        """The rates of a kind by those of the kind beside it, round by round."""
-        pairs = [(round_.get(kind.name), round_.get(kind.beside)) for round_ in self.rounds]
+    def shares(self, name: str, beside: str) -> list[float]:
+        """The rates of a kind by those of another, round by round."""
+        pairs = [(round_.get(name), round_.get(beside)) for round_ in self.rounds]
         return [own["per_second"] / other["per_second"] for own, other in pairs if own and other]
 
     def wrong(self) -> list[str]:
@@ -352,7 +361,7 @@ class Report:
             rates = self.values(kind.name, "per_second")
             if not rates:
                 continue
-            shares = self.shares(kind)
+            shares = self.shares(kind.name, kind.beside)
             p50 = self.values(f"{kind.name}, timed", "p50_ms")
             cells = [
                 kind.name,
@@ -373,10 +382,16 @@ class Report:
             "messages": self.plan.messages,
             "body": self.plan.body,
             "seconds": self.plan.seconds,
+            "plain": _median(self.values(PLAIN, "per_second")),
+            **{key: _median(self.shares(*names)) for key, names in RATIOS.items()},
             "rounds": self.rounds,
-            "shares": {name: statistics.median(self.shares(kind)) for name, kind in kinds.items() if self.shares(kind)},
+            "shares": {name: _median(self.shares(name, kind.beside)) for name, kind in kinds.items() if kind.beside},
             "not_measured": self.skipped,
         }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _cell(values: Sequence[float], form: str, *, with_range: bool = True) -> str:

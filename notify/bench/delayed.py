@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from notify import ids
-from notify.bench.consume import ranges
+from notify.bench.clients import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.errors import NotifyError

@@ -49,15 +49,14 @@ def run(plan: Plan) -> dict[str, Any]:
             for topic in topics:
                 subscribe(server.url, group, topic, mode=plan.mode)
         spec = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": plan.topics}
-        children.result(children.start("notify.bench.fill", spec | {"keys": plan.keys}))
+        children.result(children.start("notify.bench.load", spec | {"keys": plan.keys}))
         cpu = server.cpu_seconds()
-        module = "notify.bench.drain" if plan.client == "wire" else "notify.bench.handled"
         spec = {
             "url": server.url, "topics": topics, "expected": plan.messages, "client": plan.client, "mode": plan.mode,
             "batch": plan.batch, "seconds": LONGEST_SECONDS,
         }  # fmt: skip
         consumers = [
-            children.start(module, spec | {"groups": names[number :: plan.processes]})
+            children.start("notify.bench.clients", spec | {"groups": names[number :: plan.processes]})
             for number in range(plan.processes)
         ]
         for child in consumers:
@@ -65,6 +64,8 @@ def run(plan: Plan) -> dict[str, Any]:
         results = [children.result(child, LONGEST_SECONDS + 120) for child in consumers]
         cpu = server.cpu_seconds() - cpu
     received = [group for result in results for group in result["groups"]]
+    if any(group.get("body_bytes", 0) not in (0, group["received"] * plan.body) for group in received):
+        raise NotifyError("messages did not have the bodies that were sent")
     seconds = max(result["seconds"] for result in results)
     unique = sum(group["unique"] for group in received)
     if seconds >= LONGEST_SECONDS:

@@ -64,8 +64,8 @@ def _one(plan: Plan, server: ServerProcess, directory: Path, names: list[str], s
     stop = directory / "stop"
     stop.unlink(missing_ok=True)
     drains = children.start(
-        "notify.bench.drain",
-        {"url": server.url, "groups": names, "slow": slow, "stop": str(stop)},
+        "notify.bench.clients",
+        {"url": server.url, "client": "wire", "groups": names, "slow": slow, "stop": str(stop)},
         wait_for_line=True,
     )
     load = children.start_load(

@@ -69,7 +69,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 def _fill(server: ServerProcess, messages: int, topics: int) -> None:
     spec = {"url": server.url, "messages": messages, "body": SMALL, "topics": topics}
-    children.result(children.start("notify.bench.fill", spec))
+    children.result(children.start("notify.bench.load", spec))
 
 
 def _bytes_per_topic(count: int) -> float:

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.bench import children, consume
+from notify.bench import children
 from notify.bench.requests import subscribe
 from notify.bench.verify import count_in_queues, missing_in_database
+from notify.errors import NotifyError
 from notify.testing import usage
 from notify.testing.process import ServerProcess
+
+GROUP = "bench"
+"""The group that consumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Plan:
 
 def run(plan: Plan) -> dict[str, Any]:
     """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
+    if plan.consume and plan.workers > 1:
+        raise NotifyError("the benches' consumers ask one worker only: measure --workers without --consume")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
         server: ServerProcess | None = None
@@ -104,17 +110,16 @@ def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subproces
 
 def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
     topics = [f"bench-{n}" for n in range(plan.topics)]
-    if plan.client == "plain":
+    if plan.client in ("wire", "plain"):
         for topic in topics:
-            subscribe(url, consume.GROUP, topic)
+            subscribe(url, GROUP, topic)
     spec: dict[str, Any] = {
-        "url": url, "topics": topics, "groups": [consume.GROUP], "client": plan.client,
+        "url": url, "topics": topics, "groups": [GROUP], "client": plan.client,
         "seen": str(directory / "seen"), "stop": str(directory / "stop"),
     }  # fmt: skip
     if plan.end_to_end:
         spec["handled"] = str(directory / "handled")
-    module = "notify.bench.consume" if plan.client == "wire" else "notify.bench.handled"
-    return children.start(module, spec, wait_for_line=True)
+    return children.start("notify.bench.clients", spec, wait_for_line=True)
 
 
 def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from notify.bench import consumers
 from notify.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
-from notify.bench.fill import order
+from notify.bench.load import order
 from notify.errors import Unavailable
 
 PLAN = Plan(messages=1000, body=256, seconds=3.0, only=())
@@ -84,6 +84,17 @@ def test_a_turn_that_ran_out_of_time_lost_nothing(
     monkeypatch.setattr(consumers.children, "start", lambda *_: None)
     monkeypatch.setattr(consumers.children, "result", lambda *_: got)
     assert consumers.consumed(Kind("x", "threads"), {}, PLAN, lambda: 0.0)["lost"] == lost
+
+
+def test_the_file_has_the_ratios_by_their_keys() -> None:
+    round_ = {PLAIN: figures(60_000), "Consumer": figures(6000), consumers.PUSH.name: figures(12_000)}
+    got = report(round_).as_json({})
+    assert {key: got[key] for key in ("plain", *consumers.RATIOS)} == {
+        "plain": 60_000, "thread": 0.1, "async": None, "batch": None, "inbox_postgresql": None, "kafka": None,
+        "rocketmq": 0.5,
+    }  # fmt: skip
+    assert got["shares"]["Consumer"] == 0.1
+    assert got["shares"]["AsyncConsumer"] is None
 
 
 @pytest.mark.parametrize("size", [10, 256])

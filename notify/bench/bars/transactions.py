@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from notify.bench import pile
 from notify.bench.bars.judged import Tell, judge
 from notify.bench.reference import Reference
 from notify.bench.reference import measure as measure_reference
 from notify.bench.transactions import Plan, run
+from notify.client.loop import new_event_loop
+from notify.client.packing import pack
+from notify.client.transactions import TransactionClient
 from notify.ending import exiting_when_told
+from notify.message import Message
+from notify.testing.process import ServerProcess
 
 PILE_MB = 400
+PILE_CALLERS, PILE_TOPICS = 1024, 16
 READY = 1000.0
 """The start after kill -9 may take so many times as long as a transaction of the reference with 1,024 callers."""
 
@@ -72,13 +81,53 @@ def measure(bar: Bar, repeats: int, tell: Tell) -> list[str]:
 
 def measure_pile(messages: int, tell: Tell) -> list[str]:
     """Measure memory with a backlog, and the start after kill -9; names of what is missed."""
-    seconds = measure_reference(pile.CALLERS).p50_ms / 1000
-    memory = pile.measure(messages)
+    seconds = measure_reference(PILE_CALLERS).p50_ms / 1000
+    memory = pile(messages)
     missed = judge(
         tell, f"{messages:,} undelivered messages, RssAnon in MB", [memory.anonymous_mb], PILE_MB, at_most=True
     )
     ready = [statistics.median(memory.ready_seconds)]
     return missed + judge(tell, "ready after kill -9, in s", ready, READY, at_most=True, references=[seconds])
+
+
+@dataclass(frozen=True, slots=True)
+class Pile:
+    """`anonymous_mb`: RssAnon with the backlog. `ready_seconds`: after each kill, from the process's start to ready."""
+
+    anonymous_mb: float
+    ready_seconds: list[float]
+
+
+def pile(messages: int, starts: int = 3) -> Pile:
+    """Commit transactions of 256 bytes without a consumer, then kill and start the server `starts` times."""
+    with tempfile.TemporaryDirectory(prefix="notify-pile-") as directory:
+        server = ServerProcess(Path(directory) / "data").start()
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(_load(server.url, messages))
+            time.sleep(3)  # lets the server finish sealing a segment
+            anonymous = server.anonymous_bytes() / (1 << 20)
+            ready = []
+            for _ in range(starts):
+                server.kill()
+                ready.append(server.start().ready_seconds)
+        finally:
+            server.stop()
+    return Pile(anonymous, ready)
+
+
+async def _load(url: str, messages: int) -> None:
+    client = TransactionClient(url, "pile", instance="pile", half_seconds=60)
+    packed = [pack(Message(f"pile-{n}", bytes(256))) for n in range(PILE_TOPICS)]
+    numbers = iter(range(messages))
+
+    async def caller() -> None:
+        for number in numbers:
+            item = await client.half([packed[number % PILE_TOPICS]])
+            await client.outcome_soon(item.id, item.shard, "COMMIT")
+
+    await asyncio.gather(*(caller() for _ in range(PILE_CALLERS)))
+    await client.close()
 
 
 def main() -> int:

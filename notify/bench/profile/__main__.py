@@ -28,7 +28,7 @@ from notify.testing import usage
 
 ROLES = {
     "server": (" serve ",),
-    "client": ("notify.bench.load ", "notify.bench.handled ", "notify.bench.drain "),
+    "client": ("notify.bench.load ", "notify.bench.clients ", "notify.bench.handled ", "notify.bench.drain "),
 }
 """The processes that are sampled, by a word of their command."""
 BENCH = "transactions --clients 1024 --seconds 14"

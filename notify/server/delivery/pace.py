@@ -17,6 +17,8 @@ PUBLISH_SECONDS = 8e-6
 LEAST_SHARE = 0.1
 """The least share of the server's time for groups that catch up, however busy producers are."""
 WINDOW_US = 100_000
+STALE_US = 1_000_000
+"""After so long without a look the mean says nothing about now: the producers of a pile may have gone."""
 BEHIND = 20_000
 """The lag, over all queues, beyond which a group is paced: nearer messages are in memory and cost little."""
 BUSY_LIMIT = 512
@@ -87,6 +89,9 @@ class Pace:
         m = self._metrics
         seconds = (m.halves - self._halves) * TRANSACTION_SECONDS + (m.published - self._published) * PUBLISH_SECONDS
         self._at_us, self._halves, self._published = now_us, m.halves, m.published
+        if not seconds or passed_us > STALE_US:
+            self.share = 1.0  # producers that begin show within a window
+            return
         # The third power, because the measure is too low: producers send less while others take their time.
         left = max(LEAST_SHARE, (1.0 - min(1.0, seconds * 1e6 / passed_us)) ** 3)
         # Down immediately, up slowly: otherwise producers would lose their time again and again.
