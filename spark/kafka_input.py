@@ -95,7 +95,7 @@ class KafkaInput:
         self.bridges = positions_of(self._cluster, cut(self._cluster, positions, from_us, 0))
 
     def _hidden(self, present: Collection[str]) -> Iterator[str]:
-        """What this user may not see of the groups that subscribed and of their topics, in sentences."""
+        """Sentences for those of the groups that subscribed, and of their topics, that this user may not see."""
         noted = {(group, place.topic) for group, place in self.progress.subscribed if "@" not in group}
         groups = {group for group, topic in noted if topic in self.topics or topic not in present}
         topics = {SUBSCRIPTIONS, redriven.TOPIC} | ({topic for _, topic in noted} if not self._is_chosen else set())

@@ -1,4 +1,4 @@
-"""What Kafka hides from an audit: brokers leave topics and groups that a user may not see out of their lists.
+"""Topics and groups that Kafka hides from an audit: brokers leave those out of their lists that a user may not see.
 
 So each one that should be there, by what others noted, is asked for by its name: then brokers say that it is refused.
 """

@@ -392,7 +392,7 @@ def test_what_brokers_hide_from_an_audit_is_named(secured: SecuredKafka, unique:
         committed(plain, topic, 1)
 
     def hidden(*needs: Need) -> list[str]:
-        """What an audit says that it may not see with these rights."""
+        """The sentences of an audit with these rights."""
         groups = (Need(GROUP, "notify-audit", ("Read",), ""), Need(GROUP, "notify-positions", ("Read",), ""))
         audited = KafkaInput(secured.url(secured.user(Needs("audit", (*groups, *needs)))))
         audited.prepare()
