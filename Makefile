@@ -78,9 +78,9 @@ docs: $(DOCS_STAMP)
 release: install $(RELEASE_STAMP)
 	$(PY) -m tests.release $(if $(LEAVE_OUT),--leave-out $(LEAVE_OUT),)
 
-# docs/commands.md, from the commands themselves; a test fails where it is out of date.
+# docs/commands.md and the tables of other pages, from the code; a test fails where they are out of date.
 reference: install
-	$(PY) -m tests.support.command_page
+	$(PY) -m tests.support.generated_docs
 
 # docs/pictures, drawn from the console in Chromium; a test fails where its templates or styles changed since. 30 s.
 pictures: install

@@ -10,8 +10,10 @@ from typing import Any, TextIO
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show_rows, show_write, write
+from notify.admin_api import server
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WIDE, call, fields, show_rows
 from notify.cli.printed import say
+from notify.cli.writes import add_write, send_write, show_write, write_body
 from notify.server.access.rights import ACTIONS
 
 
@@ -84,15 +86,11 @@ def register(app: typer.Typer) -> None:
         elif subject is not None:
             fields |= {"kind": "subject", "subject": subject}
         with _new_file(out if not dry_run else None) as file:
-            answer = call(url, "POST", "credentials", body=write(reason, dry_run, **fields))
+            answer = send_write(server.CREDENTIAL_ADD, url, body=write_body(reason, dry_run, **fields))
             if file is not None and "token" in answer:
                 file.write(answer.pop("token") + "\n")
-        show_write("credential.add", answer, as_json)
+        show_write(server.CREDENTIAL_ADD.name, answer, as_json)
         if "token" in answer and not as_json:
             say(f"  Its token, which is shown this once: {answer['token']}")
 
-    @group.command()
-    def revoke(id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """Revoke a credential."""
-        answer = call(url, "POST", "credentials", id, "revoke", body=write(reason, dry_run))
-        show_write("credential.revoke", answer, as_json)
+    add_write(group, "revoke", server.CREDENTIAL_REVOKE, "Revoke a credential.", id=str)

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from notify.actor import signed
 from notify.cli.printed import (
     ERRORS_AS_JSON,
     console,
@@ -21,7 +20,6 @@ from notify.cli.printed import (
     say,
     say_fields,
     say_json,
-    say_paragraph,
     say_record,
     say_table,
 )
@@ -30,8 +28,6 @@ from notify.client.http import read_answer
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest
 from notify.limits import digits
-from notify.told import told
-from notify.told.form import Told
 from notify.wire import JSON
 
 LISTING_SECONDS = 10.0
@@ -57,16 +53,6 @@ DRY_RUN = typer.Option(
 )
 
 WIDE = typer.Option(False, "--wide", envvar="NOTIFY_WIDE", help="Show every field of each row.")
-
-REPLAY_EFFECTS = typer.Option(
-    False,
-    "--replay-effects",
-    help="Repeat the effects of handlers with an Inbox; without this flag they skip messages that they handled.",
-)
-BEFORE_INBOX = typer.Option(
-    False, "--force", help="Do it even if the inbox rows of some of these messages may be purged."
-)
-BEFORE = "latest (all messages), an instant (RFC 3339), or an offset if the topic has one queue."
 
 
 def call(
@@ -123,42 +109,12 @@ def check_answers(url: str) -> None:
     asyncio.run(ask())
 
 
-def write(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
-    """The body of a write; the user's name is added to the reason."""
-    return {"reason": signed(reason), "dry_run": dry_run} | fields
-
-
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print an answer: as JSON, or field by field."""
     if as_json:
         say_json(result)
     else:
         say_record(result)
-
-
-def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
-    """Print what a write did, or would do with `dry_run`: as JSON, or in the console's sentences.
-
-    `name`: the write's name in notify/told. If a server of another version answers in another format, the fields of the
-    answer are printed.
-    """
-    if as_json:
-        say_json(answer)
-        return
-    target = answer.get("target") or "-"
-    say(f"{'dry run, nothing is changed' if answer['dry_run'] else 'done'}: {target}")
-    try:
-        description = told(name, target, answer["result"])
-    except (KeyError, TypeError, AttributeError):
-        description = Told()
-    for sentence in description.sentences:
-        say_paragraph(sentence, 2)
-    if not description.sentences:
-        say_record(answer["result"], 2)
-    elif description.rows and description.rows.cells:
-        say_table([heading.lower() for heading in description.rows.headings], description.rows.cells, 2)
-        if description.rows.left_out:
-            say_paragraph(f"and {description.rows.left_out:,} more", 2)
 
 
 def watched(every: float, look: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notify.actor import signed
+from notify.admin_api.actor import signed
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
 

@@ -14,9 +14,11 @@ from urllib.parse import quote
 import typer
 from rich.progress import Progress
 
-from notify.cli.api import AS_JSON, REASON, URL, call, show, write
+from notify.admin_api.writes import WRITES
+from notify.cli.api import AS_JSON, REASON, URL, show
 from notify.cli.data_directory import place, sync, sync_all
 from notify.cli.printed import console
+from notify.cli.writes import send_write, write_body
 from notify.client.login import tls_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
 
@@ -37,7 +39,7 @@ def backup(
     """Copy a server's log and its record of actions while the server runs."""
     if directory.exists():
         raise InvalidRequest(f"{directory} exists: name a directory that does not exist")
-    manifest = call(url, "POST", "backups", body=write(reason, False))["result"]
+    manifest = send_write(WRITES["backup.make"], url, body=write_body(reason, False))["result"]
     partial = directory.with_name(directory.name + ".partial")
     try:
         total = sum(file["size"] for file in manifest["files"])
@@ -50,7 +52,7 @@ def backup(
         partial.rename(directory)
         sync(directory.parent)
     finally:
-        call(url, "DELETE", "backups", manifest["name"], body=write(reason, False))
+        send_write(WRITES["backup.delete"], url, manifest["name"], body=write_body(reason, False))
         shutil.rmtree(partial, ignore_errors=True)
     show(
         {"directory": str(directory), "name": manifest["name"], "files": len(manifest["files"]), "bytes": total},

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import sqlalchemy as sa
 import typer
 
+from notify.admin_api.description import transactions as counted
 from notify.check.listener import CheckUnavailable
 from notify.check.sources import ALL, Sources
 from notify.cli import of_database
@@ -30,7 +31,6 @@ from notify.relay.relay import Relay
 from notify.schemas import with_table
 from notify.sinks.sink import running_beside
 from notify.storage.sql.engines import visitor_engine
-from notify.told.form import transactions as counted
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
 SCHEMA = typer.Option(

@@ -8,27 +8,12 @@ from urllib.parse import quote
 
 import typer
 
-from notify.cli.api import (
-    AS_JSON,
-    BEFORE,
-    BEFORE_INBOX,
-    DRY_RUN,
-    REASON,
-    REPLAY_EFFECTS,
-    URL,
-    WIDE,
-    Columns,
-    call,
-    given,
-    pairs,
-    place,
-    seconds,
-    show_rows,
-    show_write,
-    write,
-)
+from notify.admin_api import dead_letters
+from notify.admin_api.declaration import AdminWrite
+from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, seconds, show_rows
 from notify.cli.job import to_the_end
 from notify.cli.printed import say
+from notify.cli.writes import add_write, option, send_write
 from notify.message import DEAD_LETTER_REASON
 
 COLUMNS: Columns = {
@@ -50,12 +35,7 @@ FAILURES: Columns = {
     "the newest": lambda f: f["example"]["reason"],
 }
 
-FAILURE = typer.Option("", help="Only dead letters of this failure group; `notify dead-letter failures` lists them.")
-TOPIC = typer.Option("", help="Only dead letters of this topic.")
-TAG = typer.Option("", help="Only dead letters with this tag.")
-KEY = typer.Option("", help="Only dead letters with this key.")
-CONTAINS = typer.Option("", help="Only dead letters whose reason contains this text.")
-FILTER = typer.Option("", help="Only dead letters for which this CEL expression is true.")
+GROUP = typer.Argument(..., metavar="GROUP")
 
 group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
 
@@ -67,9 +47,9 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_dead(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
-    failure: str = FAILURE,
+    failure: str = option(dead_letters.LetterConditions, "failure"),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -82,7 +62,7 @@ def list_dead(
 
 @group.command("failures")
 def list_failures(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
+    group_name: str = GROUP,
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -93,91 +73,6 @@ def list_failures(
     show_rows(result, as_json, "failures", FAILURES, wide)
     if not as_json and result["looked_at"] < result["of"]:
         say(f"{result['looked_at']:,} of {result['of']:,} dead letters were counted so far; ask again", err=True)
-
-
-@group.command("purge")
-def purge_dead(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    before: str = typer.Option(..., help=BEFORE),
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Delete a group's dead letters up to a point, redriven or not."""
-    body = write(reason, dry_run, before=place(before))
-    answer = call(url, "POST", "groups", group_name, "dead-letters", "purge", body=body)
-    show_write("dead-letters.purge", answer, as_json)
-
-
-@group.command()
-def redrive(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-    failure: str = FAILURE,
-    topic: str = TOPIC,
-    tag: str = TAG,
-    key: str = KEY,
-    contains: str = CONTAINS,
-    filter: str = FILTER,
-    max: int = typer.Option(100, min=1, max=4096, help="The most to send; --all has no bound."),
-    replay_effects: bool = REPLAY_EFFECTS,
-    force: bool = BEFORE_INBOX,
-    all: bool = typer.Option(False, "--all", help="Send all, as a job; waits for its end and shows its progress."),
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Send dead letters to their group again; a repeated redrive sends each once."""
-    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    how = given(replay_effects=replay_effects, force=force)
-    body = write(reason, dry_run, ids=id or None, max=max, wanted=conditions, all=all, **how)
-    to_the_end("dead-letters.redrive", url, _whole(url, group_name, "redrive", body), as_json)
-
-
-@group.command()
-def drop(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    id: list[str] = typer.Option([], help="Only these messages (repeatable)."),
-    failure: str = FAILURE,
-    topic: str = TOPIC,
-    tag: str = TAG,
-    key: str = KEY,
-    contains: str = CONTAINS,
-    filter: str = FILTER,
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards."""
-    conditions = _wanted(failure=failure, topic=topic, tag=tag, key=key, contains=contains, filter=filter)
-    body = write(reason, dry_run, ids=id or None, wanted=conditions)
-    to_the_end("dead-letters.drop", url, _whole(url, group_name, "drop", body), as_json)
-
-
-@group.command()
-def edit(
-    group_name: str = typer.Argument(..., metavar="GROUP"),
-    id: str = typer.Argument(..., help="The letter's message."),
-    body: str | None = typer.Option(None, help="The new body: text. Parts that are not given stay unchanged."),
-    key: str | None = typer.Option(None, help="The new key; an empty text: no key."),
-    tag: str | None = typer.Option(None, help="The new tag; an empty text: no tag."),
-    header: list[str] = typer.Option([], help="NAME=VALUE (repeatable): these replace all headers."),
-    replay_effects: bool = REPLAY_EFFECTS,
-    force: bool = BEFORE_INBOX,
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged."""
-    fields = {"body": body, "key": key, "tag": tag, "headers": pairs(header) if header else None}
-    changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    changes |= {"id": id} | given(replay_effects=replay_effects, force=force)
-    sent = call(url, "POST", "groups", group_name, "dead-letters", "edit", body=write(reason, dry_run, **changes))
-    show_write("dead-letters.edit", sent, as_json)
 
 
 def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, Any]:
@@ -193,15 +88,15 @@ def _listed(url: str, group_name: str, most: int, condition: str) -> dict[str, A
         offset = page["next_offset"]
 
 
-def _whole(url: str, group_name: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]) -> dict[str, Any]:
     """The answer to a redrive or drop, made of one answer for each part of the letters that the server looked at.
 
     It ends at the body's `max` letters, or if the body has ids, at the last letter.
     """
     rows: dict[str, list[Any]] = {}
-    most = body.get("max", 0)
+    most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
     while True:
-        answer = call(url, "POST", "groups", group_name, "dead-letters", action, body=body)
+        answer = send_write(write, url, group_name, body=body)
         result = answer["result"]
         rows = {name: rows.get(name, []) + result[name] for name in ("ids", "items") if name in result}
         result |= rows
@@ -214,11 +109,28 @@ def _whole(url: str, group_name: str, action: str, body: dict[str, Any]) -> dict
         body |= {"offset": result["next_offset"]} | ({} if body.get("ids") else {"max": left})
 
 
-def _wanted(**conditions: str) -> dict[str, str]:
-    return {name: value for name, value in conditions.items() if value}
-
-
 def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
     """Raises NotFound if the group does not exist, because its empty list would look like that of a healthy group."""
     if not rows:
         call(url, "GET", "groups", group_name)
+
+
+add_write(
+    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "redrive", dead_letters.REDRIVE,
+    "Send dead letters to their group again; a repeated redrive sends each once.",
+    send=_whole, show=to_the_end, group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "drop", dead_letters.DROP,
+    "Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards.",
+    send=_whole, show=to_the_end, group_name=GROUP,
+)  # fmt: skip
+add_write(
+    group, "edit", dead_letters.EDIT,
+    "Correct a dead letter and send it, once, to its own group again; the dead letter itself stays unchanged.",
+    group_name=GROUP,
+)  # fmt: skip

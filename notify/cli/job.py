@@ -8,21 +8,11 @@ from typing import Any
 import typer
 from rich.progress import Progress
 
-from notify.cli.api import (
-    AS_JSON,
-    DRY_RUN,
-    REASON,
-    URL,
-    WATCH,
-    call,
-    fields,
-    show,
-    show_rows,
-    show_write,
-    watched,
-    write,
-)
+from notify.admin_api import server
+from notify.admin_api.declaration import AdminWrite
+from notify.cli.api import AS_JSON, URL, WATCH, call, fields, show, show_rows, watched
 from notify.cli.printed import console
+from notify.cli.writes import add_write, show_write
 
 FOLLOW_SECONDS = 0.2
 group = typer.Typer(help="Long work on the server.", no_args_is_help=True)
@@ -59,23 +49,18 @@ def show_job(
     watched(watch, lambda: show(call(url, "GET", "jobs", str(number), query=query), as_json))
 
 
-@group.command("cancel")
-def cancel_job(
-    number: int, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
-) -> None:
-    """Cancel a job for good; items that it has finished stay so."""
-    show_write("job.cancel", call(url, "POST", "jobs", str(number), "cancel", body=write(reason, dry_run)), as_json)
+add_write(group, "cancel", server.JOB_CANCEL, "Cancel a job for good; items that it has finished stay so.", number=int)
 
 
-def to_the_end(name: str, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:
-    """Show the answer of the write `name`; if it is a job, wait for its end and show the result. Exits with code 1 if a
+def to_the_end(write: AdminWrite, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:
+    """Show the answer of a write; if it is a job, wait for its end and show the result. Exits with code 1 if a
     part failed.
 
     `here`: whether the server at `url` has the job, even if it has no queues.
     """
     job = answer["result"].get("job")
     if job is None:
-        show_write(name, answer, as_json)
+        show_write(write.name, answer, as_json)
         if any((item.get("status") or 0) >= 400 for item in answer["result"].get("items") or ()):
             raise typer.Exit(1)
         return

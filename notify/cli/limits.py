@@ -6,7 +6,9 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show, show_write, write
+from notify.admin_api import server
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show
+from notify.cli.writes import send_write, show_write, write_body
 
 group = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
 
@@ -49,7 +51,8 @@ def set_limits(
                 limits[kind][name] = _rate(rate)
             else:
                 limits[kind].pop(name, None)
-    show_write("limits.put", call(url, "PUT", "limits", body=write(reason, dry_run, **limits)), as_json)
+    answer = send_write(server.LIMITS_PUT, url, body=write_body(reason, dry_run, **limits))
+    show_write(server.LIMITS_PUT.name, answer, as_json)
 
 
 def _rate(text: str) -> float:

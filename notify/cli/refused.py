@@ -12,7 +12,7 @@ import typer
 from sqlalchemy.engine import Connection
 
 from notify import refused
-from notify.actor import signed
+from notify.admin_api.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import SCHEMA, opened

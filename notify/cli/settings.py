@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show_rows, show_write, write
+from notify.admin_api import server
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show_rows
+from notify.cli.writes import add_write, send_write, show_write, write_body
 
 group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
 
@@ -38,8 +40,8 @@ def set_settings(
         if not equals:
             raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
         values[name] = value or None
-    answer = call(url, "PUT", "settings", body=write(reason, dry_run, values=values))
-    show_write("settings.put", answer, as_json)
+    answer = send_write(server.SETTINGS_PUT, url, body=write_body(reason, dry_run, values=values))
+    show_write(server.SETTINGS_PUT.name, answer, as_json)
 
 
 @group.command()
@@ -53,14 +55,4 @@ def history(
     show_rows(answer, as_json, "revisions", fields("number", "at", "who", "reason", "values"))
 
 
-@group.command()
-def rollback(
-    to: int = typer.Argument(..., min=0, help="The revision to return to; 0: as the servers were started."),
-    reason: str = REASON,
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Return to the settings and limits of an earlier revision."""
-    answer = call(url, "POST", "settings", "rollback", body=write(reason, dry_run, to=to))
-    show_write("settings.rollback", answer, as_json)
+add_write(group, "rollback", server.SETTINGS_ROLLBACK, "Return to the settings and limits of an earlier revision.")

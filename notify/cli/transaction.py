@@ -7,22 +7,10 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import (
-    AS_JSON,
-    DRY_RUN,
-    REASON,
-    URL,
-    WATCH,
-    WIDE,
-    Columns,
-    call,
-    show,
-    show_rows,
-    show_write,
-    watched,
-    write,
-)
+from notify.admin_api.writes import WRITES
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
 from notify.cli.job import to_the_end
+from notify.cli.writes import add_write, send_write, show_write, write_body
 
 COLUMNS: Columns = {
     "transaction": itemgetter("id"),
@@ -94,12 +82,13 @@ def action(name: str, text: str) -> None:
         if bool(ids) == all or (ids and given_conditions):
             raise typer.BadParameter("give ids, or --all with conditions")
         if ids and len(ids) == 1:
-            answer = call(url, "POST", "transactions", ids[0], name, body=write(reason, dry_run))
-            show_write(f"transaction.{name}", answer, as_json)
+            one = WRITES[f"transaction.{name}"]
+            show_write(one.name, send_write(one, url, ids[0], body=write_body(reason, dry_run)), as_json)
             return
         which: dict[str, Any] = {"all": True, "wanted": given_conditions} if all else {"ids": ids}
-        answer = call(url, "POST", "transactions", name, body=write(reason, dry_run, **which))
-        to_the_end(f"transactions.{name}", url, answer, as_json, here=True)
+        several = WRITES[f"transactions.{name}"]
+        answer = send_write(several, url, body=write_body(reason, dry_run, **which))
+        to_the_end(several, url, answer, as_json, here=True)
 
 
 action("commit", "Force the commit of transactions without an outcome: these, or all that match.")
@@ -107,10 +96,6 @@ action("rollback", "Force the rollback of transactions without an outcome: these
 action("check", "Check transactions now: ask their producer groups; several, or all that match, are resumed as well.")
 
 
-@group.command("resume")
-def resume_transaction(
-    id: str, reason: str = REASON, dry_run: bool = DRY_RUN, url: str = URL, as_json: bool = AS_JSON
-) -> None:
-    """Resume a parked transaction: its checks start again."""
-    answer = call(url, "POST", "transactions", id, "resume", body=write(reason, dry_run))
-    show_write("transaction.resume", answer, as_json)
+add_write(
+    group, "resume", WRITES["transaction.resume"], "Resume a parked transaction: its checks start again.", id=str
+)  # fmt: skip

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from notify import faults
+from notify.admin_api.words import duration
 from notify.backoff import Backoff
 from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
@@ -28,7 +29,6 @@ from notify.storage.shipped import identity
 from notify.storage.shipped.standing import Order, Standing
 from notify.threads import in_thread
 from notify.wire import instant
-from notify.words import duration
 
 log = structlog.get_logger("notify.server")
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from notify.actor import actor
+from notify.admin_api.actor import actor
 from notify.check import HalfMessage, Outcome
 from notify.check.listener import CheckUnavailable
 from notify.check.local import answer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notify.server.console.writes import CHANGES
+from notify.admin_api.writes import FORMS
 from notify.server.database import open_database
 from notify.server.jobs.records import JobRecords
 from notify.testing.process import ServerProcess
@@ -93,7 +93,7 @@ def pages(shop: Shop) -> list[str]:
         "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics?sort=kept",
         "/topics/order.placed", "/groups",
         "/groups/points", "/groups/points/dead-letters", "/dead-letters", "/nodes", "/audits", "/jobs", "/settings",
-        "/access", "/actions", "/login", *[f"/do/{n}" for n in CHANGES if n != "settings.put"],
+        "/access", "/actions", "/login", *[f"/do/{n}" for n in FORMS if n != "settings.put"],
     ]  # fmt: skip
 
 
@@ -229,9 +229,9 @@ def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> 
     writes = Writes(shop, window(shop.url))
     for write in (decide_transactions, change_queues, mend_dead_letters, change_the_server):
         write(writes)
-    assert sorted(writes.done) == sorted(CHANGES), "a write of the console has no test"
+    assert sorted(writes.done) == sorted(FORMS), "a write of the console has no test"
     actions = shop.call("GET", "/v1/admin/actions?max=1000")["actions"]
-    assert {f"test of {name}" for name in CHANGES} <= {action["reason"] for action in actions}
+    assert {f"test of {name}" for name in FORMS} <= {action["reason"] for action in actions}
     assert not any("nt_" in json.dumps(action) for action in actions)
     assert writes.w.wrong == []
 

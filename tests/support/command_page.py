@@ -1,4 +1,4 @@
-"""docs/commands.md, made from the parsers of `notify`: `make reference` writes it, a test compares."""
+"""docs/commands.md, made from the parsers of `notify` (see generated_docs.py)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,3 @@ def _variable(p: Any) -> str:
 def _first(text: str | None) -> str:
     """The first paragraph of a help text, as one line."""
     return " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())

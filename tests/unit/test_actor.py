@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from notify.actor import signed
+from notify.admin_api.actor import signed
 
 
 @pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from notify.cli import dead_letter
+from notify.cli import dead_letter, writes
 from notify.server.groups import Chosen
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.jobs import letter_search, wanted
@@ -268,7 +268,7 @@ def test_commands_look_for_ids_in_all_parts(monkeypatch: pytest.MonkeyPatch) -> 
         sent.append((parts[-1], body["ids"], body.get("offset")))
         return {"target": "g", "dry_run": False, "result": answers[len(sent) - 1]}
 
-    monkeypatch.setattr(dead_letter, "call", answer)
+    monkeypatch.setattr(writes, "call", answer)
     ids = [word for name in "abc" for word in ("--id", name)]
     code, dropped = cli("dead-letter", "drop", "g", *ids, "--reason", "r", "--json")
     assert [(item["id"], item["status"]) for item in dropped["result"]["items"]] == [("a", 204), ("c", 200), ("b", 404)]

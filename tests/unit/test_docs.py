@@ -1,11 +1,10 @@
-"""Tables of the documentation that are made from the code; its links, its commands, and the site.
+"""The documentation's links, its commands, and the site.
 
 tests/unit/test_documented.py looks for what is documented nowhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 import subprocess
@@ -19,76 +18,11 @@ import yaml
 
 from notify.cli import main as cli
 from notify.errors import InvalidRequest
-from notify.server.app import App
-from notify.server.metrics import HELP, Metrics
-from notify.settings import Settings, environment_name, load
-from notify.storage.memory import MemoryStore
+from notify.settings import environment_name, load
 from tests.support.clock import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference.md"
-
-
-def settings_table() -> str:
-    rows = ["| setting | default | bound | |", "|---|---|---|---|"]
-    for f in dataclasses.fields(Settings):
-        low, high = f.metadata["low"], f.metadata["high"]
-        bound = f"{low:g} to {high:g}" if low is not None else ""
-        rows.append(f"| `{f.name}` | `{f.default}` | {bound} | {f.metadata['doc']} |")
-    return "\n".join(rows)
-
-
-def metrics_table() -> str:
-    rows = ["| metric | |", "|---|---|"]
-    rows += [f"| `notify_{name}_total` | {HELP[name]} |" for name in (f.name for f in dataclasses.fields(Metrics))]
-    return "\n".join(rows)
-
-
-def routes_table() -> str:
-    """Every admin route, with the first sentence of what it does."""
-    app = App(Settings(), MemoryStore)
-    rows = ["| route under `/v1/admin` | |", "|---|---|"]
-    for path, operations in sorted(app.fastapi.openapi()["paths"].items()):
-        if path.startswith("/v1/admin/"):
-            for method, operation in sorted(operations.items()):
-                text = re.split(r"(?<=[.])\s", operation["description"].replace("\n", " "))[0]
-                rows.append(f"| `{method.upper()} {path.removeprefix('/v1/admin/')}` | {text} |")
-    return "\n".join(rows)
-
-
-def test_the_reference_is_complete() -> None:
-    text = REFERENCE.read_text()
-    assert routes_table() in text, f"paste this into {REFERENCE}:\n{routes_table()}"
-    assert settings_table() in text, f"paste this into {REFERENCE}:\n{settings_table()}"
-    assert metrics_table() in text, f"paste this into {REFERENCE}:\n{metrics_table()}"
-
-
-def findings_table() -> str:
-    from notify.spark.findings import FINDINGS
-
-    rows = ["| class | what it means for the business | what to do |", "|---|---|---|"]
-    return "\n".join([*rows, *[f"| {f.name} | {f.meaning} | {f.action} |" for f in FINDINGS]])
-
-
-def test_the_findings_are_documented() -> None:
-    page = ROOT / "docs" / "audit.md"
-    assert findings_table() in page.read_text(), f"paste this into {page}:\n{findings_table()}"
-
-
-def rights_table() -> str:
-    from notify.kafka import rights
-
-    rows = ["| role | resource | name | operations | for |", "|---|---|---|---|---|"]
-    for needs in (rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_decider(), rights.of_audit()):
-        for need in needs.needs:
-            rows.append(f"| {needs.role} | {need.kind} | `{need.name}` | {', '.join(need.operations)} | {need.why} |")
-    return "\n".join(rows)
-
-
-def test_the_rights_at_kafka_are_documented() -> None:
-    pytest.importorskip("confluent_kafka")
-    page = ROOT / "docs" / "operating.md"
-    assert rights_table() in page.read_text(), f"paste this into {page}:\n{rights_table()}"
 
 
 def test_the_settings_of_kafka_that_are_refused_are_documented() -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import notify.cli
-from notify.cli import api, backup, dead_letter, group, main, message, printed, topic, transaction
+from notify.admin_api.writes import described
+from notify.cli import api, backup, dead_letter, group, main, message, printed, topic, transaction, writes
 from notify.cli.audit_failures import spark_errors
 from notify.cli.overview import screen_of
 from notify.cli.printed import Output, OutputLost, Rows, cell, console, say
 from notify.log_output import discard
-from notify.told import told
 from notify.visible import visible
 from tests.support.commands import cli
 
@@ -158,15 +158,15 @@ def test_a_write_says_what_it_did_and_not_how_it_was_answered(capsys: pytest.Cap
     """The sentences are the console's; of an answer that has other fields than they need, the fields."""
     answer = {"queues": [{"queue": 0, "from": 9, "to": 2, "again": 15, "left_out": 0}], "effects": "repeated"}
     write = {"status": 200, "dry_run": True, "target": "points/order.placed"}
-    api.show_write("group.reset", write | {"result": answer}, False)
+    writes.show_write("group.reset", write | {"result": answer}, False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "dry run, nothing is changed: points/order.placed"
-    assert lines[1:4] == [f"  {sentence}" for sentence in told("group.reset", "x", answer).sentences]
+    assert lines[1:4] == [f"  {sentence}" for sentence in described("group.reset", "x", answer).sentences]
     assert [line.split() for line in lines[4:]] == [
         ["queue", "from", "to", "again", "left", "out"],
         ["0", "9", "2", "15", "0"],
     ]
-    api.show_write("group.reset", write | {"result": {"moved": 15}}, False)
+    writes.show_write("group.reset", write | {"result": {"moved": 15}}, False)
     assert capsys.readouterr().out.splitlines()[1].split() == ["moved", "15"]
 
 
@@ -193,7 +193,7 @@ def test_a_full_disk_of_a_file_is_none_of_the_output(monkeypatch: pytest.MonkeyP
     def full(*words: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(backup, "call", full)
+    monkeypatch.setattr(backup, "send_write", full)
     code, answer = cli("backup", str(tmp_path / "copy"), "--reason", "nightly")
     assert (code, answer["text"]) == (
         2, "notify: a file cannot be written: No space left on device. Make room on its disk"

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from notify.server.console.writes import CHANGES
-from notify.told import KNOWN, told
+from notify.admin_api.writes import FORMS, described
 
 EFFECTS = "handlers with an inbox do nothing"
 ORDERS: dict[str, Any] = {
@@ -146,8 +145,8 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
         ),
     ],
 )
-def test_a_known_write_is_told(name: str, result: Any, sentences: list[str], rows: int) -> None:
-    made = told(name, "g", result)
+def test_a_known_write_is_described(name: str, result: Any, sentences: list[str], rows: int) -> None:
+    made = described(name, "g", result)
     said = "\n".join(made.sentences)
     assert all(sentence in said for sentence in sentences), said
     assert len(made.rows.cells if made.rows else []) == rows and not made.facts
@@ -155,7 +154,7 @@ def test_a_known_write_is_told(name: str, result: Any, sentences: list[str], row
 
 def test_other_writes_are_fields_by_name_and_tables() -> None:
     answer = {"revision": 4, "is_new": True, "values": {"a": 1.5, "b": None}, "rows": [{"queue": 1}]}
-    made = told("a.write.of.a.later.version", "x", answer)
+    made = described("a.write.of.a.later.version", "x", answer)
     assert made.facts == {"Revision": "4", "Is new": "yes", "Values": "a: 1.5, b: –"}
     assert made.rows is not None and (made.rows.headings, made.rows.cells) == (["Queue"], [["1"]])
     assert "{" not in str(made.facts.values())
@@ -163,4 +162,4 @@ def test_other_writes_are_fields_by_name_and_tables() -> None:
 
 def test_every_write_of_the_console_has_a_sentence() -> None:
     """Its preview was a list of fields for those without one."""
-    assert set(CHANGES) <= set(KNOWN)
+    assert [name for name, write in FORMS.items() if write.describe is None] == []

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from notify.admin_api.declaration import FanOut
 from notify.errors import InvalidRequest
 from notify.server import doorway
 from notify.server.doorway import PEEKED, Doorway, worker_of
 from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
 from notify.server.parent import said_in
-from notify.server.spread import exposition
+from notify.server.spread import spread
 from notify.server.spread.combining import columns, combined
-from notify.server.spread.cursors import offsets
-from notify.server.spread.rules import Asked, job_number, job_of, rule_of
-from notify.server.spread.shares import allot, shares
+from notify.server.spread.cursors import allot, offsets, shares
+from notify.server.spread.rules import job_number, job_of, rule_of
 from notify.settings import Settings
 from notify.workers import (
     check_count,
@@ -202,7 +202,7 @@ def test_charts_are_added_up_at_each_time() -> None:
 
 def test_metrics_of_workers_are_one_text() -> None:
     text = '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{topic="t"} 1.0\n# HELP c Text\n# TYPE c counter\nc_total 2.0\n'
-    assert exposition.joined({"worker-1": text, "worker-2": text}) == (
+    assert spread.joined({"worker-1": text, "worker-2": text}) == (
         '# HELP a_b Text of a\n# TYPE a_b gauge\na_b{worker="worker-1",topic="t"} 1.0\n'
         'a_b{worker="worker-2",topic="t"} 1.0\n'
         '# HELP c Text\n# TYPE c counter\nc_total{worker="worker-1"} 2.0\nc_total{worker="worker-2"} 2.0\n'
@@ -214,14 +214,14 @@ def test_jobs_of_workers_have_numbers_of_their_own() -> None:
 
 
 def test_every_admin_route_has_a_rule() -> None:
-    assert rule_of("GET", "settings", {}).asked is Asked.HERE
-    assert rule_of("PUT", "topics/t", {}).asked is Asked.ALL
-    assert rule_of("POST", "transactions/x/commit", {}).asked is Asked.KNOWING
-    assert rule_of("GET", "messages", {"id": "x"}).asked is Asked.KNOWING
-    assert rule_of("POST", "topics/t/messages", {}).asked is Asked.OF_KEY
-    assert rule_of("POST", "jobs/101/cancel", {}).asked is Asked.JOB
-    assert rule_of("POST", "messages/republish", {}).asked is Asked.OF_EACH
-    assert rule_of("POST", "backups", {}).asked is Asked.NONE
+    assert rule_of("GET", "settings", {}).asked is FanOut.HERE
+    assert rule_of("PUT", "topics/t", {}).asked is FanOut.ALL
+    assert rule_of("POST", "transactions/x/commit", {}).asked is FanOut.KNOWING
+    assert rule_of("GET", "messages", {"id": "x"}).asked is FanOut.KNOWING
+    assert rule_of("POST", "topics/t/messages", {}).asked is FanOut.OF_KEY
+    assert rule_of("POST", "jobs/101/cancel", {}).asked is FanOut.JOB
+    assert rule_of("POST", "messages/republish", {}).asked is FanOut.OF_EACH
+    assert rule_of("POST", "backups", {}).asked is FanOut.NONE
 
 
 @pytest.mark.parametrize("noun", ["topics", "groups"])

@@ -22,7 +22,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         if before is not None:
             check_between("before", before, 0, 1 << 62)
-        rows = await in_thread(desk.administration.records.actions, max, before, what[:64], target[:255])
+        rows = await in_thread(desk.running.administration.records.actions, max, before, what[:64], target[:255])
         return {"actions": [_shown(row) for row in rows]}
 
 

@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import Silenced, Unsilenced
 from notify.errors import NotFound
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.watch.alarm import MEANING
-from notify.server.watch.silences import LONGEST_SECONDS, Silence
+from notify.server.watch.silences import Silence
 from notify.wire import instant
-
-
-class Target(Write):
-    target: str = Field("", max_length=255, description="the alarm's target, such as a group; empty if it has none")
-
-
-class Silenced(Target):
-    seconds: float = Field(ge=60, le=LONGEST_SECONDS, description="how long", examples=[3600])
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -28,8 +20,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/alarms")
     async def alarms() -> dict[str, Any]:
         """List the alarms that are raised, the oldest first, and the silences that hold."""
-        silences = desk.silences.listed(desk.core.clock())
-        return {"alarms": desk.alarms.now(), "silences": [silence.shown() for silence in silences]}
+        silences = desk.running.silences.listed(desk.running.core.clock())
+        return {"alarms": desk.running.alarms.now(), "silences": [silence.shown() for silence in silences]}
 
     @routes.post("/alarms/{name}/silence")
     async def silence(name: str, write: Silenced, who: Who) -> dict[str, Any]:
@@ -38,24 +30,24 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         While it is silenced, no webhook gets it and no metric counts it; the overview and the list still show it.
         """
         _check(name)
-        until_us = desk.core.clock() + round(write.seconds * 1e6)
+        until_us = desk.running.core.clock() + round(write.seconds * 1e6)
         new = Silence(name, write.target, until_us, who, write.reason)
 
         async def do() -> Any:
-            await desk.silences.put(new, desk.core.clock())
+            await desk.running.silences.put(new, desk.running.core.clock())
             return new.shown()
 
         return await desk.carry_out(write, who, "alarm.silence", _target(name, write.target), do, new.shown())
 
     @routes.post("/alarms/{name}/unsilence")
-    async def unsilence(name: str, write: Target, who: Who) -> dict[str, Any]:
+    async def unsilence(name: str, write: Unsilenced, who: Who) -> dict[str, Any]:
         """End the silence of an alarm of one target early."""
         _check(name)
         key = (name, write.target)
-        preview = {"name": name, "target": write.target, "until": instant(desk.core.clock())}
+        preview = {"name": name, "target": write.target, "until": instant(desk.running.core.clock())}
 
         async def do() -> Any:
-            await desk.silences.end(key, desk.core.clock())
+            await desk.running.silences.end(key, desk.running.core.clock())
             return preview
 
         return await desk.carry_out(write, who, "alarm.unsilence", _target(name, write.target), do, preview)

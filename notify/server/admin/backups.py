@@ -13,8 +13,9 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 
 from notify import __version__
+from notify.admin_api.declaration import Write
 from notify.errors import Conflict, InvalidRequest, NotFound
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
 from notify.threads import in_thread
@@ -59,7 +60,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/backups")
     async def backups() -> dict[str, Any]:
         """List the snapshots."""
-        snapshots = _Snapshots(desk.core.settings.data_dir)
+        snapshots = _Snapshots(desk.running.core.settings.data_dir)
         sizes = {name: sum(f["size"] for f in snapshots.files(snapshots.root / name)) for name in snapshots.names()}
         return {"backups": [{"name": name, "bytes": size} for name, size in sizes.items()]}
 
@@ -67,7 +68,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def fetch(name: Name, file: str, asker: Asker) -> FileResponse:
         """Fetch a file of a snapshot; this needs the right `admin`, because the file holds more than `view` shows."""
         asker.check("admin")
-        snapshots = _Snapshots(desk.core.settings.data_dir)
+        snapshots = _Snapshots(desk.running.core.settings.data_dir)
         directory = snapshots.one(name)
         file_names = {row["name"] for row in snapshots.files(directory)}
         if file not in file_names:
@@ -79,11 +80,11 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/backups")
     async def make(write: Write, who: Who) -> dict[str, Any]:
         """Take a snapshot of the log and the admin records; fetch its files, then delete it."""
-        store = desk.core.store
+        store = desk.running.core.store
         if not isinstance(store, LogStore):
             raise InvalidRequest("this server has no log: back its database up with the database's own tools", "no_log")
         name = datetime.now(UTC).strftime("%Y%m%dT%H%M%S-%fZ")
-        snapshots = _Snapshots(desk.core.settings.data_dir)
+        snapshots = _Snapshots(desk.running.core.settings.data_dir)
         root, directory = snapshots.root, snapshots.root / name
         if root.exists() and sum(1 for path in root.iterdir() if path.is_dir()) >= AT_ONCE:
             raise Conflict(f"there are {AT_ONCE} backups on the server: delete one, since each keeps disk space")
@@ -96,13 +97,13 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             root.chmod(0o700)
             try:
                 await store.snapshot(directory / "log")
-                await in_thread(_copy_database, Path(desk.core.settings.data_dir), directory)
-                if desk.workers is not None:
-                    await in_thread(_copy_database, desk.workers.directory, directory / SHARED)
+                await in_thread(_copy_database, Path(desk.running.core.settings.data_dir), directory)
+                if desk.running.workers is not None:
+                    await in_thread(_copy_database, desk.running.workers.directory, directory / SHARED)
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
-            shard = desk.core.settings.shard
+            shard = desk.running.core.settings.shard
             return {"name": name, "version": __version__, "shard": shard, "files": snapshots.files(directory)}
 
         return await desk.carry_out(write, who, "backup.make", name, do, {"name": name})
@@ -110,7 +111,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.delete("/backups/{name}")
     async def delete(name: Name, write: Write, who: Who) -> dict[str, Any]:
         """Delete a snapshot, and free the disk space that only this snapshot uses."""
-        directory = _Snapshots(desk.core.settings.data_dir).one(name)
+        directory = _Snapshots(desk.running.core.settings.data_dir).one(name)
 
         async def do() -> Any:
             await in_thread(shutil.rmtree, directory)

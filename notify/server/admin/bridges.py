@@ -16,12 +16,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
         """List the sources of bridges and relays, each with epoch, position, lag and silence."""
-        return {"bridges": await desk.groups.sources()}
+        return {"bridges": await desk.running.queues.groups.sources()}
 
     @routes.get("/bridges/{source}")
     async def bridge(source: str) -> dict[str, Any]:
         """Show one source, with the same fields as in the list."""
-        for row in await desk.groups.sources():
+        for row in await desk.running.queues.groups.sources():
             if row["source"] == source:
                 return row
         raise NotFound(f"no bridge has written for source {source[:60]!r}")
@@ -29,9 +29,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/refused")
     async def refused() -> dict[str, Any]:
         """List the sources whose refused messages wait for a decision, as bridges and relays report."""
-        return {"sources": await desk.groups.refused()}
+        return {"sources": await desk.running.queues.groups.refused()}
 
     @routes.get("/nodes")
     async def nodes() -> dict[str, Any]:
         """List the servers, bridges, relays and consumers of the registry; without a registry, this server."""
-        return desk.members()
+        return desk.running.members()

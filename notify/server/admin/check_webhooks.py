@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import WebhooksWrite
 from notify.limits import check_name
 from notify.server import webhooks
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import WEBHOOKS
-
-
-class WebhooksWrite(Write):
-    webhooks: dict[str, str] = Field(max_length=1000, description="addresses by producer group")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -23,12 +19,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/check-webhooks")
     async def shown() -> dict[str, Any]:
         """List the addresses by producer group."""
-        return {"webhooks": desk.administration.configuration.check_webhooks}
+        return {"webhooks": desk.running.administration.configuration.check_webhooks}
 
     @routes.put("/check-webhooks")
     async def put(write: WebhooksWrite, who: Who) -> dict[str, Any]:
         """Replace all webhooks; their hosts must be on the allow-list, and the server signs its calls."""
-        configuration = desk.administration.configuration
+        configuration = desk.running.administration.configuration
         for group, url in write.webhooks.items():
             check_name("producer_group", group)
             webhooks.check_address(url, configuration.settings)
@@ -36,7 +32,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             document = configuration.document() | {WEBHOOKS: write.webhooks}
-            await desk.administration.revise(who, write.reason, document)
+            await desk.running.administration.revise(who, write.reason, document)
             return result
 
         return await desk.carry_out(write, who, "check_webhooks.put", "check-webhooks", do, result)

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.server import CredentialWrite
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_name
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.rights import parse_rights
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.threads import in_thread
 from notify.wire import instant
 
-DAYS, MOST_DAYS = 90.0, 3650.0
 LAST_ADMIN = "no other credential has the right admin: make another one with that right before you revoke this one"
-
-
-class CredentialWrite(Write):
-    name: str = Field(description="the service or person that uses the credential")
-    kind: Literal["token", "certificate", "subject"] = Field(
-        "token", description="what the caller shows: a token, a client certificate, or a token of the identity provider"
-    )
-    subject: str | None = Field(
-        None, max_length=255, description="the certificate's common name, or the `sub` of the provider's token"
-    )
-    rights: list[str] = Field(max_length=1000, description="such as publish:order.*, consume:points, view, admin")
-    expires_in: float = Field(DAYS * 86_400, gt=0, le=MOST_DAYS * 86_400, description="seconds")
-    requests: float = Field(0, ge=0, le=1e9, description="requests a second; 0: as principal_requests says")
-    polls: int = Field(0, ge=0, le=1_000_000, description="polls that may wait; 0: as principal_polls says")
 
 
 def _shown(credential: Credential, now_us: int) -> dict[str, Any]:
@@ -55,14 +42,14 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The routes under `credentials`."""
 
     async def recorded() -> list[Credential]:
-        return await in_thread(desk.administration.records.credentials)
+        return await in_thread(desk.running.administration.records.credentials)
 
     @routes.get("/credentials")
     async def credentials(all: bool = False) -> dict[str, Any]:
         """List the credentials; `all` includes expired and revoked ones. Only hashes of tokens are kept."""
-        now_us = desk.core.clock()
+        now_us = desk.running.core.clock()
         rows = [_shown(c, now_us) for c in await recorded() if all or c.holds(now_us)]
-        return {"access": "on" if desk.administration.access.on else "off", "credentials": rows}
+        return {"access": "on" if desk.running.administration.access.on else "off", "credentials": rows}
 
     @routes.post("/credentials")
     async def add(write: CredentialWrite, who: Who) -> dict[str, Any]:
@@ -73,7 +60,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             raise InvalidRequest(
                 "kinds certificate and subject need the field subject; a token takes none", "invalid_schema"
             )
-        number, now_us = tokens.new_id(), desk.core.clock()
+        number, now_us = tokens.new_id(), desk.running.core.clock()
         token, proof = tokens.new_token(number) if write.subject is None else (None, write.subject)
         if write.subject is not None:
             for c in await recorded():
@@ -84,8 +71,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         preview = _shown(new, now_us) | {"id": None if write.dry_run else number}
 
         async def do() -> Any:
-            await in_thread(desk.administration.records.add_credential, new)
-            await desk.administration.look()
+            await in_thread(desk.running.administration.records.add_credential, new)
+            await desk.running.administration.look()
             return preview
 
         answer = await desk.carry_out(write, who, "credential.add", write.name, do, preview)
@@ -94,7 +81,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/credentials/{number}/revoke")
     async def revoke(number: Annotated[str, Field(max_length=16)], write: Write, who: Who) -> dict[str, Any]:
         """Revoke a credential: immediately at this server, within a second at the others."""
-        rows, now_us = await recorded(), desk.core.clock()
+        rows, now_us = await recorded(), desk.running.core.clock()
         credential = next((c for c in rows if c.id == number), None)
         if credential is None:
             raise NotFound(f"there is no credential {number!r}")
@@ -104,8 +91,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         revoked = dataclasses.replace(credential, revoked_us=credential.revoked_us or now_us)
 
         async def do() -> Any:
-            await in_thread(desk.administration.records.revoke_credential, number, now_us)
-            await desk.administration.look()
+            await in_thread(desk.running.administration.records.revoke_credential, number, now_us)
+            await desk.running.administration.look()
             return _shown(revoked, now_us)
 
         return await desk.carry_out(write, who, "credential.revoke", credential.name, do, _shown(revoked, now_us))

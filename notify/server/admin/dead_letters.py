@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
+from notify.admin_api.dead_letters import MOST_TEXT, Drop, LetterConditions, Redrive
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import check_between
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.groups import Chosen
-from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_AGAIN, EFFECTS_KEPT, REDRIVEN
+from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.server.jobs.wanted import Wanted
-
-MOST_TEXT = 500
-
-
-class WantedFields(BaseModel):
-    """Conditions on dead letters; a condition that is left out matches all letters."""
-
-    model_config = ConfigDict(extra="forbid")
-    topic: str | None = None
-    tag: str | None = None
-    key: str | None = None
-    contains: Annotated[str | None, Field(description="text within the reason of death", max_length=MOST_TEXT)] = None
-    filter: Annotated[str, Field(description="CEL over headers, key, tag and topic")] = ""
-    dead_from: AwareDatetime | None = None
-    dead_to: AwareDatetime | None = None
-    failure: Annotated[str, Field(description="the fingerprint of a failure group", pattern="^([0-9a-f]{12})?$")] = ""
-
-    def wanted(self) -> Wanted:
-        """Raises InvalidRequest for a filter that does not parse."""
-        fields = self.model_dump(exclude_none=True)
-        return Wanted(**{k: v.isoformat() if isinstance(v, datetime) else v for k, v in fields.items()})
-
-
-OFFSET = Field(0, ge=0, le=1 << 62, description="the offset to look from: `next_offset` of an earlier answer")
-
-
-class Redrive(Write):
-    ids: list[str] | None = Field(None, max_length=AT_ONCE)
-    max: StrictInt = Field(REDRIVEN, ge=1, le=AT_ONCE)
-    offset: int = OFFSET
-    wanted: WantedFields = WantedFields()
-    all: StrictBool = Field(False, description="every letter that matches, as a job: see jobs/{id}")
-    replay_effects: bool = Field(
-        False, description="handlers with an inbox take effect again, also for messages that took effect before"
-    )
-    force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
-
-
-class Drop(Write):
-    ids: list[str] | None = Field(None, max_length=AT_ONCE, description="these letters, within the request")
-    wanted: WantedFields = Field(WantedFields(), description="without ids: every letter that matches, as a job")
-    offset: int = OFFSET
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -63,6 +20,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     _views(routes, desk)
     _redriving(routes, desk)
     _dropping(routes, desk)
+
+
+def _wanted(conditions: LetterConditions) -> Wanted:
+    """Raises InvalidRequest for a filter that does not parse."""
+    return Wanted(**conditions.plain())
 
 
 def _views(routes: APIRouter, desk: Desk) -> None:
@@ -88,11 +50,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
-        wanted = WantedFields(topic=topic, tag=tag, key=key, contains=contains, filter=filter, failure=failure)
+        wanted = _wanted(
+            LetterConditions(topic=topic, tag=tag, key=key, contains=contains, filter=filter, failure=failure)
+        )
         if newest:
             check_between("before", before, 0, 1 << 62)
-            return await desk.letters.newest(name, wanted.wanted(), before, max)
-        return await desk.letters.listed(name, wanted.wanted(), offset, max)
+            return await desk.running.queues.letters.newest(name, wanted, before, max)
+        return await desk.running.queues.letters.listed(name, wanted, offset, max)
 
     @routes.get("/groups/{name}/dead-letters/failures")
     async def failures(name: str) -> dict[str, Any]:
@@ -100,13 +64,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
         `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
         """
-        return await desk.letters.failures(name)
+        return await desk.running.queues.letters.failures(name)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
         """List the groups that have dead letters, the groups with the most letters first."""
         check_between("max", max, 1, 10_000)
-        return {"groups": await desk.letters.counted(prefix, max)}
+        return {"groups": await desk.running.queues.letters.counted(prefix, max)}
 
 
 def _redriving(routes: APIRouter, desk: Desk) -> None:
@@ -118,12 +82,12 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
         result is not 0, and is the `offset` of the request that goes on. Ids are looked for in this way over Kafka
         alone; the request that has seen the last letter refuses those that it did not find.
         """
-        wanted = write.wanted.wanted()
+        wanted = _wanted(write.wanted)
         if write.all:
             return await _redrive_all(desk, name, write, who)
         letter_ids = None if write.ids is None else tuple(write.ids)
         chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force, write.offset)
-        preview, do = await desk.letters.redrive(name, chosen)
+        preview, do = await desk.running.queues.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
 
 
@@ -133,7 +97,9 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
     how = {"replay_effects": write.replay_effects, "force": write.force}
     effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
     # A queue engine that cannot do this refuses it now, before the job begins.
-    await desk.letters.redrive(name, Chosen((), write.wanted.wanted(), 1, write.replay_effects, write.force))
+    await desk.running.queues.letters.redrive(
+        name, Chosen((), _wanted(write.wanted), 1, write.replay_effects, write.force)
+    )
     return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
 
 
@@ -147,9 +113,9 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
         """
         why = f"{who}: {write.reason}" if who else write.reason
         if write.ids is not None:
-            preview, do = await desk.letters.drop(name, tuple(write.ids), why, write.offset)
+            preview, do = await desk.running.queues.letters.drop(name, tuple(write.ids), why, write.offset)
             return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
-        if not any(write.wanted.wanted().plain().values()):
+        if not any(_wanted(write.wanted).plain().values()):
             raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")
         return await _as_job(desk, name, write, who, "drop", {"drop": why}, {})
 
@@ -158,11 +124,11 @@ async def _as_job(
     desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
     """Send or drop all letters that match; `how` is stored with the job, `more` is added to the preview."""
-    start, end, at_most = await desk.letters.bounds(name)
-    spec = {"group": name, "wanted": write.wanted.wanted().plain(), "from": start, "until": end} | how
+    start, end, at_most = await desk.running.queues.letters.bounds(name)
+    spec = {"group": name, "wanted": _wanted(write.wanted).plain(), "from": start, "until": end} | how
 
     async def begin() -> Any:
-        return {"job": await desk.jobs.start(what, name, spec, at_most)}
+        return {"job": await desk.running.jobs.start(what, name, spec, at_most)}
 
     preview = {"at_most": at_most} | more
     if write.wanted.failure:
@@ -172,7 +138,7 @@ async def _as_job(
 
 async def _failure(desk: Desk, name: str, fingerprint: str) -> dict[str, Any]:
     """The failure group with this fingerprint. Raises NotFound if no letter has the fingerprint."""
-    listed = await desk.letters.failures(name)
+    listed = await desk.running.queues.letters.failures(name)
     for row in listed["failures"]:
         if row["fingerprint"] == fingerprint:
             return dict(row)

@@ -4,50 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify import ids
+from notify.admin_api.transactions import Decision, TransactionConditions
 from notify.errors import InvalidRequest
 from notify.limits import check_name
 from notify.server.access.principal import Principal
 from notify.server.admin.shown import receivers
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs import deciding
 from notify.storage.records import State, Transaction
 from notify.wire import decode_payload, microseconds
 
-IDS_AT_ONCE = 1000
 YOUNG_SECONDS = 600.0
 """Younger PREPARED transactions may still run at their producer, as audits assume (max_transaction_seconds)."""
-
-
-class WantedFields(BaseModel):
-    """Conditions on transactions without an outcome; a condition that is left out matches all transactions."""
-
-    model_config = ConfigDict(extra="forbid")
-    state: Annotated[str | None, Field(pattern="^(PREPARED|PARKED)$")] = None
-    producer_group: str | None = None
-    older_than: Annotated[float | None, Field(ge=0, le=3650 * 86_400, description="seconds")] = None
-    stored_before: Annotated[AwareDatetime | None, Field(description="at this instant or before")] = None
-
-    def newest_us(self, now_us: int) -> int:
-        """The latest time at which a matching transaction was stored, in microseconds since 1970."""
-        bounds = [now_us]
-        if self.older_than is not None:
-            bounds.append(now_us - round(self.older_than * 1e6))
-        if self.stored_before is not None:
-            bounds.append(microseconds(self.stored_before))
-        return max(0, min(bounds))
-
-
-class Decision(Write):
-    ids: Annotated[list[str] | None, Field(max_length=IDS_AT_ONCE, description="these transactions")] = None
-    wanted: WantedFields = WantedFields()
-    all: bool = Field(False, description="the oldest 4,096 that match `wanted`, as a job: see jobs/{id}")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -71,7 +45,7 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
     """Raises InvalidRequest unless `write` has either ids or `all`; Forbidden."""
     if (write.ids is not None) == write.all:
         raise InvalidRequest("say which: give ids, or all with the conditions in wanted", "invalid_schema")
-    core = desk.core
+    core = desk.running.core
     if write.ids is not None:
         transaction_ids = list(dict.fromkeys(map(ids.from_text, write.ids)))
         stored = [await core.store.transaction(transaction_id) for transaction_id in transaction_ids]
@@ -81,7 +55,7 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
         if wanted.producer_group:
             check_name("producer_group", wanted.producer_group)
         state = None if wanted.state is None else State[wanted.state]
-        newest_us = wanted.newest_us(core.clock())
+        newest_us = _newest_us(wanted, core.clock())
         matching = await core.store.undecided(state, wanted.producer_group, newest_us, deciding.MOST + 1, 0)
         chosen, is_more = matching[: deciding.MOST], len(matching) > deciding.MOST
         transaction_ids = [t.id for t in chosen]
@@ -100,10 +74,20 @@ async def _decide(desk: Desk, action: str, write: Decision, who: str, asker: Pri
 
     async def as_job() -> Any:
         spec = {"transactions": deciding.packed(transaction_ids), "from": 0, "until": len(transaction_ids)}
-        return {"job": await desk.jobs.start(deciding.JOB + action, target, spec, len(transaction_ids))}
+        return {"job": await desk.running.jobs.start(deciding.JOB + action, target, spec, len(transaction_ids))}
 
     do = as_job if write.all else at_once
     return await desk.carry_out(write, who, f"transactions.{action}", target, do, preview)
+
+
+def _newest_us(wanted: TransactionConditions, now_us: int) -> int:
+    """The latest time at which a matching transaction was stored, in microseconds since 1970."""
+    bounds = [now_us]
+    if wanted.older_than is not None:
+        bounds.append(now_us - round(wanted.older_than * 1e6))
+    if wanted.stored_before is not None:
+        bounds.append(microseconds(wanted.stored_before))
+    return max(0, min(bounds))
 
 
 def _preview(core: Core, action: str, chosen: Sequence[Transaction], *, names_groups: bool) -> dict[str, Any]:

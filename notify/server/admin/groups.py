@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.groups import PrioritiesWrite, Reset, SubscriptionWrite
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, MODES, NAME_CHARACTERS, check_between, check_name, instant_us
+from notify.limits import check_between, check_name, instant_us
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
@@ -20,51 +22,9 @@ WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""
 
 
-class SubscriptionWrite(Write):
-    mode: str = Field("shared", pattern=f"^({'|'.join(MODES)})$")
-    start: str | StrictInt | None = None
-    tags: list[str] = Field(default_factory=list, max_length=LIMITS.tags)
-    filter: str = Field("", description="CEL over headers, key, tag and topic; empty: every message")
-    max_attempts: int = Field(16, ge=1, le=LIMITS.attempts)
-    max_deaths: int = Field(16, ge=1, le=LIMITS.attempts)
-    retry_min: float = Field(1.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_first_seconds)
-    retry_max: float = Field(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds)
-    force: bool = Field(False, description="change the mode while consumers are active: they may get messages again")
-
-    def subscription(self) -> Subscribe:
-        """The fields of the subscription, without the fields that every write has."""
-        return Subscribe(**{name: getattr(self, name) for name in Subscribe.__struct_fields__})
-
-
 class Whole(BaseModel):
     model_config = ConfigDict(extra="forbid")
     whole_from: AwareDatetime = Field(description="rows of messages committed earlier may be gone")
-
-
-class Reset(Write):
-    topic: str
-    to: str | StrictInt
-    replay_effects: bool = Field(
-        False, description="handlers with an inbox take effect again, also for messages that took effect before"
-    )
-    force: bool = Field(False, description="even if the inbox may have purged its rows of some of these messages")
-
-
-Pattern = Annotated[str, Field(max_length=NAME_CHARACTERS)]
-
-
-class ClassFields(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    name: str = Field(min_length=1, max_length=64)
-    topics: list[Pattern] = Field(default_factory=list, max_length=10_000, description="names, or patterns with *")
-    weight: int | None = Field(None, ge=1, le=1000, description="default of the first three classes: 6, 3, 1")
-
-
-class PrioritiesWrite(Write):
-    classes: list[ClassFields] = Field(min_length=1, max_length=16)
-    shares: dict[Pattern, Annotated[int, Field(ge=1, le=1000)]] = Field(
-        default_factory=dict, description="turns by topic"
-    )
 
 
 def _priorities(write: PrioritiesWrite) -> Priorities:
@@ -99,50 +59,51 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
         """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`."""
         check_between("max", max, 1, 1_000_000)
-        return await desk.groups.listed(prefix, after, max)
+        return await desk.running.queues.groups.listed(prefix, after, max)
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
         """Show a group's last hour, or day, in columns: messages settled a second, lag, age of the oldest."""
-        return desk.figures.group(name, span)
+        return desk.running.figures.group(name, span)
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
         """Show a group: subscriptions, positions and lag of its queues, leases, and its instances' states."""
-        return await desk.groups.one(name)
+        return await desk.running.queues.groups.one(name)
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
-        subscriptions = desk.core.subscriptions
-        wanted = subscriptions.checked(name, topic, write.subscription())
+        subscriptions = desk.running.core.subscriptions
+        requested = Subscribe(**{field: getattr(write, field) for field in Subscribe.__struct_fields__})
+        wanted = subscriptions.checked(name, topic, requested)
 
         async def do() -> Any:
             # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
-            return await subscriptions.put(subscriptions.checked(name, topic, write.subscription()), write.start, who)
+            return await subscriptions.put(subscriptions.checked(name, topic, requested), write.start, who)
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
-        await desk.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
+        await desk.running.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")
     async def unsubscribe(name: str, topic: str, write: Write, who: Who) -> dict[str, Any]:
         """End a subscription and forget the group's position in the topic."""
         is_pattern = "*" in topic
-        if not is_pattern and desk.core.queues.subscription(name, topic) is None:
+        if not is_pattern and desk.running.core.queues.subscription(name, topic) is None:
             raise NotFound(f"group {name[:100]!r} has no subscription to {topic[:100]!r}")
 
         async def do() -> Any:
             if is_pattern:
-                await desk.core.queues.drop_pattern(name, topic)
+                await desk.running.core.queues.drop_pattern(name, topic)
             else:
-                await desk.core.delivery.following.unsubscribe(name, topic)
+                await desk.running.core.delivery.following.unsubscribe(name, topic)
             return {"group": name, "topic": topic}
 
         return await desk.carry_out(write, who, "subscription.delete", f"{name}/{topic}", do, {})
@@ -153,13 +114,13 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     async def reset(name: str, write: Reset, who: Who) -> dict[str, Any]:
         """Move a group to another position in a topic; the preview counts repeated and skipped messages."""
         move = Move(write.topic, write.to, write.replay_effects, write.force)
-        preview, do = await desk.groups.reset(name, move)
+        preview, do = await desk.running.queues.groups.reset(name, move)
         return await desk.carry_out(write, who, "group.reset", f"{name}/{write.topic}", do, preview)
 
     @routes.get("/groups/{name}/priorities")
     async def priorities(name: str) -> dict[str, Any]:
         """Show the classes that share a group's deliveries by weight, and the topics' shares within them."""
-        return _priorities_shown(desk.core.queues.priorities(name) or ONE_CLASS)
+        return _priorities_shown(desk.running.core.queues.priorities(name) or ONE_CLASS)
 
     @routes.put("/groups/{name}/priorities")
     async def put_priorities(name: str, write: PrioritiesWrite, who: Who) -> dict[str, Any]:
@@ -168,7 +129,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         wanted = _priorities(write)
 
         async def do() -> Any:
-            await desk.core.delivery.following.set_priorities(name, wanted)
+            await desk.running.core.delivery.following.set_priorities(name, wanted)
             return _priorities_shown(wanted)
 
         return await desk.carry_out(write, who, "priorities.put", name, do, _priorities_shown(wanted))
@@ -178,5 +139,5 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         """Pause a group, so that its consumers get no messages, or resume it."""
         if action not in ("pause", "resume"):
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
-        preview, do = await desk.groups.pause(name, action == "pause")
+        preview, do = await desk.running.queues.groups.pause(name, action == "pause")
         return await desk.carry_out(write, who, f"group.{action}", name, do, preview)

@@ -6,9 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from notify.admin_api.declaration import Write
 from notify.errors import Conflict
 from notify.limits import check_between
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.threads import in_thread
 from notify.wire import instant
 
@@ -36,13 +37,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     async def one(number: int) -> dict[str, Any]:
         check_between("id", number, 0, 1 << 62)
-        return await in_thread(desk.jobs.records.job, number)
+        return await in_thread(desk.running.jobs.records.job, number)
 
     @routes.get("/jobs")
     async def newest(max: int = 100) -> dict[str, Any]:
         """List the newest jobs."""
         check_between("max", max, 1, 10_000)
-        return {"jobs": [job_row(job) for job in await in_thread(desk.jobs.records.jobs, max)]}
+        return {"jobs": [job_row(job) for job in await in_thread(desk.running.jobs.records.jobs, max)]}
 
     @routes.get("/jobs/{number}")
     async def job(number: int, offset: int = 0, max: int = 100) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
         job = await one(number)
-        return job_row(job) | {"items": await in_thread(desk.jobs.records.job_items, number, offset, max)}
+        return job_row(job) | {"items": await in_thread(desk.running.jobs.records.job_items, number, offset, max)}
 
     @routes.post("/jobs/{number}/cancel")
     async def cancel(number: int, write: Write, who: Who, asker: Asker) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             raise Conflict(f"job {number} has ended already: {job['state']}")
 
         async def do() -> Any:
-            await desk.jobs.cancel(number, f"by {who}: {write.reason}" if who else write.reason)
+            await desk.running.jobs.cancel(number, f"by {who}: {write.reason}" if who else write.reason)
             return job_row(await one(number))
 
         return await desk.carry_out(write, who, "job.cancel", str(number), do, job_row(job))

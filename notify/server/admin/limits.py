@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import LimitsWrite
 from notify.limits import check_name
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.core.flow import RateLimits
-
-Rates = dict[str, Annotated[float, Field(gt=0, le=1e9)]]
-
-
-class LimitsWrite(Write):
-    topics: Rates = Field(default_factory=dict, description="messages a second that a topic takes, by name")
-    producer_groups: Rates = Field(default_factory=dict, description="transactions a second, by name")
-    consumer_groups: Rates = Field(default_factory=dict, description="messages a second that are delivered, by name")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -27,7 +19,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/limits")
     async def limits() -> dict[str, Any]:
         """Show the rates by topic, producer group and consumer group; a name that is not listed has no limit."""
-        return dataclasses.asdict(desk.core.flow.limits)
+        return dataclasses.asdict(desk.running.core.flow.limits)
 
     @routes.put("/limits")
     async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
@@ -37,8 +29,8 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
 
         async def do() -> Any:
-            document = desk.administration.configuration.with_limits(wanted)
-            await desk.administration.revise(who, write.reason, document)
+            document = desk.running.administration.configuration.with_limits(wanted)
+            await desk.running.administration.revise(who, write.reason, document)
             return dataclasses.asdict(wanted)
 
         return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))

@@ -55,7 +55,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         if id is not None:
             return {"messages": [await message(id)]}
         from_us, until_us = _microseconds("from", since, 0), _microseconds("to", until, 1 << 62)
-        store = desk.core.queues
+        store = desk.running.core.queues
         if key is not None:
             chosen, is_more = _in_a_reply(store.keyed(key, topic, from_us, until_us, max))
             # Another key may have the same hash.
@@ -79,7 +79,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         An acknowledgement follows the handler's effect. `timeline_whole` is false if too much was recorded since then
         to read all of it; `notify audit explain` reads everything, including the row of the effect.
         """
-        return await life(desk.core, message_id)
+        return await life(desk.running.core, message_id)
 
 
 def _oldest(store: Store, topic: str, queue: int, from_us: int, until_us: int, most: int) -> Iterator[StoredMessage]:

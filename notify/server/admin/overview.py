@@ -21,7 +21,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/overview")
     async def overview() -> dict[str, Any]:
         """Show the last five seconds' rates, transactions in doubt, undelivered messages, lags, disk and alarms."""
-        core = desk.core
+        core = desk.running.core
         now_us = core.clock()
         doubt = await core.store.in_doubt()
         disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
@@ -29,7 +29,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             "at": instant(now_us),
             "version": __version__,
             "shards": shard_names(core.store, core.settings.shard),
-            "rates": desk.history.rates(),
+            "rates": desk.running.history.rates(),
             "in_doubt": {
                 "count": doubt.prepared,
                 "is_more": doubt.prepared == doubt.counted_to != 0,
@@ -37,20 +37,20 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             },
             "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
             "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
-            "shipping": None if desk.shipping is None else desk.shipping.shown(),
-            "alarms": desk.alarms.now(),
+            "shipping": None if desk.running.shipping is None else desk.running.shipping.shown(),
+            "alarms": desk.running.alarms.now(),
         } | await _queues(desk)
 
     @routes.get("/history")
     async def history(span: SpanName = "hour") -> dict[str, Any]:
         """Show the last hour, or day, in columns: times, rates a second, transactions in doubt and parked, lag."""
-        return desk.history.columns(span)
+        return desk.running.history.columns(span)
 
 
 async def _queues(desk: Desk) -> dict[str, Any]:
     """The figures of groups, or the reason if Kafka keeps them and does not answer: the rest is shown anyway."""
     try:
-        return {"queues": await desk.groups.summary(), "queues_away": None}
+        return {"queues": await desk.running.queues.groups.summary(), "queues_away": None}
     except Unavailable as error:
         return {"queues": None, "queues_away": str(error)}
 

@@ -9,22 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field, StrictInt
 
+from notify.admin_api.topics import Purge, PurgeTopic
 from notify.errors import Conflict
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.groups import purging
-
-
-class Purge(Write):
-    before: str | StrictInt = Field(
-        description="latest (all messages), an instant, or an offset if the topic has one queue",
-        examples=["2026-01-31T12:00:00Z"],
-    )
-
-
-class PurgeTopic(Purge):
-    force: bool = Field(False, description="also messages that a group has not settled")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -37,7 +26,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         Transactions in doubt and delayed messages are in no queue yet: they stay.
         """
         topic = desk.topic(name)
-        preview = purging.preview(desk.core, topic, write.before)
+        preview = purging.preview(desk.running.core, topic, write.before)
         if preview["missed"] and not write.force and not write.dry_run:
             groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
             raise Conflict(
@@ -46,12 +35,12 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
             )
 
         async def do() -> Any:
-            return await purging.drop(desk.core, topic, preview)
+            return await purging.drop(desk.running.core, topic, preview)
 
         return await desk.carry_out(write, who, "topic.purge", name, do, preview)
 
     @routes.post("/groups/{name}/dead-letters/purge")
     async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
         """Purge a group's dead letters from before a point, redriven or not."""
-        preview, do = await desk.letters.purge(name, write.before)
+        preview, do = await desk.running.queues.letters.purge(name, write.before)
         return await desk.carry_out(write, who, "dead_letter.purge", name, do, preview)

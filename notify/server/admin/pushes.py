@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.groups import PushWrite
 from notify.errors import NotFound
 from notify.limits import check_name
-from notify.server.admin.writes import Desk, Who, Write
-from notify.server.core.pushes import MOST_AT_ONCE, MOST_BATCH, Push
-
-
-class PushWrite(Write):
-    url: str = Field(max_length=2000, description="the webhook; its host must be on the allow-list; calls are signed")
-    batch: int = Field(1, ge=1, le=MOST_BATCH, description="the most messages in a call")
-    at_once: int = Field(4, ge=1, le=MOST_AT_ONCE, description="the most calls that each server makes at once")
+from notify.server.admin.writes import Desk, Who
+from notify.server.core.pushes import Push
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -25,20 +20,20 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/pushes")
     async def shown() -> dict[str, Any]:
         """List the consumer groups whose messages are posted to a webhook, and their failures at this server."""
-        return {"pushes": desk.pushes.shown()}
+        return {"pushes": desk.running.pushes.shown()}
 
     @routes.put("/groups/{name}/push")
     async def put(name: str, write: PushWrite, who: Who) -> dict[str, Any]:
         """Post a group's messages to a webhook from now on; a status of 2xx acknowledges them."""
         check_name("group", name)
         wanted = Push(write.url, write.batch, write.at_once)
-        configuration = desk.administration.configuration
-        desk.pushes.check(name, wanted, configuration.pushes)
+        configuration = desk.running.administration.configuration
+        desk.running.pushes.check(name, wanted, configuration.pushes)
 
         async def do() -> Any:
             document = configuration.with_pushes(configuration.pushes | {name: wanted})
-            await desk.administration.revise(who, write.reason, document)
-            return {"push": desk.pushes.shown().get(name)}
+            await desk.running.administration.revise(who, write.reason, document)
+            return {"push": desk.running.pushes.shown().get(name)}
 
         preview = {"url": wanted.url, "batch": wanted.batch, "at_once": wanted.at_once}
         return await desk.carry_out(write, who, "push.put", name, do, {"push": preview})
@@ -46,13 +41,13 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     @routes.delete("/groups/{name}/push")
     async def delete(name: str, write: Write, who: Who) -> dict[str, Any]:
         """Stop posting a group's messages; they wait for consumers."""
-        configuration = desk.administration.configuration
+        configuration = desk.running.administration.configuration
         if name not in configuration.pushes:
             raise NotFound(f"the messages of group {name[:100]!r} are posted to no webhook")
 
         async def do() -> Any:
             remaining = {group: push for group, push in configuration.pushes.items() if group != name}
-            await desk.administration.revise(who, write.reason, configuration.with_pushes(remaining))
+            await desk.running.administration.revise(who, write.reason, configuration.with_pushes(remaining))
             return {}
 
         return await desk.carry_out(write, who, "push.delete", name, do, {})

@@ -6,16 +6,17 @@ audit sees that the message was repaired.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify import ids
+from notify.admin_api.dead_letters import Redeliver
+from notify.admin_api.server import Lost, Republish
 from notify.errors import Conflict, NotFound, NotifyError
 from notify.message import FIRST_ID
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_before
 from notify.server.jobs.sending_again import send_to_group
@@ -23,33 +24,6 @@ from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage
 from notify.wire import PackedMessages, PackedPublished, decode_payload
-
-AT_ONCE = 1000
-
-
-class Lost(BaseModel):
-    """A message to publish again. Without a topic, its content is read from the half that the server has."""
-
-    model_config = ConfigDict(extra="forbid")
-    id: str
-    topic: str | None = None
-    body_base64: str = ""
-    key: str | None = None
-    tag: str | None = None
-    headers: dict[str, str] | None = None
-    deliver_at: AwareDatetime | None = Field(None, description="when to deliver it, if that is still to come")
-    ttl: float | None = Field(
-        None, description="seconds from its delivery on; without a topic: the rest of the half's ttl"
-    )
-
-
-class Republish(Write):
-    messages: Annotated[list[Lost], Field(min_length=1, max_length=AT_ONCE)]
-
-
-class Redeliver(Write):
-    ids: Annotated[list[str], Field(min_length=1, max_length=AT_ONCE)]
-    force: bool = Field(False, description="also messages from before the group's inbox began")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -67,7 +41,7 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
         for lost in write.messages:
             item: dict[str, Any] = {"id": lost.id}
             try:
-                message = await _published(desk.core, lost)
+                message = await _published(desk.running.core, lost)
             except NotifyError as error:
                 item |= _refused(error)
             else:
@@ -77,7 +51,7 @@ def _republishing(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             messages = PackedMessages(messages=ready)
-            results = iter(await desk.core.transactions.publish(messages, anywhere=True) if ready else [])
+            results = iter(await desk.running.core.transactions.publish(messages, anywhere=True) if ready else [])
             for item in items:
                 if "status" not in item:
                     result = next(results)
@@ -93,7 +67,7 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/redeliver")
     async def redeliver(name: str, write: Redeliver, who: Who) -> dict[str, Any]:
         """Send messages of queues to one group again; a repeated call sends each message once."""
-        queues = desk.core.queues
+        queues = desk.running.core.queues
         items: list[dict[str, Any]] = []
         ready: list[tuple[StoredMessage, bytes]] = []
         for message_id in write.ids:
@@ -112,7 +86,7 @@ def _redelivering(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             # The checks above cover what `force` allows.
-            results = iter(await send_to_group(desk.core, name, ready, force=True))
+            results = iter(await send_to_group(desk.running.core, name, ready, force=True))
             for item in items:
                 if "status" not in item:
                     item |= next(results)
@@ -142,7 +116,7 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
     new_id = ids.message_id(ids.derived(transaction, ids.republished(number)), 0)
     first = {FIRST_ID: ids.message_id(transaction, number)}
     if lost.topic is not None:
-        fields = lost.model_dump(exclude={"id"}, exclude_none=True)
+        fields = lost.given("id")
         return msgspec.convert(fields | {"id": new_id, "headers": (lost.headers or {}) | first}, PackedPublished)
     half, committed_us = await _half_of(core, transaction, number)
     payload = decode_payload(half.payload)

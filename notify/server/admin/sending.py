@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
 from notify import ids
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.admin_api.dead_letters import EditLetter
+from notify.admin_api.topics import SendMessage
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.admission import new_messages
 from notify.server.groups import Edited
 from notify.wire import JsonMessages, JsonPublished
-
-
-class Content(Write):
-    body: Annotated[str | None, Field(description="text")] = None
-    body_base64: Annotated[str | None, Field(description="bytes")] = None
-    key: str | None = None
-    tag: str | None = None
-    headers: dict[str, str] | None = None
-
-
-class SendMessage(Content):
-    delay: float | None = Field(None, description="seconds")
-
-
-class EditLetter(Content):
-    """The new content of a letter; a field that is left out stays as the letter has it."""
-
-    id: str
-    replay_effects: bool = Field(False, description="handlers with an inbox take effect again")
-    force: bool = Field(False, description="even if the inbox may have purged its row of this message")
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -41,16 +22,17 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def send(name: str, write: SendMessage, who: Who, asker: Asker) -> dict[str, Any]:
         """Send a message to a topic that exists, without a transaction; the preview names the receiving groups."""
         desk.topic(name)  # a mistyped name makes no topic
-        fields = write.model_dump(exclude={"reason", "dry_run"}, exclude_none=True)
-        message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **fields)
-        new_messages([message], desk.core.clock(), lambda _: True, lambda _: None)  # raises what publishing raises
-        desk.core.transactions.check_place([message])
+        message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **write.given())
+        new_messages(
+            [message], desk.running.core.clock(), lambda _: True, lambda _: None
+        )  # raises what publishing raises
+        desk.running.core.transactions.check_place([message])
         groups = None
         if asker.may("view"):  # an administrator of this topic alone must not learn who reads it
-            groups = [row["group"] for row in await desk.topics.groups_of(name)]
+            groups = [row["group"] for row in await desk.running.queues.topics.groups_of(name)]
 
         async def do() -> Any:
-            (item,) = await desk.core.transactions.publish(JsonMessages(messages=[message]))
+            (item,) = await desk.running.core.transactions.publish(JsonMessages(messages=[message]))
             why = {"code": item.code, "detail": item.detail} if item.code else {}
             return {"items": [{"id": item.id, "status": item.status} | why], "groups": groups}
 
@@ -62,7 +44,6 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         The record names the changed fields. The log keeps the letter unchanged, and the message that was sent.
         """
-        changes = write.model_dump(exclude={"reason", "dry_run", "id", "replay_effects", "force"}, exclude_none=True)
-        edited = Edited(write.id, changes, write.replay_effects, write.force)
-        preview, do = await desk.letters.edit(name, edited)
+        edited = Edited(write.id, write.given("id", "replay_effects", "force"), write.replay_effects, write.force)
+        preview, do = await desk.running.queues.letters.edit(name, edited)
         return await desk.carry_out(write, who, "dead_letter.edit", name, do, preview)

@@ -7,29 +7,18 @@ import typing
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 
+from notify.admin_api.server import Rollback, SettingsWrite
 from notify.errors import Conflict
 from notify.limits import check_between
 from notify.server import webhooks
-from notify.server.admin.writes import Desk, Who, Write
+from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import Configuration, Revision
 from notify.settings import Settings, environment_name
 from notify.threads import in_thread
 from notify.wire import instant
 
 SECRET = "(secret)"
-
-
-class SettingsWrite(Write):
-    values: dict[str, bool | int | float | str | None] = Field(
-        min_length=1, max_length=100, description="by name; null: the value at the server's start"
-    )
-    after: int | None = Field(None, ge=0, le=1 << 62, description="the revision you know; 409 if another one is newer")
-
-
-class Rollback(Write):
-    to: int = Field(ge=0, le=1 << 62, description="a revision; 0: the values at the servers' start")
 
 
 def _revision_row(revision: Revision) -> dict[str, Any]:
@@ -73,14 +62,14 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/settings")
     async def settings() -> dict[str, Any]:
         """List the settings: value, where it comes from, and whether it may change while servers run."""
-        rows = [_setting_row(desk.administration.configuration, f) for f in dataclasses.fields(Settings)]
-        return {"revision": desk.administration.configuration.revision.number, "settings": rows}
+        rows = [_setting_row(desk.running.administration.configuration, f) for f in dataclasses.fields(Settings)]
+        return {"revision": desk.running.administration.configuration.revision.number, "settings": rows}
 
     @routes.get("/settings/revisions")
     async def revisions(max: int = 100) -> dict[str, Any]:
         """List the revisions, the newest first: values, time, author and reason."""
         check_between("max", max, 1, 10_000)
-        rows = await in_thread(desk.administration.records.revisions, max)
+        rows = await in_thread(desk.running.administration.records.revisions, max)
         return {"revisions": [_revision_row(r) for r in rows]}
 
 
@@ -88,7 +77,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/settings")
     async def put_settings(write: SettingsWrite, who: Who) -> dict[str, Any]:
         """Change settings of all servers of the registry while they run."""
-        configuration = desk.administration.configuration
+        configuration = desk.running.administration.configuration
         if write.after is not None and write.after != configuration.revision.number:
             raise Conflict(f"revision {configuration.revision.number} was made meanwhile: look at it, and try again")
         document = configuration.with_settings(write.values)
@@ -106,7 +95,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
         }
 
         async def do() -> Any:
-            revision = await desk.administration.revise(who, write.reason, document)
+            revision = await desk.running.administration.revise(who, write.reason, document)
             return {"revision": revision.number, "changes": changes}
 
         preview = {"revision": configuration.revision.number + 1, "changes": changes}
@@ -115,14 +104,14 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/settings/rollback")
     async def rollback(write: Rollback, who: Who) -> dict[str, Any]:
         """Restore the settings and rate limits of an earlier revision, as a new revision."""
-        configuration = desk.administration.configuration
-        wanted = await in_thread(desk.administration.records.revision, write.to)
+        configuration = desk.running.administration.configuration
+        wanted = await in_thread(desk.running.administration.records.revision, write.to)
         document = wanted.settings or {}
         configuration.check(document)
         preview = {"from": _revision_row(configuration.revision), "to": _revision_row(wanted)}
 
         async def do() -> Any:
-            revision = await desk.administration.revise(who, write.reason, document)
+            revision = await desk.running.administration.revise(who, write.reason, document)
             return {"revision": revision.number, "values": _revision_row(revision)["values"]}
 
         return await desk.carry_out(write, who, "settings.rollback", str(write.to), do, preview)

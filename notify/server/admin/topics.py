@@ -7,13 +7,14 @@ import heapq
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
-from pydantic import Field
 
+from notify.admin_api.declaration import Write
+from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS, check_between, check_name
-from notify.queue_rows import kept, sent
+from notify.limits import check_between, check_name
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who, Write
+from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
@@ -23,18 +24,6 @@ MOST_NEWEST = 100
 """The most topics of a list whose newest message is read."""
 
 Sort = Literal["name", "rate", "lag", "kept", "sent", "newest"]
-
-
-class TopicWrite(Write):
-    queues: int | None = Field(None, ge=1, le=1024)
-    retention: float | None = Field(None, ge=0, le=3650 * 86_400, description="seconds; 0: the server's default")
-    retention_bytes: int | None = Field(None, ge=0, le=1 << 50, description="payload bytes to keep; 0: no bound")
-    flush: Literal["sync", "async", "memory"] | None = Field(None, description="when messages are answered")
-    ttl: float | None = Field(None, ge=0, le=LIMITS.ttl_seconds, description="seconds; 0: messages do not expire")
-    backlog: int | None = Field(
-        None, ge=0, le=1 << 40, description="messages that the slowest group may be behind; 0: no bound"
-    )
-    backlog_policy: Literal["refuse", "hold", "drop_oldest"] | None = None
 
 
 def _changed(topic: Topic, write: TopicWrite) -> Topic:
@@ -82,47 +71,47 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         """
         check_between("max", max, 1, 1_000_000)
         if sort == "name":
-            answer = await desk.topics.listed(prefix, after, max, internal=internal)
+            answer = await desk.running.queues.topics.listed(prefix, after, max, internal=internal)
         else:
             answer = await _sorted(desk, prefix, after, max, internal=internal, sort=sort)
         rows = answer["topics"]
         if len(rows) <= MOST_NEWEST:
-            newest = await desk.topics.newest_at([row["name"] for row in rows])
+            newest = await desk.running.queues.topics.newest_at([row["name"] for row in rows])
             rows = [row | {"newest_at": newest.get(row["name"])} for row in rows]
-        return answer | {"topics": [row | {"per_second": desk.figures.rate(row["name"])} for row in rows]}
+        return answer | {"topics": [row | {"per_second": desk.running.figures.rate(row["name"])} for row in rows]}
 
     @routes.get("/topics/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
         """Show a topic's last hour, or day, in columns: messages sent a second, lag of the slowest group."""
-        return desk.figures.topic(name, span)
+        return desk.running.figures.topic(name, span)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
         """Show a topic: its queues with their first and next offsets, and its policy."""
-        return await desk.topics.one(name)
+        return await desk.running.queues.topics.one(name)
 
     @routes.get("/topics/{name}/groups")
     async def groups_of(name: str) -> dict[str, Any]:
         """List the groups that subscribe to a topic, each with its lag."""
-        return {"groups": await desk.topics.groups_of(name)}
+        return {"groups": await desk.running.queues.topics.groups_of(name)}
 
 
 async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: bool, sort: str) -> dict[str, Any]:
     """The topics with the largest figures. Raises InvalidRequest if there are more than MOST_SORTED topics."""
     if after:
         raise InvalidRequest("after continues a list by name: leave it out, or sort", "invalid_query")
-    answer = await desk.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
+    answer = await desk.running.queues.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
     if len(answer["topics"]) > MOST_SORTED:
         raise InvalidRequest(f"more than {MOST_SORTED} topics cannot be sorted: give a prefix", "invalid_query")
 
     if sort == "newest":
-        newest = await desk.topics.newest_at([row["name"] for row in answer["topics"]])
+        newest = await desk.running.queues.topics.newest_at([row["name"] for row in answer["topics"]])
         last = heapq.nlargest(most, answer["topics"], key=lambda row: newest.get(row["name"], ""))
         return answer | {"topics": last}
 
     def figure(row: dict[str, Any]) -> float:
         if sort == "rate":
-            return desk.figures.rate(row["name"]) or 0.0
+            return desk.running.figures.rate(row["name"]) or 0.0
         if sort == "lag":
             return float(row.get("lag") or 0)
         return float(kept(row["queues"]) if sort == "kept" else sent(row["queues"]))
@@ -135,12 +124,12 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
     async def put_topic(name: str, write: TopicWrite, who: Who) -> dict[str, Any]:
         """Make or change a topic; a field that is left out keeps its value, or gets its default."""
         check_name("topic", name)
-        existing = desk.core.queues.topic(name)
+        existing = desk.running.core.queues.topic(name)
         topic = _changed(existing or Topic(name), write)
         if existing is not None and topic.queues < existing.queues:
             raise InvalidRequest(f"topic {name!r} has {existing.queues} queues; the number can grow, not shrink")
-        _check_ttl(desk.core, topic)
-        lag = desk.core.delivery.followers.lag(name)
+        _check_ttl(desk.running.core, topic)
+        lag = desk.running.core.delivery.followers.lag(name)
         if topic.backlog and topic.backlog < lag:
             raise InvalidRequest(
                 f"a group is {lag} messages behind in topic {name!r}: a backlog of {topic.backlog} is below what is "
@@ -149,9 +138,9 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             )
 
         async def do() -> Any:
-            desk.core.topics.put_soon(topic)
-            await desk.core.queues.sync()
-            return described(desk.core.queues, topic)
+            desk.running.core.topics.put_soon(topic)
+            await desk.running.core.queues.sync()
+            return described(desk.running.core.queues, topic)
 
         return await desk.carry_out(write, who, "topic.put", name, do, policy(topic) | {"queue_count": topic.queues})
 
@@ -161,8 +150,8 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         topic = desk.topic(name)
 
         async def do() -> Any:
-            await desk.core.delivery.following.delete_topic(name)
-            desk.core.flow.gates.pop(name, None)
+            await desk.running.core.delivery.following.delete_topic(name)
+            desk.running.core.flow.gates.pop(name, None)
             return {"deleted": name}
 
-        return await desk.carry_out(write, who, "topic.delete", name, do, described(desk.core.queues, topic))
+        return await desk.carry_out(write, who, "topic.delete", name, do, described(desk.running.core.queues, topic))

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from notify import ids
+from notify.admin_api.declaration import Write
 from notify.errors import InvalidRequest, NotFound
 from notify.limits import LIMITS, check_between, check_name
 from notify.server.admin.shown import receivers, transaction_row
-from notify.server.admin.writes import Asker, Desk, Who, Write
+from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs.deciding import force
 from notify.storage.records import State, StoredMessage, Transaction
@@ -44,22 +45,22 @@ def _views(routes: APIRouter, desk: Desk) -> None:
             raise InvalidRequest("state is PREPARED or PARKED: decided transactions are found by id", "invalid_state")
         if producer_group:
             check_name("producer_group", producer_group)
-        now_us = desk.core.clock()
+        now_us = desk.running.core.clock()
         older_us = None
         if older_than is not None:
             check_between("older_than", older_than, 0, 3650 * 86_400)
             older_us = now_us - round(older_than * 1e6)
         wanted = State[state] if state is not None else None
-        waiting = await desk.core.store.undecided(wanted, producer_group, older_us, max, LIMITS.reply_bytes)
-        shard, online = desk.core.transactions.shard, desk.core.checks.is_online
+        waiting = await desk.running.core.store.undecided(wanted, producer_group, older_us, max, LIMITS.reply_bytes)
+        shard, online = desk.running.core.transactions.shard, desk.running.core.checks.is_online
         rows = [transaction_row(t, now_us, shard) | {"producer_online": online(t.producer_group)} for t in waiting]
-        return {"transactions": rows} | await _counts(desk.core)
+        return {"transactions": rows} | await _counts(desk.running.core)
 
     @routes.get("/transactions/{transaction_id}")
     async def transaction(transaction_id: str) -> dict[str, Any]:
         """Show a transaction, whether a producer polls for its checks, and the results of its latest checks."""
-        stored = await _one(desk.core, transaction_id)
-        core = desk.core
+        stored = await _one(desk.running.core, transaction_id)
+        core = desk.running.core
         log = [
             {"at": instant(e.at_us), "what": e.what, "instance": e.instance, "reason": e.reason}
             for e in core.checks.log.of(stored.id)
@@ -85,7 +86,7 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
         """Act on a transaction: force a commit or rollback, check it now, or resume the checks of a PARKED one."""
         if action not in ("commit", "rollback", "check", "resume"):
             raise NotFound(f"there is no action {action[:40]!r}; there are commit, rollback, check and resume")
-        stored = await _one(desk.core, transaction_id)
+        stored = await _one(desk.running.core, transaction_id)
         asker.check("admin", stored.producer_group or "*", called="the producer group of this transaction")
         undecided = stored.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
@@ -94,12 +95,12 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             if wanted is not None:
-                result = (await force(desk.core, [stored.id], wanted))[0]
+                result = (await force(desk.running.core, [stored.id], wanted))[0]
                 return {"state": result.state.name, "changed": result.changed}
-            await desk.core.store.resume_checks(stored.id, desk.core.clock(), anew=action == "resume")
+            await desk.running.core.store.resume_checks(stored.id, desk.running.core.clock(), anew=action == "resume")
             return {"state": "PREPARED" if action == "resume" else stored.state.name}
 
-        preview = _preview(desk.core, stored, wanted, action, names_groups=asker.may("view"))
+        preview = _preview(desk.running.core, stored, wanted, action, names_groups=asker.may("view"))
         return await desk.carry_out(write, who, f"transaction.{action}", transaction_id, do, preview)
 
 

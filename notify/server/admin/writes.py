@@ -7,23 +7,12 @@ from typing import Annotated, Any, Literal
 
 import structlog
 from fastapi import Depends, Header, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from notify import faults
+from notify.admin_api.declaration import Write
 from notify.errors import NotFound, NotifyError
 from notify.server.access.principal import EVERYONE, Principal
-from notify.server.cluster.workers import Workers
-from notify.server.configuration.follow import Administration
-from notify.server.core.core import Core
-from notify.server.core.pushes import Pushes
-from notify.server.groups import Groups, Letters, TopicViews
-from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
-from notify.server.shipping import Shipping
-from notify.server.watch.alarms import Alarms
-from notify.server.watch.figures import Figures
-from notify.server.watch.history import History
-from notify.server.watch.silences import Silences
 from notify.storage.topics import Topic
 from notify.threads import in_thread
 
@@ -50,17 +39,6 @@ def _asker(request: Request) -> Principal:
 Asker = Annotated[Principal, Depends(_asker)]
 
 
-class Write(BaseModel):
-    """The fields of every write: its reason, and whether it is a dry run.
-
-    What `Spread` reads of a body, too, has a strict type: it must not mean something else to the route.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    reason: str = Field(min_length=1, max_length=1000, examples=["the mailer is mended"])
-    dry_run: StrictBool = Field(False, description="say what would be done, and change nothing")
-
-
 class Desk:
     """Gives admin routes the running parts of the server, and carries out their writes.
 
@@ -72,65 +50,12 @@ class Desk:
         self._running = running
 
     @property
-    def core(self) -> Core:
-        return self._running().core
-
-    @property
-    def administration(self) -> Administration:
-        return self._running().administration
-
-    @property
-    def groups(self) -> Groups:
-        return self._running().queues.groups
-
-    @property
-    def letters(self) -> Letters:
-        return self._running().queues.letters
-
-    @property
-    def topics(self) -> TopicViews:
-        return self._running().queues.topics
-
-    @property
-    def jobs(self) -> Jobs:
-        return self._running().jobs
-
-    @property
-    def history(self) -> History:
-        return self._running().history
-
-    @property
-    def figures(self) -> Figures:
-        return self._running().figures
-
-    @property
-    def alarms(self) -> Alarms:
-        return self._running().alarms
-
-    @property
-    def silences(self) -> Silences:
-        return self._running().silences
-
-    @property
-    def pushes(self) -> Pushes:
-        return self._running().pushes
-
-    @property
-    def workers(self) -> Workers | None:
-        """The workers of this machine, if this server is one of them."""
-        return self._running().workers
-
-    @property
-    def shipping(self) -> Shipping | None:
-        return self._running().shipping
-
-    def members(self) -> dict[str, Any]:
-        """The answer of `GET /v1/members`."""
-        return self._running().members()
+    def running(self) -> Running:
+        return self._running()
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. Raises NotFound."""
-        topic = self.core.queues.topic(name)
+        topic = self.running.core.queues.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
         return topic
@@ -145,8 +70,10 @@ class Desk:
         """
         if write.dry_run:
             return {"status": 200, "dry_run": True, "target": target, "result": preview}
-        records = self.administration.records
-        number = await in_thread(records.record, self.core.clock(), who, what, target, write.reason, {"state": "begun"})
+        records = self.running.administration.records
+        number = await in_thread(
+            records.record, self.running.core.clock(), who, what, target, write.reason, {"state": "begun"}
+        )
         try:
             result = await do()
         except NotifyError as refusal:

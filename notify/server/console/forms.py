@@ -11,12 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.types import ASGIApp
 
+from notify.admin_api.declaration import AdminWrite, Input
+from notify.admin_api.groups import class_inputs
+from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
-from notify.server.console.writes import CHANGES, Change, Input, class_inputs
 from notify.threads import in_thread
-from notify.told import told
 
 FORM_FIELDS = 5000
 LARGE_FORM_BYTES = 64 << 10
@@ -67,7 +68,7 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
             change = await _change(admin, name, fields)
         except NotifyError as error:
             return failed(request, error)
-        targets = {target: fields.get(target, "") for target in _targets(change)}
+        targets = {target: fields.get(target, "") for target in change.targets}
         try:
             answer = await _carried_out(admin, change, targets, fields, is_preview)
         except NotifyError as error:
@@ -79,28 +80,24 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
         back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
         if job is not None:
             back = f"/jobs/{job}" if len(result.get("jobs", ())) < 2 else "/jobs"
-        outcome = told(name, answer["target"], answer["result"])
+        outcome = described(name, answer["target"], answer["result"])
         return page("done.html", request, title=change.title, answer=answer, told=outcome, back=back)
 
 
 async def _carried_out(
-    api: Api, change: Change, targets: dict[str, str], fields: dict[str, str], is_preview: bool
+    api: Api, change: AdminWrite, targets: dict[str, str], fields: dict[str, str], is_preview: bool
 ) -> dict[str, Any]:
     """The admin route's answer. Raises InvalidRequest for a missing field, Refused."""
     missing = [name for name, value in targets.items() if not value]
     if missing:
         raise InvalidRequest(f"{', '.join(missing)} is missing")
-    body = change.body(fields) | {"reason": fields.get("reason", ""), "dry_run": is_preview}
-    return await api.call(change.method, path_of(change.path, **targets), body)
+    body = change.sent(fields) | {"reason": fields.get("reason", ""), "dry_run": is_preview}
+    return await api.call(change.method, f"/v1/admin/{change.path_to(*targets.values())}", body)
 
 
-def _targets(change: Change) -> list[str]:
-    return re.findall(r"\{(\w+)\}", change.path)
-
-
-async def _change(api: Api, name: str, fields: dict[str, str]) -> Change:
+async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
     """The write of this name, with inputs that fit its setting, group or message. Raises NotFound."""
-    change = CHANGES.get(name)
+    change = FORMS.get(name)
     if change is None:
         raise NotFound(f"there is no write {name[:60]!r}")
     if name == "priorities.put":
@@ -118,8 +115,8 @@ async def _change(api: Api, name: str, fields: dict[str, str]) -> Change:
     choices = ("true", "false") if row["type"] == "bool" else ()
     bound = f" From {row['low']:g} to {row['high']:g}." if row["low"] is not None else ""
     kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
-    field = Input(row["name"], row["name"], kind, choices, help=row["doc"] + bound)
-    return dataclasses.replace(change, title=f"Change {row['name']}", inputs=(field,))
+    field = Input(row["name"], row["doc"] + bound, kind, choices, name=row["name"])
+    return dataclasses.replace(change, title=f"Change {row['name']}", chosen=(field,))
 
 
 async def _fill_in_content(api: Api, fields: dict[str, str], like: str) -> None:
@@ -133,7 +130,7 @@ async def _fill_in_content(api: Api, fields: dict[str, str], like: str) -> None:
     fields["headers"] = "\n".join(f"{name}={text}" for name, text in headers.items())
 
 
-async def _priorities(api: Api, change: Change, fields: dict[str, str]) -> Change:
+async def _priorities(api: Api, change: AdminWrite, fields: dict[str, str]) -> AdminWrite:
     """A form with one class more than the group has; unless it was posted, `fields` gets the group's classes."""
     posted = [int(field[6:]) for field in fields if re.fullmatch(r"class_\d{1,2}", field)]
     if not posted and fields.get("group"):
@@ -143,22 +140,22 @@ async def _priorities(api: Api, change: Change, fields: dict[str, str]) -> Chang
             fields[f"topics_{number}"] = ", ".join(row["topics"])
             posted.append(number)
         fields["shares"] = "\n".join(f"{topic}={turns}" for topic, turns in current["shares"].items())
-        return dataclasses.replace(change, inputs=class_inputs(max(3, len(posted) + 1)))
-    return dataclasses.replace(change, inputs=class_inputs(max([3, *posted])))
+        return dataclasses.replace(change, chosen=class_inputs(max(3, len(posted) + 1)))
+    return dataclasses.replace(change, chosen=class_inputs(max([3, *posted])))
 
 
 def _form_page(
     request: Request,
     name: str,
-    change: Change,
+    change: AdminWrite,
     fields: dict[str, str],
     preview: dict[str, Any] | None = None,
     refused: NotifyError | None = None,
 ) -> Response:
-    targets = {target: fields.get(target, "") for target in _targets(change)}
+    targets = {target: fields.get(target, "") for target in change.targets}
     status = 200 if refused is None else refused.status
     return page(
         "change.html", request, status, title=change.title, name=name, change=change, given=fields, targets=targets,
         preview=preview, refused=refused,
-        told=None if preview is None else told(name, preview["target"], preview["result"]),
+        told=None if preview is None else described(name, preview["target"], preview["result"]),
     )  # fmt: skip

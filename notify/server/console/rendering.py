@@ -13,11 +13,10 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from notify import __version__
+from notify.admin_api.writes import FORMS, in_short
 from notify.errors import NotifyError, Unauthorized
 from notify.server.access.principal import EVERYONE
 from notify.server.console import shown
-from notify.server.console.writes import CHANGES
-from notify.told import in_short
 
 HERE = Path(__file__).parent
 SECURITY = {
@@ -58,7 +57,7 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
 )
 _templates.filters |= shown.FILTERS
-_templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": CHANGES, "in_short": in_short}
+_templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": FORMS, "in_short": in_short}
 
 
 def change_url(name: str, /, **targets: Any) -> str:

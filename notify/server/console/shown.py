@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from notify.queue_rows import kept, sent
-from notify.words import count, duration, exactly, job, setting, size, status, whole
+from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.words import count, duration, exactly, job, setting, size, status, whole
 
 BODY_CHARACTERS = 20_000
 LINE_CHARACTERS = 120

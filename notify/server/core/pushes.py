@@ -25,7 +25,6 @@ from notify.server.tasks import ended
 from notify.urls import place_of
 from notify.wire import Receive, SettleItem, encode_json, instant
 
-MOST_BATCH, MOST_AT_ONCE = 1000, 64
 MOST_IN_ALL = 1000
 """The most calls of all groups at once."""
 MODES = ("shared", "ordered")

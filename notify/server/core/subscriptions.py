@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from notify.admin_api.groups import SubscriptionWrite
 from notify.clock import Clock
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.filter import Filter
 from notify.limits import LIMITS, MODES, check_between, check_name
 from notify.server.delivery import Delivery, inboxes
-from notify.server.delivery.following import SETTINGS
+from notify.server.delivery.following import SETTINGS, asked_for
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
@@ -70,17 +71,7 @@ class Subscriptions:
             check_name("tag", tag)
         if request.filter:
             Filter(request.filter)
-        wanted = Subscription(
-            group,
-            topic,
-            request.mode,
-            tuple(request.tags),
-            request.max_attempts,
-            round(request.retry_min * 1e6),
-            round(request.retry_max * 1e6),
-            request.filter,
-            max_deaths=request.max_deaths,
-        )
+        wanted = Subscription(group, topic, **asked_for(request))
         existing = self._existing(group, topic)
         if existing is not None:
             wanted = dataclasses.replace(
@@ -207,14 +198,19 @@ def _difference(before: Subscription, after: Subscription) -> str:
     return ", ".join(parts)
 
 
+_BOUNDS = {
+    field.name: (bounds["ge"], bounds["le"])
+    for field in dataclasses.fields(SubscriptionWrite)
+    if "ge" in (bounds := field.metadata["of"])
+}
+
+
 def _check_bounds(request: Subscribe) -> None:
     if request.mode not in MODES:
         raise InvalidRequest(f"there is no mode {request.mode[:40]!r}; there are {', '.join(MODES)}", "invalid_schema")
     check_between("the number of tags", len(request.tags), 0, LIMITS.tags)
-    check_between("max_attempts", request.max_attempts, 1, LIMITS.attempts)
-    check_between("max_deaths", request.max_deaths, 1, LIMITS.attempts)
-    check_between("retry_min", request.retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
-    check_between("retry_max", request.retry_max, LIMITS.retry_min_seconds, LIMITS.retry_max_seconds)
+    for name, (low, high) in _BOUNDS.items():
+        check_between(name, getattr(request, name), low, high)
     if request.retry_min > request.retry_max:
         raise InvalidRequest(
             f"retry_min {request.retry_min:g} is above retry_max {request.retry_max:g}", "out_of_bounds"

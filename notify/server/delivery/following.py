@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from notify.admin_api.groups import SubscriptionWrite
 from notify.clock import Clock
 from notify.errors import NotFound
 from notify.limits import check_name
@@ -19,6 +20,7 @@ from notify.storage.groups import Priorities, Subscription
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.topics import Topic
+from notify.wire import Subscribe
 
 
 class Following:
@@ -75,16 +77,14 @@ class Following:
         """Give a subscription's settings to the subscriptions that were made from it: those of a broadcast's instances,
         or the one to the retry topic."""
         s = subscription
-        changes: dict[str, Any] = {
-            "max_attempts": s.max_attempts, "max_deaths": s.max_deaths, "earlier": s.earlier,
-            "retry_min_us": s.retry_min_us, "retry_max_us": s.retry_max_us,
-        }  # fmt: skip
+        changes = _settings(s) | {"earlier": s.earlier}
         if s.mode == "broadcast":
             made = [self._store.subscription(i.name, s.topic) for i in self._followers.instances_of(s.group)]
-            changes |= {"tags": s.tags, "filter": s.filter, "inbox_from_us": s.inbox_from_us}
+            del changes["mode"]
+            changes["inbox_from_us"] = s.inbox_from_us
         else:
             made = [self._store.subscription(s.group, retry_topic(s.group, s.topic))]
-            changes["mode"] = s.mode
+            del changes["tags"], changes["filter"]  # what is redriven to a retry topic is wanted
         for before in made:
             if before is not None and (changed := dataclasses.replace(before, **changes)) != before:
                 self._store.subscribe_soon(changed, None)
@@ -214,8 +214,32 @@ class Following:
                 await self.subscribe(Subscription(group, name), None)
 
 
-SETTINGS = ("mode", "tags", "filter", "max_attempts", "max_deaths", "retry_min_us", "retry_max_us")
+SETTINGS = tuple(
+    name
+    for field in dataclasses.fields(SubscriptionWrite)
+    for name in (field.name, f"{field.name}_us")
+    if name in Subscription.__dataclass_fields__
+)
 """The fields of a subscription that users set; the others are its progress."""
+SETTINGS_SHOWN = tuple(name.removesuffix("_us") for name in SETTINGS)
+"""Their names in requests and answers, where times are in seconds."""
+
+
+def asked_for(request: Subscribe) -> dict[str, Any]:
+    """The settings that a request asks for, as a subscription has them."""
+    values = {name: getattr(request, name.removesuffix("_us")) for name in SETTINGS}
+    return {
+        name: round(value * 1e6) if name.endswith("_us") else tuple(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
+
+
+def shown(subscription: Subscription) -> dict[str, Any]:
+    """A subscription's settings as requests and answers have them."""
+    return {
+        name.removesuffix("_us"): value / 1e6 if name.endswith("_us") else list(value) if name == "tags" else value
+        for name, value in _settings(subscription).items()
+    }
 
 
 def _settings(subscription: Subscription) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.server.core.core import Core
-from notify.server.delivery import held_back, inboxes
+from notify.server.delivery import following, held_back, inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
@@ -219,13 +219,7 @@ def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
 def _settings(s: Subscription) -> dict[str, Any]:
     return {
         "topic": s.topic,
-        "mode": s.mode,
-        "tags": list(s.tags),
-        "filter": s.filter,
-        "max_attempts": s.max_attempts,
-        "max_deaths": s.max_deaths,
-        "retry_min": s.retry_min_us / 1e6,
-        "retry_max": s.retry_max_us / 1e6,
+        **following.shown(s),
         "earlier": [
             {"until": instant(until_us), "max_attempts": attempts, "max_deaths": deaths}
             for until_us, attempts, deaths in s.earlier

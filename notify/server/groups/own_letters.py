@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from notify.admin_api.dead_letters import AT_ONCE
 from notify.errors import Conflict, NotFound
 from notify.limits import LIMITS
 from notify.server.core.core import Core
@@ -15,7 +16,6 @@ from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
 from notify.server.groups.open_letters import OpenLetters
 from notify.server.jobs.dead_letters import (
-    AT_ONCE,
     EFFECTS_AGAIN,
     EFFECTS_KEPT,
     LETTER_DROPPED,

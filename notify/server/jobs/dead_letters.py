@@ -20,8 +20,6 @@ from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessag
 from notify.storage.topics import Topic
 from notify.wire import Payload, decode_payload, encode_msgpack
 
-AT_ONCE = 4096
-REDRIVEN = 100
 """How many letters a redrive sends if it names neither ids nor `max`."""
 READ_BYTES = 8 << 20
 SEARCH_SHARE = 0.15

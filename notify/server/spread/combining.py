@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from notify.server.delivery.following import SETTINGS_SHOWN
+
 Answer = dict[str, Any]
 
 SAME = frozenset(
-    ("number", "retention", "retention_bytes", "ttl", "backlog", "max_attempts", "max_deaths", "retry_min", "retry_max",
-     "epoch", "replay", "share", "weight", "queue_count", "total", "free", "used_share", "status", "step_seconds",
-     "job")
+    ("number", "retention", "retention_bytes", "ttl", "backlog", *SETTINGS_SHOWN, "epoch", "replay", "share", "weight",
+     "queue_count", "total", "free", "used_share", "status", "step_seconds", "job")
 )  # fmt: skip
 """Numbers that are not added up: policies, which all workers share, and figures of the machine."""
 LARGEST = frozenset(

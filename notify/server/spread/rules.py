@@ -7,39 +7,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, auto
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from notify.admin_api.declaration import FanOut
+from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.writes import WRITES
 from notify.errors import InvalidRequest
 from notify.limits import digits
-from notify.queue_rows import kept, sent
 from notify.server.jobs.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
 from notify.server.spread.cursors import OVER, parsed, written
-
-
-class Asked(Enum):
-    """Which workers a request is for."""
-
-    HERE = auto()
-    """Any worker: the request is about something that all workers share."""
-    ALL = auto()
-    """All workers; the answers of workers that do not know the name are left out."""
-    KNOWING = auto()
-    """The worker that knows the id."""
-    OF_KEY = auto()
-    """The worker of the message's key; without a key, the first worker that has the topic."""
-    OF_EACH = auto()
-    """For each message of the request one worker, see publishing.py."""
-    UP_TO = auto()
-    """All workers, each for its share of at most `max` rows, see shares.py."""
-    JOB = auto()
-    """The worker in the job's number."""
-    NONE = auto()
-    """No worker: the request is about one log, and must be sent to that worker's address."""
-
 
 T = TypeVar("T")
 
@@ -258,52 +237,49 @@ def _read(kind: TypeAdapter[T], query: Mapping[str, str], name: str, default: T)
 class Rule:
     """For a route: which workers are asked, and how their answers are combined."""
 
-    asked: Asked
+    asked: FanOut
     combine: Combine = _simply
     query: Callable[[str, Mapping[str, str]], Mapping[str, str] | None] = _unchanged
     """Makes a worker's query from its name and the request's query; None: the worker is not asked."""
 
 
-_SHARED = "settings|settings/.*|limits|credentials|credentials/.*|actions|check-webhooks|pushes|audits|audits/.*|nodes"
-_RULES: tuple[tuple[str, str, Rule], ...] = (
-    ("*", _SHARED, Rule(Asked.HERE)),
-    ("PUT DELETE", "groups/[^/]+/push", Rule(Asked.HERE)),
-    ("GET", "groups/[^/]+/priorities", Rule(Asked.ALL)),
-    ("GET", "overview", Rule(Asked.ALL, _overview)),
-    ("GET", "history|(topics|groups)/[^/]+/history", Rule(Asked.ALL, _charts)),
-    ("GET", "topics", Rule(Asked.ALL, _topics)),
-    ("GET", "groups", Rule(Asked.ALL, _groups)),
-    ("GET", "transactions", Rule(Asked.ALL, _transactions)),
-    ("GET", "messages", Rule(Asked.ALL, _messages, _continued)),
-    ("GET", "jobs", Rule(Asked.ALL, _jobs)),
-    ("GET", "dead-letters", Rule(Asked.ALL, _counted)),
-    ("GET", "groups/[^/]+/dead-letters", Rule(Asked.ALL, _letters, _letters_at)),
-    ("GET", "groups/[^/]+/dead-letters/failures", Rule(Asked.ALL, _failures)),
-    ("POST", "transactions/(check|commit|rollback)", Rule(Asked.ALL, _decisions)),
-    ("*", "transactions/[^/]+(/.*)?", Rule(Asked.KNOWING)),
-    ("GET", "messages/[^/]+", Rule(Asked.KNOWING)),
-    ("POST", "messages/republish", Rule(Asked.OF_EACH)),
-    ("*", "jobs/.*", Rule(Asked.JOB)),
-    ("POST", "topics/[^/]+/messages", Rule(Asked.OF_KEY)),
-    ("POST", "groups/[^/]+/dead-letters/redrive", Rule(Asked.UP_TO)),
-    ("POST", "groups/[^/]+/dead-letters/edit", Rule(Asked.KNOWING)),
-    ("GET", "bridges/[^/]+", Rule(Asked.KNOWING)),
-    ("POST DELETE", "backups(/.*)?", Rule(Asked.NONE)),
-    ("GET", "backups/.*", Rule(Asked.NONE)),
-    ("*", ".*", Rule(Asked.ALL)),
+_SHARED = "settings|settings/revisions|limits|credentials|actions|check-webhooks|pushes|audits|audits/.*|nodes"
+_READS: tuple[tuple[str, Rule], ...] = (
+    (_SHARED, Rule(FanOut.HERE)),
+    ("overview", Rule(FanOut.ALL, _overview)),
+    ("history|(topics|groups)/[^/]+/history", Rule(FanOut.ALL, _charts)),
+    ("topics", Rule(FanOut.ALL, _topics)),
+    ("groups", Rule(FanOut.ALL, _groups)),
+    ("transactions", Rule(FanOut.ALL, _transactions)),
+    ("messages", Rule(FanOut.ALL, _messages, _continued)),
+    ("jobs", Rule(FanOut.ALL, _jobs)),
+    ("dead-letters", Rule(FanOut.ALL, _counted)),
+    ("groups/[^/]+/dead-letters", Rule(FanOut.ALL, _letters, _letters_at)),
+    ("groups/[^/]+/dead-letters/failures", Rule(FanOut.ALL, _failures)),
+    ("transactions/[^/]+|messages/[^/]+|bridges/[^/]+", Rule(FanOut.KNOWING)),
+    ("jobs/.*", Rule(FanOut.JOB)),
+    ("backups/.*", Rule(FanOut.NONE)),
 )
-# A name may hold a line feed.
-_COMPILED = [(methods.split(), re.compile(path, re.DOTALL), rule) for methods, path, rule in _RULES]
+_DECIDING = "transactions/(check|commit|rollback)"
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(path, re.DOTALL)  # a name may hold a line feed
+
+
+_COMPILED: dict[str, list[tuple[re.Pattern[str], Rule]]] = {"GET": [(_pattern(path), rule) for path, rule in _READS]}
+for _write in WRITES.values():
+    _rule = Rule(_write.fan_out, _decisions if re.fullmatch(_DECIDING, _write.path) else _simply)
+    _COMPILED.setdefault(_write.method, []).append((_pattern(re.sub(r"\{\w+\}", "[^/]+", _write.path)), _rule))
+_OTHERWISE = Rule(FanOut.ALL)
 
 
 def rule_of(method: str, path: str, query: Mapping[str, str]) -> Rule:
     """The rule of a route; `path`: the part after `/v1/admin/`."""
     if path == "messages" and query.get("id"):
-        return Rule(Asked.KNOWING)
-    for methods, pattern, rule in _COMPILED:
-        if (methods == ["*"] or method in methods) and pattern.fullmatch(path):
-            return rule
-    raise AssertionError("the last rule is for every route")
+        return Rule(FanOut.KNOWING)
+    rules = _COMPILED.get(method, ())
+    return next((rule for pattern, rule in rules if pattern.fullmatch(path)), _OTHERWISE)
 
 
 def refuse_offsets(path: str, body: Mapping[str, Any]) -> None:

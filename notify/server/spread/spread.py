@@ -16,6 +16,8 @@ from urllib.parse import parse_qsl, quote, urlencode
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notify.admin_api.dead_letters import REDRIVEN
+from notify.admin_api.declaration import FanOut
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.keys import shard_of_key
 from notify.limits import digits
@@ -23,14 +25,11 @@ from notify.server import problems
 from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
-from notify.server.jobs.dead_letters import REDRIVEN
 from notify.server.json_body import body_of
 from notify.server.running import Running
-from notify.server.spread import cursors, exposition, publishing
+from notify.server.spread import cursors
 from notify.server.spread.combining import Answer
-from notify.server.spread.replies import Reply, refusal, response_of
-from notify.server.spread.rules import Asked, Rule, job_of, refuse_offsets, renumbered, rule_of
-from notify.server.spread.shares import allot
+from notify.server.spread.rules import Rule, job_of, refuse_offsets, renumbered, rule_of
 from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
@@ -39,6 +38,10 @@ _READS = ("GET", "HEAD", "OPTIONS")
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
 METRICS_SECONDS = 4.0
 """A hanging worker must not keep the other workers' metrics from a monitor: Prometheus waits for 10 s."""
+Reply = tuple[int, bytes]
+"""Status and body."""
+_UNKNOWN = 404
+"""The status of a message without a topic if the worker has no half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +108,20 @@ class _Spreading:
         path = question.path.removeprefix(ADMIN)
         rule = rule_of(question.method, path, question.query)
         refuse_offsets(path, question.fields)
-        if rule.asked is Asked.NONE:
+        if rule.asked is FanOut.NONE:
             raise InvalidRequest(
                 "a backup has the log of one worker: ask each worker at its own address, which GET /v1/members shows",
                 "names_no_worker",
             )
-        if rule.asked is Asked.KNOWING:
+        if rule.asked is FanOut.KNOWING:
             return await self._by_first_that_knows()
-        if rule.asked is Asked.OF_KEY:
+        if rule.asked is FanOut.OF_KEY:
             return await self._by_key(path)
-        if rule.asked is Asked.JOB:
+        if rule.asked is FanOut.JOB:
             return await self._job(path)
-        if rule.asked is Asked.OF_EACH:
+        if rule.asked is FanOut.OF_EACH:
             return await self._each_by_one(rule)
-        if rule.asked is Asked.UP_TO:
+        if rule.asked is FanOut.UP_TO:
             return await self._up_to(rule)
         return await self._by_all(rule)
 
@@ -145,7 +148,7 @@ class _Spreading:
             new_topic = json.dumps({"reason": question.fields.get("reason", "")}).encode()
             if 200 in statuses and (await self._ask(number, method="PUT", path=topic, body=new_topic))[0] == 200:
                 reply = await self._ask(number)
-        return response_of(reply)
+        return _response_of(reply)
 
     async def _ask(
         self, number: int, *, method: str = "", path: str = "", body: bytes | None = None, query: str | None = None
@@ -196,31 +199,31 @@ class _Spreading:
                 away = error
                 continue
             if reply[0] != 404:
-                return response_of(reply)
+                return _response_of(reply)
             not_found = reply
         if away is not None or not_found is None:
             raise away or NotFound("no worker knows it")
-        return response_of(not_found)
+        return _response_of(not_found)
 
     async def _each_by_one(self, rule: Rule) -> Response:
         """Publish messages again: all workers look for each message, and one worker publishes it."""
         question = self._question
         fields = question.fields
         answers = await self._all(rule, json.dumps(fields | {"dry_run": True}).encode())
-        refused = refusal(list(answers.values()))
+        refused = _refusal(list(answers.values()))
         if refused is not None:
-            return response_of(refused)
+            return _response_of(refused)
         previews = [json.loads(answers[number][1]) for number in range(len(self._names))]
         answer = previews[0]
         rows = [preview["result"]["items"] for preview in previews]
-        chosen = publishing.chosen(fields["messages"], rows, self._names)
+        chosen = _chosen(fields["messages"], rows, self._names)
         items = [rows[number][index] for index, number in enumerate(chosen)]
         if not fields.get("dry_run"):
-            for number, indexes in publishing.by_worker(chosen, items).items():
+            for number, indexes in _by_worker(chosen, items).items():
                 part = fields | {"messages": [fields["messages"][index] for index in indexes]}
                 status, body = await self._ask(number, body=json.dumps(part).encode())
                 if status != 200:
-                    return response_of((status, body))
+                    return _response_of((status, body))
                 answer = json.loads(body)
                 for index, item in zip(indexes, answer["result"]["items"], strict=True):
                     items[index] = item
@@ -234,18 +237,18 @@ class _Spreading:
         places = cursors.offsets(fields.get("offset", 0), self._names)
         parts = {name: {"offset": offset, "dry_run": True} for name, offset in places.items()}
         trial = await self._parts(parts)
-        refused = refusal(list(trial.values()))
+        refused = _refusal(list(trial.values()))
         if refused is not None:
-            return response_of(refused)
+            return _response_of(refused)
         answers: dict[str, Answer] = {name: json.loads(body) for name, (status, body) in trial.items() if status == 200}
-        next_offset = allot(answers, fields.get("max", REDRIVEN), places, self._names)
+        next_offset = cursors.allot(answers, fields.get("max", REDRIVEN), places, self._names)
         if not fields.get("dry_run"):
             ids = {name: answer["result"]["ids"] for name, answer in answers.items()}
             names = [name for name in ids if ids[name]] or list(ids)[:1]  # without ids, one worker answers
             replies = await self._parts({name: {"ids": ids[name], "offset": 0} for name in names})
-            refused = refusal(list(replies.values()))
+            refused = _refusal(list(replies.values()))
             if refused is not None:
-                return response_of(refused)
+                return _response_of(refused)
             answers = {name: json.loads(body) for name, (status, body) in replies.items() if status == 200}
         whole = rule.combine(list(answers), list(answers.values()), self._question.query)
         whole["result"]["next_offset"] = next_offset
@@ -266,12 +269,12 @@ class _Spreading:
         noun, text, *rest = path.split("/")
         number = digits(text, 17)
         if number is None:
-            return response_of(await self._ask(self._workers.number))
+            return _response_of(await self._ask(self._workers.number))
         worker, worker_number = job_of(number)
         if not 0 <= worker < len(self._names):
             raise NotFound(f"there is no job {number}")
         status, body = await self._ask(worker, path=ADMIN + "/".join((noun, str(worker_number), *rest)))
-        return response_of((status, renumbered(worker, body)))
+        return _response_of((status, renumbered(worker, body)))
 
     async def _by_all(self, rule: Rule) -> Response:
         """One answer from all workers. A write is sent as a dry run first: if a worker refuses it, no worker does it.
@@ -282,13 +285,13 @@ class _Spreading:
         is_read = question.method == "GET"
         if not (is_read or question.fields.get("dry_run")):
             trial = json.dumps(question.fields | {"dry_run": True}).encode()
-            refused = refusal(list((await self._all(rule, trial)).values()))
+            refused = _refusal(list((await self._all(rule, trial)).values()))
             if refused is not None:
-                return response_of(refused)
+                return _response_of(refused)
         answers = await self._all(rule, None, without_away=is_read)
-        refused = refusal(list(answers.values()))
+        refused = _refusal(list(answers.values()))
         if refused is not None:
-            return response_of(refused)
+            return _response_of(refused)
         bodies = {n: renumbered(n, body) for n, (status, body) in answers.items() if status == 200}
         decoded: list[Answer] = [json.loads(body) for body in bodies.values()]
         whole = rule.combine([self._names[number] for number in bodies], decoded, question.query)
@@ -329,7 +332,7 @@ class _Spreading:
             if reply[0] != 200:
                 return Response(reply[1], reply[0])
             texts[name] = reply[1].decode()
-        return PlainTextResponse(exposition.joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _is_spread(scope: Scope) -> bool:
@@ -338,7 +341,7 @@ def _is_spread(scope: Scope) -> bool:
     if scope.get("notify.alone") or not (path.startswith(ADMIN) or path == METRICS):
         return False
     rule = rule_of(scope["method"], path.removeprefix(ADMIN), _query(scope))
-    return path == METRICS or rule.asked is not Asked.HERE
+    return path == METRICS or rule.asked is not FanOut.HERE
 
 
 def _query(scope: Scope) -> Mapping[str, str]:
@@ -419,3 +422,77 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
         if not sent:
             raise  # otherwise the answer already reports the error
     return int(sent[0]["status"]), b"".join(message.get("body", b"") for message in sent[1:])
+
+
+# --- answers ----------------------------------------------------------------------------------------------------
+
+
+def _refusal(replies: Sequence[Reply]) -> Reply | None:
+    """The first answer that refuses the request; a 404 counts only if no worker knows the name."""
+    refusals = [reply for reply in replies if reply[0] != 200]
+    known_refusals = [reply for reply in refusals if reply[0] != 404]
+    if known_refusals:
+        return known_refusals[0]
+    return refusals[0] if refusals and len(refusals) == len(replies) else None
+
+
+def _response_of(reply: Reply) -> Response:
+    """The reply as this server's response."""
+    status, body = reply
+    return Response(body, status, media_type="application/json" if status == 200 else "application/problem+json")
+
+
+def _chosen(messages: Sequence[Answer], rows: Sequence[Sequence[Answer]], names: Sequence[str]) -> list[int]:
+    """For each message, the number of the worker whose answer counts.
+
+    `messages`: the messages of the request; `rows`: each worker's answers for them in a dry run, with a status if it
+    refuses a message. A refusal by any worker counts, unless that worker does not know the message.
+    """
+    numbers = range(len(names))
+    workers: list[int] = []
+    for index, message in enumerate(messages):
+        statuses = [rows[number][index].get("status") for number in numbers]
+        refusing = [number for number in numbers if statuses[number] not in (None, _UNKNOWN)]
+        ready = [number for number in numbers if statuses[number] is None]
+        by_key = _worker_of_key(message, names)
+        workers.append((refusing or [number for number in ready if number == by_key] or ready or [by_key])[0])
+    return workers
+
+
+def _by_worker(chosen: Sequence[int], items: Sequence[Answer]) -> dict[int, list[int]]:
+    """The indexes of the messages that each worker publishes; refused messages are left out."""
+    indexes: dict[int, list[int]] = {}
+    for index, (number, item) in enumerate(zip(chosen, items, strict=True)):
+        if "status" not in item:
+            indexes.setdefault(number, []).append(index)
+    return indexes
+
+
+def _worker_of_key(message: Answer, names: Sequence[str]) -> int:
+    """The worker of the message's key; without a key, the worker of its id."""
+    key: Any = message.get("key")
+    return names.index(shard_of_key(key if isinstance(key, str) else message["id"], names))
+
+
+def joined(texts: Mapping[str, str]) -> str:
+    """One text of metrics; `texts`: each worker's answer at `/metrics`, by its name."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for worker, text in texts.items():
+        family = ""
+        for line in text.splitlines():
+            if line.startswith("#"):
+                _, kind, family, *_ = line.split(" ", 3)
+                family_heads = heads.setdefault(family, [])
+                if not any(head.startswith(f"# {kind} ") for head in family_heads):
+                    family_heads.append(line)
+            elif line:
+                samples.setdefault(family, []).append(_labelled(line, worker))
+    return "".join("\n".join([*heads[family], *samples.get(family, ())]) + "\n" for family in heads)
+
+
+def _labelled(line: str, worker: str) -> str:
+    brace, space = line.find("{"), line.find(" ")
+    if 0 <= brace < space:
+        return f'{line[: brace + 1]}worker="{worker}",{line[brace + 1 :]}'
+    return f'{line[:space]}{{worker="{worker}"}}{line[space:]}'

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from notify.admin_api.words import duration
 from notify.errors import Unavailable, WrongRole
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
@@ -23,7 +24,6 @@ from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
 from notify.threads import in_thread
 from notify.wire import instant
-from notify.words import duration
 
 log = structlog.get_logger("notify.server")
 

@@ -13,7 +13,6 @@ from notify.threads import in_thread
 from notify.wire import instant
 
 MOST_SILENCES = 1000
-LONGEST_SECONDS = 30 * 86_400.0
 
 metadata = sa.MetaData()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from notify.admin_api.dead_letters import AT_ONCE
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
@@ -28,7 +29,7 @@ from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
-from notify.server.jobs.dead_letters import AT_ONCE, EFFECTS_KEPT, LETTER_DROPPED
+from notify.server.jobs.dead_letters import EFFECTS_KEPT, LETTER_DROPPED
 from notify.server.jobs.wanted import LOOKED_AT, SEARCH_SECONDS, RedriveSpec, Wanted
 from notify.wire import microseconds
 

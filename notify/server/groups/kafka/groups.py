@@ -15,6 +15,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
 from notify.server.core.refusals import FORGET_US, Refusals, shown
+from notify.server.delivery.following import SETTINGS_SHOWN
 from notify.server.groups import Change, Move
 from notify.server.groups.kafka import offsets, sources
 from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
@@ -33,8 +34,8 @@ from notify.wire import microseconds
 
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
 NOT_KNOWN_OF_SUBSCRIPTIONS = (
-    "max_attempts", "max_deaths", "retry_min", "retry_max", "earlier", "epoch", "replay", "inbox_from", "changes",
-    "changes_last_hour",
+    *[name for name in SETTINGS_SHOWN if name not in ("mode", "tags", "filter")],
+    "earlier", "epoch", "replay", "inbox_from", "changes", "changes_last_hour",
 )  # fmt: skip
 """Fields of the routes that are unknown for consumers over Kafka."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from notify.admin_api.dead_letters import AT_ONCE
 from notify.kafka.redriven import Spot
 from notify.server.groups import Chosen
 from notify.server.groups.kafka.letters import Letter
-from notify.server.jobs.dead_letters import AT_ONCE
 from notify.server.jobs.wanted import LOOKED_AT
 
 PART_SECONDS = 2.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.words import count
+from notify.admin_api.words import count
 
 MOST_ROWS = 200
 
@@ -22,7 +22,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Told:
+class Description:
     """The description of a write: sentences, a table if it concerns several things, and further fields by name."""
 
     sentences: list[str] = field(default_factory=list)
@@ -76,9 +76,9 @@ def is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
-def by_job(result: Mapping[str, Any]) -> Told:
+def by_job(result: Mapping[str, Any]) -> Description:
     """The description of a write that a job carries out."""
     jobs = result.get("jobs", ())  # one job for each worker
     if len(jobs) > 1:
-        return Told([f"Jobs {', '.join(map(str, jobs))} do it; their pages show how far they are."])
-    return Told([f"Job {result['job']} does it; its page shows how far it is."])
+        return Description([f"Jobs {', '.join(map(str, jobs))} do it; their pages show how far they are."])
+    return Description([f"Job {result['job']} does it; its page shows how far it is."])
