@@ -290,6 +290,7 @@ class Audit:
         for kafka in self._inputs.kafka:
             self._progress(f"asking Kafka at {kafka.brokers}")
             kafka.prepare(max(0, self._plan.from_us - slack_us), self._plan.to_us + slack_us if self._plan.to_us else 0)
+            self.result.reasons += kafka.hidden
         names: list[str] = []
         for log in self._inputs.logs:
             names += log.groups()
@@ -369,6 +370,8 @@ class Audit:
     def _note_unjudged(self, kafka: KafkaInput) -> None:
         """Note which groups over Kafka have not recorded which messages they take."""
         result, progress = self.result, kafka.progress
+        lost = {case.topic for case in result.found if case.finding == "LOST" and case.topic}
+        result.reasons += [why for why in kafka.hides(lost) if why not in result.reasons]
         silent = sorted(set(kafka.groups()) - progress.noted)
         if silent and not self._inputs.logs and not progress.noted & set(kafka.groups()):
             reason = "no consumer group has noted its subscriptions in Kafka (consumers of this version do)"

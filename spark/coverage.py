@@ -165,6 +165,11 @@ def _note_database(database: Database, result: Result, kind: str = "database") -
     """
     name, now_us = f"{kind} {database.name}", database.now_us
     rows_from_us = database.purged()[0] if kind == "database" else 0
+    if kind == "database" and database.is_unmarked:
+        result.reasons.append(
+            f"{name}: nothing says which rows of its inbox were purged, because it has no row of notify_source that "
+            "this user may see: grant SELECT on notify_source, or run create_tables if the table is gone"
+        )
     clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
     replica = database.replica()
     if replica is None:

@@ -6,7 +6,6 @@ a driver depend on time zones.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from sqlalchemy.engine.url import URL
 from notify.client.table import half_message, has_digest, notify_inbox, notify_source
 from notify.databases import database_now, reason_of
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
-from notify.guarantees import SELECT, Need, faults
+from notify.guarantees import faults
 from notify.outbox import READS
 from notify.schemas import found_in, with_table
 from notify.spark import jdbc, jdbc_urls
@@ -33,6 +32,7 @@ from notify.spark.expressions import MOST_NUMBER, Expressions
 from notify.spark.pacing import Pace
 from notify.spark.ranges import Span, conditions_of, id_at
 from notify.spark.replicas import Replica, replica_of
+from notify.spark.row_security import hidden_by_policies
 from notify.spark.table_parts import TableParts
 from notify.spark.unmoved import UNMOVED_SQL
 from notify.storage.sql.engines import open_engine
@@ -115,6 +115,7 @@ class Database:
                         )
                 now = connection.execute(sa.select(database_now())).scalar_one()
                 self.clock_offset_us = microseconds_of(str(now)[:26]) - time.time_ns() // 1000
+                self._opened_us = self.now_us
                 needs = [need for need in READS if need.table.name in self.tables]
                 kind = "storage" if is_storage else "database"
                 self.hidden = [f"{kind} {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
@@ -189,18 +190,11 @@ class Database:
             raise HiddenRows(reason)
 
     def hidden_from(self, query: str) -> list[str]:
-        """Why a query of the user's may not see all rows of the tables that it reads. Only PostgreSQL hides rows."""
+        """Why a query of the user's may not see all rows of what it reads. Only PostgreSQL hides rows."""
         if self.kind != "postgresql":
             return []
-        with self.reading() as connection:
-            plan = connection.exec_driver_sql(f"EXPLAIN (VERBOSE, FORMAT JSON) {query}").scalar_one()
-            tables = sorted(set(_tables_in(json.loads(plan) if isinstance(plan, str) else plan)))
-            return [
-                str(fault)
-                for schema, table in tables
-                for fault in faults(connection, [Need(sa.Table(table, sa.MetaData()), "", (SELECT,), False)], schema)
-                if fault.hides
-            ]
+        with bounded(self.name):
+            return list(hidden_by_policies(self.connect, query))
 
     def connect(self) -> sa.Connection:
         """A connection with a transaction for writes; the caller commits and closes it."""
@@ -229,8 +223,19 @@ class Database:
         with self.reading() as connection:
             return replica_of(connection, self.kind, self.now_us)
 
+    @property
+    def is_unmarked(self) -> bool:
+        """Whether nothing says what was purged of the inbox: nobody wrote the marks, or this user may not see them."""
+        if notify_inbox.name not in self.tables:
+            return False
+        return not self.has_rows(notify_source)
+
     def purged(self) -> tuple[int, int]:
-        """The instants (microseconds) before which local rows, and inbox rows, may be purged; 0: nothing was purged."""
+        """The instants (microseconds) before which local rows, and inbox rows, may be purged; 0: nothing was purged.
+
+        All inbox rows may be purged if the database is unmarked."""
+        if self.is_unmarked:
+            return 0, self._opened_us
         if notify_source.name not in self.tables:
             return 0, 0
         columns = notify_source.c
@@ -501,16 +506,6 @@ class Database:
     def read_query(self, spark: SparkSession, table: str, schema: str) -> DataFrame:
         """The rows of a subquery, read at once. `schema`: Spark's types of its columns."""
         return jdbc.read(spark, self.address, self.kind, table, schema)
-
-
-def _tables_in(plan: Any) -> Iterator[tuple[str, str]]:
-    """The (schema, name) of each table in a plan of PostgreSQL."""
-    if isinstance(plan, dict):
-        if "Relation Name" in plan:
-            yield plan["Schema"], plan["Relation Name"]
-        plan = list(plan.values())
-    for part in plan if isinstance(plan, list) else ():
-        yield from _tables_in(part)
 
 
 def reads_any_text(connection: Any, record: Any) -> None:

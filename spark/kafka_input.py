@@ -19,14 +19,16 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import redriven
 from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import OWN_TOPICS, dead_letter_topic
+from notify.kafka.groups import OWN_TOPICS, dead_letter_topic, retry_topic
 from notify.kafka.records import DELAYED, POSITIONS
+from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
 from notify.spark import life
 from notify.spark.catalog import Bridged
 from notify.spark.changes import RESET, Left
 from notify.spark.kafka_groups import KafkaGroups
 from notify.spark.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, deleted, extents, whole_from
 from notify.spark.kafka_positions import positions_of
+from notify.spark.kafka_rights import hidden_groups, hidden_topics
 from notify.spark.kafka_source import NotifyKafkaSource, read_part
 from notify.spark.life import Groups
 from notify.spark.small_table import small_table
@@ -51,6 +53,8 @@ class KafkaInput:
         self.progress = KafkaGroups({}, {})
         self.bridges: list[Bridged] = []
         """The positions of bridges and relays, in the order of their records."""
+        self.hidden: list[str] = []
+        """Topics and groups that this user may not see, in sentences: nothing can be said of them."""
         self.is_cut = False
         """Whether messages were published behind the part that is read."""
         self._all: list[str] = []
@@ -76,6 +80,7 @@ class KafkaInput:
             raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
         # Read the offsets of groups before the ends of topics: the parts read then have all that groups have settled.
         self.progress = KafkaGroups.of(self._cluster)
+        self.hidden = list(self._hidden(present))
         further = [name for name in present if self.progress.owner_of(name) is not None or name.startswith(DELAYED)]
         self._all = [*self.topics, *(name for name in further if name not in self.topics)]
         self._whole = extents(self._cluster, self._all)
@@ -88,6 +93,19 @@ class KafkaInput:
         self.first_us = whole_from(self._cluster, older, self.watermark_us)
         positions = extents(self._cluster, [topic for topic in present if topic.startswith(POSITIONS)])
         self.bridges = positions_of(self._cluster, cut(self._cluster, positions, from_us, 0))
+
+    def _hidden(self, present: Collection[str]) -> Iterator[str]:
+        """Sentences for those of the groups that subscribed, and of their topics, that this user may not see."""
+        noted = {(group, place.topic) for group, place in self.progress.subscribed if "@" not in group}
+        groups = {group for group, topic in noted if topic in self.topics or topic not in present}
+        topics = {SUBSCRIPTIONS, redriven.TOPIC} | ({topic for _, topic in noted} if not self._is_chosen else set())
+        topics |= {name for group in groups for name in (retry_topic(group), dead_letter_topic(group))}
+        yield from hidden_topics(self._cluster, topics - set(present))
+        yield from hidden_groups(self._cluster, groups - self.progress.progress.keys())
+
+    def hides(self, topics: Collection[str]) -> list[str]:
+        """A sentence if this user may not see some of these topics. Raises Unavailable."""
+        return list(hidden_topics(self._cluster, set(topics) - set(self._all)))
 
     def cluster_id(self) -> str:
         """Kafka's id of the cluster. Raises Unavailable."""

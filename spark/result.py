@@ -171,6 +171,8 @@ class Result:
     """How many slots of time were `compared` by digests, were `equal`, and were `read`; empty without digests."""
     logs: list[LogRead] = field(default_factory=list)
     """How far each log was read, for a watch."""
+    identities: dict[str, str] = field(default_factory=dict)
+    """The inputs by what stays the same about each, with their names, for a watch."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
 

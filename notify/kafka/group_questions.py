@@ -38,6 +38,25 @@ def progress_of(admin: AdminClient, groups: Iterable[str]) -> dict[str, dict[Pla
     return progress
 
 
+def hidden_among(admin: AdminClient, groups: Iterable[str]) -> list[str]:
+    """Those of these groups that this user may not see: a list of all groups leaves them out.
+
+    Raises KafkaException, TimeoutError."""
+    calls = {
+        group: admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)], request_timeout=CALL_SECONDS)[
+            group
+        ]
+        for group in groups
+    }
+    hidden = []
+    for group, answer in sorted(gathered(calls, CALL_SECONDS).items()):
+        if isinstance(answer, KafkaError) and answer.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            hidden.append(group)
+        else:
+            _result(answer)
+    return hidden
+
+
 def operations_on(admin: AdminClient, group: str) -> frozenset[str] | None:
     """The names of the operations that this user may do with a group; None if the brokers do not tell.
 

@@ -58,6 +58,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[File, ...] = ()
     offsets: dict[str, Any] = {}
     """How far a table of messages goes, as the source `notify` takes it as its startingOffsets."""
+    columns: dict[str, Any] = {}
+    """The columns of a table of messages, as Spark's JSON: of all its rows. Empty: an earlier version wrote it."""
 
     @property
     def rows(self) -> int:

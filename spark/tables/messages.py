@@ -76,8 +76,9 @@ def write(batches: Iterator[pa.RecordBatch], store: Store, known: Next) -> list[
     return written
 
 
-def add(store: Store, written: Sequence[Written]) -> Manifest:
-    """List files, and note how far the table goes with them; what it is then. Raises ObjectStoreFailed."""
+def add(store: Store, written: Sequence[Written], columns: dict[str, Any] | None = None) -> Manifest:
+    """List files, and note how far the table goes with them; what it is then. `columns`: those of the table with these
+    rows, if they are known. Raises ObjectStoreFailed."""
     manifest = manifests.load(store)
     if not written:
         return manifest
@@ -95,8 +96,9 @@ def add(store: Store, written: Sequence[Written]) -> Manifest:
         for key, offset in each.behind.items():
             behind[key] = max(behind.get(key, 0), offset)
     after = msgspec.structs.replace(
-        manifest, files=(*manifest.files, *[each.file for each in written]), offsets=_further(known, behind)
-    )
+        manifest, files=(*manifest.files, *[each.file for each in written]), offsets=_further(known, behind),
+        columns=manifest.columns if columns is None else columns,
+    )  # fmt: skip
     return manifests.replace(store, manifest, manifests.with_page(store, after))
 
 

@@ -23,12 +23,13 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from notify.errors import InvalidRequest
 from notify.spark.tables import manifest as manifests
-from notify.spark.tables.manifest import File
+from notify.spark.tables.columns import fitted, together
+from notify.spark.tables.manifest import File, Manifest
 from notify.spark.tables.messages import Written, add, check_columns, known_of, write
 from notify.spark.tables.reading import files_of, read_file, schema_of
 from notify.storage.shipped.store import Store
@@ -48,7 +49,9 @@ class NotifyTable(DataSource):
         return url
 
     def schema(self) -> StructType:
-        return from_arrow_schema(schema_of(self._url(), files_of(self._url(), self.options.get("table", ""))))
+        url, table = self._url(), self.options.get("table", "")
+        files = files_of(url, table)
+        return _columns_of(url, manifests.load(Store(url)), files, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Reader(self._url(), self.options.get("table", ""), schema)
@@ -58,6 +61,13 @@ class NotifyTable(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         return _StreamWriter(self._url(), schema, overwrite)
+
+
+def _columns_of(url: str, manifest: Manifest, files: list[File], table: str = "") -> StructType:
+    """The columns of a table; of one that an earlier version wrote, those of its newest file."""
+    if manifest.columns and not table:
+        return StructType.fromJson(manifest.columns)
+    return from_arrow_schema(schema_of(url, files))
 
 
 class _FilePart(InputPartition):
@@ -75,12 +85,7 @@ class _Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _FilePart)
-        wanted = to_arrow_schema(self._schema, timezone="UTC")
-        rows = read_file(Store(self._url), partition.file)
-        columns = [
-            rows[f.name].cast(f.type) if f.name in rows.schema.names else pa.nulls(len(rows), f.type) for f in wanted
-        ]
-        yield from pa.table(columns, schema=wanted).to_batches()
+        yield from fitted(read_file(Store(self._url), partition.file).to_batches(), self._schema)
 
 
 @dataclass
@@ -98,14 +103,19 @@ class _Adding:
         if overwrite:
             raise InvalidRequest('a table is only added to: use mode("append"), and of a stream the output mode append')
         self._url = url
-        self._known = known_of(manifests.load(Store(url)))
+        store = Store(url)
+        manifest = manifests.load(store)
+        self._known = known_of(manifest)
+        files = list(manifests.files_of(store, manifest)) if not manifest.columns else []
+        known = _columns_of(url, manifest, files) if manifest.columns or files else StructType()
+        self._columns = together(known, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _Stored(write(iterator, Store(self._url), self._known))
+        return _Stored(write(fitted(iterator, self._columns), Store(self._url), self._known))
 
     def _add(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stored = [message for message in messages if isinstance(message, _Stored)]
-        add(Store(self._url), [written for message in stored for written in message.written])
+        add(Store(self._url), [written for message in stored for written in message.written], self._columns.jsonValue())
 
 
 class _Writer(_Adding, DataSourceArrowWriter):

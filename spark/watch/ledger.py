@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS looks (name TEXT PRIMARY KEY, begin_us INTEGER, next_
 CREATE TABLE IF NOT EXISTS conditions (key TEXT PRIMARY KEY, since_us INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS segments (log TEXT, base INTEGER, created_us INTEGER, end_at INTEGER, crc INTEGER,
     read_us INTEGER, PRIMARY KEY (log, base)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS inputs (identity TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS changed (before_us INTEGER);
 CREATE TABLE IF NOT EXISTS lines (id INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT);
 CREATE TABLE IF NOT EXISTS alarms (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, body TEXT, tries INTEGER DEFAULT 0,
     due_us INTEGER DEFAULT 0);
@@ -246,6 +248,27 @@ class Ledger:
 
     def forget_segment(self, noted: Noted) -> None:
         self._db.execute("DELETE FROM segments WHERE log = ? AND base = ?", [noted.log, noted.base])
+
+    # --- inputs -----------------------------------------------------------------------------------------------
+
+    def take_inputs(self, now: Mapping[str, str], next_us: int) -> list[str]:
+        """Take over the inputs of a window, by identity; the names of earlier ones that are not among them. If there
+        are any, findings of windows before `next_us` are those of other inputs."""
+        known = dict(self._db.execute("SELECT identity, name FROM inputs"))
+        if known == now:
+            return []
+        gone = sorted(known.keys() - now.keys())
+        self._db.execute("DELETE FROM inputs")
+        self._db.executemany("INSERT INTO inputs VALUES (?, ?)", now.items())
+        if gone:
+            self._db.execute("DELETE FROM changed")
+            self._db.execute("INSERT INTO changed VALUES (?)", [next_us])
+        return [known[identity] for identity in gone]
+
+    @property
+    def changed_us(self) -> int:
+        """Windows before this instant were audited with other inputs; 0: none were."""
+        return int((self._db.execute("SELECT before_us FROM changed").fetchone() or (0,))[0])
 
     # --- on their way -----------------------------------------------------------------------------------------
 

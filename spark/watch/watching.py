@@ -32,6 +32,7 @@ from notify.spark.log_read import LogRead
 from notify.spark.report.files import row_of
 from notify.spark.report.results import merge
 from notify.spark.result import Found, Inputs, Plan, Result
+from notify.spark.shards import shard_of
 from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms
@@ -53,6 +54,8 @@ REVISED = (
 )  # fmt: skip
 OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT", "LEFT_OUT")
 """A finding of these is one for each group that it concerns."""
+MOST_NAMED = 20
+"""The most inputs that one line names."""
 NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
 """A class of these is said if the plan's `fail_on` has it."""
 
@@ -86,6 +89,7 @@ class Auditing:
             result = Audit(self.spark, known, inputs, self.scratch).run()
             self.producer_groups.update(result.producer_groups)
             result.logs = [LogRead.of(log) for log in inputs.logs]
+            result.identities = identities_of(inputs)
         if self.results:
             merge(result, self.results)
         return result
@@ -221,7 +225,7 @@ class Watch:
             quiet_us = (position.quiet_since_us or start) if is_quiet(result) else 0
             lines = self._findings(result.found, start, end)
             compared.write(self._ledger)
-            lines += self._conditions.lines(result, start, end, quiet_us)
+            lines += self._conditions.lines(result, start, end, quiet_us) + self._exchanged(result, start)
             window = position.window + 1
             self._ledger.move(replace(self.position, next_us=end, window=window, attempts=0, quiet_since_us=quiet_us))
             self._ledger.forget()
@@ -276,6 +280,19 @@ class Watch:
                 FINDINGS.labels(case.finding).inc()
                 lines.append({"kind": "finding", "window_us": own_us} | row_of(case))
         return lines
+
+    def _exchanged(self, result: Result, start: int) -> list[Line]:
+        """A line if inputs of the windows before are gone: their findings are not those of these inputs."""
+        gone = self._ledger.take_inputs(result.identities, start) if result.identities else []
+        if not gone:
+            return []
+        named = ", ".join(gone[:MOST_NAMED]) + (f" and {len(gone) - MOST_NAMED} more" if gone[MOST_NAMED:] else "")
+        detail = (
+            f"the windows before {instant_text(start)} were audited with other inputs: {named} was not given again, or "
+            "is another one now. Findings of these windows are not revised any more. Name the earlier inputs again, or "
+            "begin another watch with another --state"
+        )
+        return [{"kind": "inconclusive", "window_us": start, "key": f"INPUTS:{start}", "detail": detail}]
 
     def _is_alarm(self, line: Line) -> bool:
         return line["kind"] in ("stalled", "inconclusive") or (
@@ -347,8 +364,8 @@ class Watch:
 
     def _revised(self, result: Result, start: int, end: int) -> list[Line]:
         """Lines for findings of the windows from `start` to `end` that no longer apply."""
-        if result.reasons:
-            return []  # an audit that doubts itself may not see what is there nevertheless
+        if result.reasons or start < self._ledger.changed_us:
+            return []  # an audit that doubts itself, or has other inputs, may not see what is there nevertheless
         shown = Counts(f.finding for f in result.found)
         stand = {f.key for f in _by_group(result.found) if not f.evidence.get("repaired")}
         lines: list[Line] = []
@@ -373,6 +390,16 @@ def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
 
     with closing(Watch(audit, Plan(), directory, alarm_url=alarm_url)) as watch:
         watch.failed(error)
+
+
+def identities_of(inputs: Inputs) -> dict[str, str]:
+    """The inputs by their identities, with their names: a database's is its source id, if it has one."""
+    known = {f"database {each.source_id() or each.name}": f"database {each.name}" for each in inputs.databases}
+    for each in inputs.storages:
+        shard = shard_of(each)
+        known[f"storage {shard.source if shard else each.name}"] = f"storage {each.name}"
+    known |= {f"log {each.name}": f"log {each.name}" for each in inputs.logs}
+    return known | {f"kafka {each.cluster_id()}": each.name for each in inputs.kafka}
 
 
 def _failure_key(start: int, look: str) -> str:

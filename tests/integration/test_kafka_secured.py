@@ -373,6 +373,42 @@ def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: 
         audited.prepare()
 
 
+@pytest.mark.long
+def test_what_brokers_hide_from_an_audit_is_named(secured: SecuredKafka, unique: str) -> None:
+    """Their lists leave out what a user may not see: messages would be lost, and a group would not be behind."""
+    pytest.importorskip("pyspark")
+    from notify.spark.kafka_input import KafkaInput
+
+    topic, other, plain = f"orders.{unique}", f"payments.{unique}", secured.cluster.url
+    for name in (topic, other):
+        asyncio.run(_published(plain, f"{unique}.{name}", name))
+    with running(Handled(plain, unique, topic).consumer), running(Handled(plain, f"{unique}.2", other).consumer):
+        for group in (unique, f"{unique}.2"):
+            eventually(
+                lambda group=group: any(
+                    key.decode().startswith(f"{group}/") for key in newest(Cluster.of(plain), SUBSCRIPTIONS)
+                )
+            )
+        committed(plain, topic, 1)
+
+    def hidden(*needs: Need) -> list[str]:
+        """The sentences of an audit with these rights."""
+        groups = (Need(GROUP, "notify-audit", ("Read",), ""), Need(GROUP, "notify-positions", ("Read",), ""))
+        audited = KafkaInput(secured.url(secured.user(Needs("audit", (*groups, *needs)))))
+        audited.prepare()
+        return audited.hidden + audited.hides([topic])
+
+    every = Need(TOPIC, "*", ("Read", "DescribeConfigs"), "")
+    assert not [why for why in hidden(every, Need(GROUP, "*", ("Describe",), "")) if unique in why]
+    (why,) = hidden(every, Need(GROUP, unique, ("Describe",), ""))
+    assert "hides consumer groups" in why and f"{unique}.2" in why and "grant it Describe" in why
+    noted = Need(TOPIC, SUBSCRIPTIONS, ("Read", "DescribeConfigs"), "")
+    seen = Need(TOPIC, other, ("Read", "DescribeConfigs"), "")
+    whys = hidden(noted, seen, Need(GROUP, "*", ("Describe",), ""))
+    assert len(whys) == 2 and all("hides topics" in why and topic in why for why in whys)
+    assert f"retry.{unique}" in whys[0] and "notify-redriven" in whys[0]
+
+
 # --- what comes and goes --------------------------------------------------------------------------------------
 
 
