@@ -49,8 +49,13 @@ def url() -> Iterator[str]:
         yield served.url
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [390, 1280])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(390, False), (1280, True), pytest.param(390, True, marks=LONG), pytest.param(1280, False, marks=LONG)],
+)
 def test_it_fits_and_can_be_read(window: Any, url: str, tmp_path: Path, width: int, dark: bool) -> None:
     tab = window(url, width, dark)
     tab.go("/")

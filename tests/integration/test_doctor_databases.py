@@ -130,7 +130,7 @@ def test_a_database_without_a_redo_log_is_named(own: BinlogServer, memory: InMem
 # --- started with other options ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["mysql", "mariadb"])
+@pytest.fixture(scope="module", params=["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
 def replica(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
     """A replica that does not log what it takes, has several workers without an order, and no doublewrite."""
     options = ["--server-id=2", "--innodb-doublewrite=OFF", "--innodb-flush-log-at-trx-commit=1", "--sync-binlog=1"]

@@ -13,11 +13,9 @@ from notify.testing import usage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.verdict import INCONCLUSIVE
 
-PROGRAMS = (
-    ("notify.cli.main", "bench", "transactions", "--clients", "1", "--seconds", "3600"),
-    ("notify.cli.main", "demo", "--seconds", "600"),
-    ("tests.fuzz", "--cases", "1000000"),
-)
+BENCH = ("notify.cli.main", "bench", "transactions", "--clients", "1", "--seconds", "3600")
+DEMO = ("notify.cli.main", "demo", "--seconds", "600")
+FUZZ = ("tests.fuzz", "--cases", "1000000")
 
 
 def has_a_server(pid: int) -> bool:
@@ -33,8 +31,18 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("words", PROGRAMS, ids=lambda words: words[1] if "cli" in words[0] else words[0])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (BENCH, signal.SIGHUP),
+        (DEMO, signal.SIGTERM),
+        (FUZZ, signal.SIGTERM),
+        pytest.param(BENCH, signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param(DEMO, signal.SIGHUP, marks=pytest.mark.long),
+        pytest.param(FUZZ, signal.SIGHUP, marks=pytest.mark.long),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else value[1] if "cli" in value[0] else value[0],
+)
 def test_a_program_that_is_told_to_end_leaves_nothing_running(words: tuple[str, ...], number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
         eventually(lambda: has_a_server(told.pid), "its server")

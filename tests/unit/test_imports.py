@@ -104,7 +104,10 @@ def names_behind(package: str, folders: Sequence[str]) -> set[str]:
     """The names that the files of these folders import of a package: `module.name`."""
     found = set()
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if package not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package:
                 found |= {f"{node.module}.{name.name}" for name in node.names}
             elif isinstance(node, ast.Import):
