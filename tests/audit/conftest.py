@@ -17,9 +17,13 @@ from tests.audit.shop import Shop
 from tests.audit.trade import Trade, make_trade
 from tests.support.databases import empty_database
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Each query of a test runs once, over some hundred rows: to compile it is a fourth of the CPU time of an audit."""
+
 
 @pytest.fixture(scope="package")
-def spark() -> Iterator[Any]:
+def spark(pytestconfig: pytest.Config) -> Iterator[Any]:
+    """In `make test` Spark interprets what it compiles elsewhere: in `make test-long`, and where a command is run."""
     pyspark = pytest.importorskip("pyspark")
     assert pyspark
     from notify.spark.session import open_session
@@ -28,6 +32,9 @@ def spark() -> Iterator[Any]:
         session = open_session(memory="2g", small=True)
     except Unavailable as reason:
         pytest.skip(str(reason))
+    if pytestconfig.getoption("markexpr") == "not long":
+        for name, value in INTERPRETED.items():
+            session.conf.set(name, value)
     yield session
     session.stop()
     # Collects here what pyspark leaves unclosed, so that no other test gets the warning.
