@@ -98,16 +98,30 @@ def _refuse_commit(session: Session) -> None:
         raise _must_not_commit()
 
 
-def _guarded(connection: sa.Connection, session: Session) -> sa.Connection:
+_guarded: weakref.WeakKeyDictionary[sa.Connection, Session] = weakref.WeakKeyDictionary()
+"""The session of each connection that a handler cannot commit itself."""
+
+
+def _connection_of(session: Session) -> sa.Connection:
     """The session's connection, guarded so that a handler cannot commit the connection itself."""
-
-    def refuse(connection: sa.Connection) -> None:
-        if not session.info.get(MAY_COMMIT):
-            roll_back_driver(connection)
-            raise _must_not_commit()
-
-    event.listen(connection, "commit", refuse)
+    connection = session.connection()
+    _guarded[connection] = session
     return connection
+
+
+def _refuse_connection(connection: sa.Connection) -> None:
+    session = _guarded.get(connection)
+    if session is not None and not session.info.get(MAY_COMMIT):
+        roll_back_driver(connection)
+        raise _must_not_commit()
+
+
+def _guard_connections(engine: Any) -> None:
+    """Listen to the commits of an engine: to make a listener for each connection would cost as much as a statement."""
+    sync_engine = getattr(engine, "sync_engine", engine)
+    if not event.contains(sync_engine, "commit", _refuse_connection):
+        # Before a producer's, which would store halves of messages.
+        event.listen(sync_engine, "commit", _refuse_connection, insert=True)
 
 
 def _must_not_commit() -> InvalidRequest:
@@ -145,6 +159,8 @@ class Inbox:
         self.engine = engine
         self.purge_after = purge_after
         self._turns = turns_of(engine)
+        if self.gives_session:
+            _guard_connections(engine)
         self._place = schema or ""
         """The schema of the tables; "" until it is found."""
 
@@ -187,7 +203,7 @@ class Inbox:
         guard = None
         try:
             with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _guarded(session.connection(), session)
+                connection = _connection_of(session)
                 if not self._claim(connection, group, message):
                     _allow_commit(session, transaction)
                     return False
@@ -209,7 +225,7 @@ class Inbox:
         guard, fresh = None, []
         try:
             with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _guarded(session.connection(), session)
+                connection = _connection_of(session)
                 fresh = self._claim_all(connection, group, messages)
                 if not fresh:
                     _allow_commit(session, transaction)
@@ -258,42 +274,48 @@ class Inbox:
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """`run` for a coroutine function and an AsyncSession."""
-        guard = None
-        try:
-            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
-                connection = await session.connection()
-                await connection.run_sync(_guarded, session.sync_session)
-                if not await connection.run_sync(self._claim, group, message):
-                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
-                    return False
-                guard = Guard(connection.sync_connection)
-                await _to_the_end(guard, session, connection, handler(message, session))
-        except BaseException as error:
-            if guard is not None and guard.is_lost:
-                refuse_partial(await self.call_async(is_claimed, group, [message]), error)
-            raise
-        return True
+
+        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
+            return [message] if self._claim(connection, group, message) else []
+
+        return bool(await self._run_async(group, claimed, lambda fresh, session: handler(message, session)))
 
     async def run_batch_async(
         self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
     ) -> int:
         """`run_batch` for a coroutine function and an AsyncSession."""
+
+        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
+            return self._claim_all(connection, group, messages)
+
+        return len(await self._run_async(group, claimed, handler))
+
+    async def _run_async(
+        self, group: str, claimed: Callable[[sa.Connection], list[ReceivedMessage]], handle: Callable[..., Any]
+    ) -> list[ReceivedMessage]:
+        """Await `handle(fresh, session)` and commit; returns `fresh`, the messages that had no effect before.
+
+        All before the handler is one call of synchronous code, and all behind it another: each of these calls costs a
+        greenlet.
+        """
         guard, fresh = None, []
         try:
-            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
-                connection = await session.connection()
-                await connection.run_sync(_guarded, session.sync_session)
-                fresh = await connection.run_sync(self._claim_all, group, messages)
-                if not fresh:
-                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
-                    return 0
-                guard = Guard(connection.sync_connection)
-                await _to_the_end(guard, session, connection, handler(fresh, session))
+            async with self._turns.turn_async():
+                session = _session(self.engine)
+                transaction = session.sync_session.begin().__enter__()
+                try:
+                    fresh, guard = await session.run_sync(_begin, transaction, claimed)
+                    if guard is not None:
+                        await _to_the_end(guard, session, transaction, handle(fresh, session))
+                except BaseException as error:
+                    async with session:
+                        await session.run_sync(_give_up, transaction, error)
+                    raise
         except BaseException as error:
             if guard is not None and guard.is_lost:
                 refuse_partial(await self.call_async(is_claimed, group, fresh), error)
             raise
-        return len(fresh)
+        return fresh
 
 
 def _session(engine: Any) -> Any:
@@ -303,14 +325,39 @@ def _session(engine: Any) -> Any:
     return AsyncSession(engine, sync_session_class=InboxSession)
 
 
-async def _to_the_end(guard: Guard, session: Any, connection: Any, work: Awaitable[object]) -> None:
-    """Await a handler's coroutine and finish; does for a coroutine what `with guard` does for a plain handler."""
-    transaction = session.sync_session.get_transaction()
+def _begin(
+    session: Session, transaction: SessionTransaction, claimed: Callable[[sa.Connection], list[ReceivedMessage]]
+) -> tuple[list[ReceivedMessage], Guard | None]:
+    """Claim messages; if none is claimed, commit."""
+    connection = _connection_of(session)
+    if fresh := claimed(connection):
+        return fresh, Guard(connection)
+    _allow_commit(session, transaction)
+    _commit(session, transaction)
+    return fresh, None
+
+
+def _commit(session: Session, transaction: SessionTransaction) -> None:
+    transaction.__exit__(None, None, None)
+    session.close()
+
+
+def _give_up(session: Session, transaction: SessionTransaction, error: BaseException) -> None:
+    transaction.__exit__(type(error), error, error.__traceback__)
+
+
+async def _to_the_end(guard: Guard, session: Any, transaction: SessionTransaction, work: Awaitable[object]) -> None:
+    """Await a handler's coroutine and commit; does for a coroutine what `with guard` does for a plain handler."""
+
+    def end(session: Session) -> None:
+        _finish(session, transaction, guard)
+        _commit(session, transaction)
+
     try:
         refuse_unfinished(await work)
-        await session.run_sync(_finish, transaction, guard)
+        await session.run_sync(end)
     except Exception:
-        await connection.run_sync(lambda _: guard.look())
+        await session.run_sync(lambda _: guard.look())
         raise
 
 
