@@ -316,6 +316,50 @@ def _has_begun(driver: sqlite3.Connection) -> bool:
     return False
 
 
+def tell(connection: Connection, statement: str) -> None:
+    """Execute a statement that has no parameters and no result, such as one on a savepoint, by the driver alone: what
+    SQLAlchemy and the driver do around it costs more than the statement. Begins a transaction where the driver does.
+
+    Raises the driver's error, of any class; executed once more, the statement raises SQLAlchemy's.
+    """
+    pooled: Any = connection.connection
+    driver = connection.dialect.driver
+    if driver == "psycopg" and not connection.dialect.is_async and _has_told(pooled.driver_connection, statement):
+        return
+    if driver == "aiosqlite":  # a cursor of SQLAlchemy's passes through the connection's thread three times
+        pooled.dbapi_connection.run_async(lambda connection: connection.execute(statement))
+        return
+    cursor = pooled.dbapi_connection.cursor()
+    try:
+        cursor.execute(statement)
+    finally:
+        cursor.close()
+
+
+_IDLE, _IN_TRANSACTION, _IS_DONE = 0, 2, 1
+"""libpq's numbers: for a connection without a transaction, for one with, and for a statement that succeeded."""
+
+
+def _has_told(driver: Any, statement: str) -> bool:
+    """Execute a statement by libpq's own function, in one round trip with BEGIN if no transaction has begun. False if
+    psycopg has to do it: it waits as greenlets do, and begins with other settings than the database's."""
+    libpq = getattr(driver, "pgconn", None)
+    if libpq is None or driver.autocommit or libpq.pipeline_status or patched_by():
+        return False
+    if libpq.transaction_status == _IDLE:
+        if (driver.isolation_level, driver.read_only, driver.deferrable) != (None, None, None):
+            return False
+        statement = f"BEGIN;{statement}"
+    elif libpq.transaction_status != _IN_TRANSACTION:
+        return False
+    result = libpq.exec_(statement.encode())
+    if result.status != _IS_DONE:
+        from psycopg.errors import error_from_result
+
+        raise error_from_result(result)
+    return True
+
+
 def begins_explicitly(connection: Connection) -> bool:
     """Whether SQLite's transaction was begun explicitly, as after `use_explicit_begin`."""
     driver: Any = connection.connection.driver_connection

@@ -7,6 +7,7 @@ handler has ended the transaction itself: by `COMMIT` as SQL, or by a statement 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,12 +21,13 @@ from notify.databases import (
     is_doubled,
     is_of_aborted,
     is_savepoint_gone,
+    tell,
 )
 from notify.errors import DeadLetter, InvalidRequest
 from notify.guarantees import verify_once
 from notify.limits import digits
 from notify.message import REPLAY, ReceivedMessage
-from notify.schemas import in_schema
+from notify.schemas import in_schema, within
 
 Row = tuple[str, int]
 """The message id and the replay number of an inbox row."""
@@ -92,7 +94,7 @@ def claim_all(
             # Another transaction has committed some of the rows since.
             numbers = sorted(range(len(messages)), key=lambda n: messages[n].id)
             claimed = [n for n in numbers if _claim(connection, group, messages[n], schema)]
-            connection.exec_driver_sql(_SAVEPOINT)
+            _open(connection)
             return [messages[n] for n in sorted(claimed)]
     seen = set(existing)
     fresh = []
@@ -154,16 +156,19 @@ def _insert(
     values: list[dict[str, Any]] = [
         {"consumer_group": group, "message_id": message_id, "replay": replay} for message_id, replay in rows
     ]
-    insert = _INSERT
+    insert: sa.Insert = _INSERT
     if len(values) > 1 and connection.dialect.name in ("mysql", "mariadb"):
         # Their drivers send many rows in one statement only if each value is a parameter, otherwise row by row.
         insert, now = notify_inbox.insert(), connection.scalar(sa.select(database_now()))
         values = [row | {"created_at": now} for row in values]
     try:
         with _until_failure(connection) if is_guarded else connection.begin_nested():
-            many_or_one = values if len(values) > 1 else values[0]
-            options = _options(schema) | {"preserve_rowcount": True}
-            written = connection.execute(insert, many_or_one, execution_options=options).rowcount
+            if len(values) == 1 and schema:
+                written = _insert_one(connection, values[0], schema)
+            else:
+                many_or_one = values if len(values) > 1 else values[0]
+                options = _options(schema) | _COUNTED
+                written = connection.execute(insert, many_or_one, execution_options=options).rowcount
             if 0 <= written < len(values):  # drivers that do not know it say -1
                 raise InvalidRequest(
                     f"{written} of {len(values)} rows of {notify_inbox.name} were written, because a trigger of that "
@@ -177,10 +182,40 @@ def _insert(
     return True
 
 
+_COUNTED = {"preserve_rowcount": True}
+_Text = tuple[str, Sequence[str] | None]
+_inserts: weakref.WeakKeyDictionary[sa.Dialect, dict[str, _Text]] = weakref.WeakKeyDictionary()
+"""The statement that inserts one row, by dialect and schema, with the names of its parameters if they go by place."""
+
+
+def _insert_one(connection: sa.Connection, row: dict[str, Any], schema: str) -> int:
+    """Insert one row and return the number of rows that were written. SQLAlchemy would look the statement up by its
+    parts, and put the schema into its text, for each message."""
+    dialect = connection.dialect
+    by_schema = _inserts.get(dialect)
+    if by_schema is None:
+        by_schema = _inserts[dialect] = {}
+    if schema not in by_schema:
+        insert = within(notify_inbox, schema).insert().values(created_at=database_now())
+        compiled: Any = insert.compile(dialect=dialect, column_keys=list(row))
+        by_schema[schema] = str(compiled), compiled.positiontup
+    text, names = by_schema[schema]
+    parameters: Any = row if names is None else tuple([row[name] for name in names])
+    return connection.exec_driver_sql(text, parameters, execution_options=_COUNTED).rowcount
+
+
+def _open(connection: sa.Connection) -> None:
+    """Open the savepoint of a Guard."""
+    try:
+        tell(connection, _SAVEPOINT)
+    except Exception:
+        connection.exec_driver_sql(_SAVEPOINT)
+
+
 @contextlib.contextmanager
 def _until_failure(connection: sa.Connection) -> Iterator[None]:
     """Open the savepoint of a Guard; roll back to it if a statement fails."""
-    connection.exec_driver_sql(_SAVEPOINT)
+    _open(connection)
     try:
         yield
     except sa.exc.DBAPIError as error:
@@ -203,14 +238,15 @@ class Guard:
         """Call this when the handler has returned. Raises InvalidRequest if a commit would not contain its whole
         effect."""
         try:
-            self._connection.exec_driver_sql(_RELEASE)
-        except sa.exc.DBAPIError as error:
+            tell(self._connection, _RELEASE)
+        except Exception as error:
             self._has_failed = True
-            self.is_lost = is_savepoint_gone(error.orig)
+            self.is_lost = is_savepoint_gone(error)
             if self.is_lost:
                 raise has_ended() from None
-            if is_of_aborted(error.orig):
+            if is_of_aborted(error):
                 raise _was_aborted() from None
+            self._connection.exec_driver_sql(_RELEASE)
             raise
 
     def __enter__(self) -> Guard:

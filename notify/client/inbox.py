@@ -98,16 +98,30 @@ def _refuse_commit(session: Session) -> None:
         raise _must_not_commit()
 
 
-def _guarded(connection: sa.Connection, session: Session) -> sa.Connection:
+_guarded: weakref.WeakKeyDictionary[sa.Connection, Session] = weakref.WeakKeyDictionary()
+"""The session of each connection that a handler cannot commit itself."""
+
+
+def _connection_of(session: Session) -> sa.Connection:
     """The session's connection, guarded so that a handler cannot commit the connection itself."""
-
-    def refuse(connection: sa.Connection) -> None:
-        if not session.info.get(MAY_COMMIT):
-            roll_back_driver(connection)
-            raise _must_not_commit()
-
-    event.listen(connection, "commit", refuse)
+    connection = session.connection()
+    _guarded[connection] = session
     return connection
+
+
+def _refuse_connection(connection: sa.Connection) -> None:
+    session = _guarded.get(connection)
+    if session is not None and not session.info.get(MAY_COMMIT):
+        roll_back_driver(connection)
+        raise _must_not_commit()
+
+
+def _guard_connections(engine: Any) -> None:
+    """Listen to the commits of an engine: a listener of each connection would cost half of what its transaction does."""
+    sync_engine = getattr(engine, "sync_engine", engine)
+    if not event.contains(sync_engine, "commit", _refuse_connection):
+        # Before a producer's, which would store halves of messages.
+        event.listen(sync_engine, "commit", _refuse_connection, insert=True)
 
 
 def _must_not_commit() -> InvalidRequest:
@@ -145,6 +159,8 @@ class Inbox:
         self.engine = engine
         self.purge_after = purge_after
         self._turns = turns_of(engine)
+        if self.gives_session:
+            _guard_connections(engine)
         self._place = schema or ""
         """The schema of the tables; "" until it is found."""
 
@@ -187,7 +203,7 @@ class Inbox:
         guard = None
         try:
             with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _guarded(session.connection(), session)
+                connection = _connection_of(session)
                 if not self._claim(connection, group, message):
                     _allow_commit(session, transaction)
                     return False
@@ -209,7 +225,7 @@ class Inbox:
         guard, fresh = None, []
         try:
             with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _guarded(session.connection(), session)
+                connection = _connection_of(session)
                 fresh = self._claim_all(connection, group, messages)
                 if not fresh:
                     _allow_commit(session, transaction)
@@ -262,7 +278,7 @@ class Inbox:
         try:
             async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
                 connection = await session.connection()
-                await connection.run_sync(_guarded, session.sync_session)
+                await connection.run_sync(lambda _: _connection_of(session.sync_session))
                 if not await connection.run_sync(self._claim, group, message):
                     _allow_commit(session.sync_session, session.sync_session.get_transaction())
                     return False
@@ -282,7 +298,7 @@ class Inbox:
         try:
             async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
                 connection = await session.connection()
-                await connection.run_sync(_guarded, session.sync_session)
+                await connection.run_sync(lambda _: _connection_of(session.sync_session))
                 fresh = await connection.run_sync(self._claim_all, group, messages)
                 if not fresh:
                     _allow_commit(session.sync_session, session.sync_session.get_transaction())
