@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -273,6 +273,9 @@ def _let_aiomysql_send_bytes() -> None:
         connection.escape_bytes_prefixed = converters.escape_bytes
 
 
+_BEGIN = "BEGIN IMMEDIATE"
+
+
 def use_explicit_begin(engine: Any) -> None:
     """Make SQLite begin a transaction when SQLAlchemy does, with BEGIN IMMEDIATE. For sync and async engines.
 
@@ -296,7 +299,10 @@ def use_explicit_begin(engine: Any) -> None:
             driver.isolation_level = None  # the connection's last user may have set an isolation level
         if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
             return
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            tell(connection, _BEGIN)
+        except Exception as error:
+            raise as_sqlalchemys(connection, _BEGIN, error) from error
 
 
 def _has_begun(driver: sqlite3.Connection) -> bool:
@@ -316,24 +322,43 @@ def _has_begun(driver: sqlite3.Connection) -> bool:
     return False
 
 
-def tell(connection: Connection, statement: str) -> None:
-    """Execute a statement that has no parameters and no result, such as one on a savepoint, by the driver alone: what
-    SQLAlchemy and the driver do around it costs more than the statement. Begins a transaction where the driver does.
+def tell(connection: Connection, statement: str, parameters: Sequence[Any] = ()) -> int:
+    """Execute a statement without a result by the driver alone, and return the number of written rows, or -1: what
+    SQLAlchemy and the driver do around a statement on a savepoint costs more than the database's part. Begins a
+    transaction where the driver does.
 
-    Raises the driver's error, of any class; executed once more, the statement raises SQLAlchemy's.
+    Raises the driver's error, of any class: see `as_sqlalchemys`.
     """
     pooled: Any = connection.connection
-    driver = connection.dialect.driver
-    if driver == "psycopg" and not connection.dialect.is_async and _has_told(pooled.driver_connection, statement):
-        return
-    if driver == "aiosqlite":  # a cursor of SQLAlchemy's passes through the connection's thread three times
-        pooled.dbapi_connection.run_async(lambda connection: connection.execute(statement))
-        return
+    if has_threaded_driver(connection):
+        cursor = pooled.dbapi_connection.run_async(lambda connection: connection.execute(statement, parameters))
+        return int(cursor.rowcount)
+    if (
+        connection.dialect.driver == "psycopg"
+        and not connection.dialect.is_async
+        and not parameters
+        and _has_told(pooled.driver_connection, statement)
+    ):
+        return -1
     cursor = pooled.dbapi_connection.cursor()
     try:
-        cursor.execute(statement)
+        cursor.execute(statement, parameters) if parameters else cursor.execute(statement)
+        return int(cursor.rowcount)
     finally:
         cursor.close()
+
+
+def has_threaded_driver(connection: Connection) -> bool:
+    """Whether the driver is aiosqlite: each step of a statement is a step of its thread, and a cursor of SQLAlchemy's
+    has three, `tell` one."""
+    return connection.dialect.driver == "aiosqlite"
+
+
+def as_sqlalchemys(connection: Connection, statement: str, error: Exception) -> BaseException:
+    """The error of `tell` as SQLAlchemy would raise it, but for a lost connection, which stays in its pool."""
+    return sa.exc.DBAPIError.instance(
+        statement, None, error, connection.dialect.loaded_dbapi.Error, dialect=connection.dialect
+    )
 
 
 _IDLE, _IN_TRANSACTION, _IS_DONE = 0, 2, 1

@@ -15,9 +15,11 @@ import sqlalchemy as sa
 
 from notify.client.table import CLAIMS, notify_inbox
 from notify.databases import (
+    as_sqlalchemys,
     begins_explicitly,
     commits_by_itself,
     database_now,
+    has_threaded_driver,
     is_doubled,
     is_of_aborted,
     is_savepoint_gone,
@@ -201,7 +203,12 @@ def _insert_one(connection: sa.Connection, row: dict[str, Any], schema: str) -> 
         by_schema[schema] = str(compiled), compiled.positiontup
     text, names = by_schema[schema]
     parameters: Any = row if names is None else tuple([row[name] for name in names])
-    return connection.exec_driver_sql(text, parameters, execution_options=_COUNTED).rowcount
+    if not has_threaded_driver(connection):
+        return connection.exec_driver_sql(text, parameters, execution_options=_COUNTED).rowcount
+    try:
+        return tell(connection, text, parameters)
+    except Exception as error:
+        raise as_sqlalchemys(connection, text, error) from error
 
 
 def _open(connection: sa.Connection) -> None:
@@ -229,18 +236,18 @@ class Guard:
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
-        self._has_failed = False
-        """Whether `release` has failed, so that the savepoint needs no further look."""
+        self._is_over = False
+        """Whether `release` was called, so that the savepoint needs no further look."""
         self.is_lost = False
         """Whether the transaction ended before the handler's work did."""
 
     def release(self) -> None:
         """Call this when the handler has returned. Raises InvalidRequest if a commit would not contain its whole
         effect."""
+        self._is_over = True
         try:
             tell(self._connection, _RELEASE)
         except Exception as error:
-            self._has_failed = True
             self.is_lost = is_savepoint_gone(error)
             if self.is_lost:
                 raise has_ended() from None
@@ -258,7 +265,7 @@ class Guard:
 
     def look(self) -> None:
         """Call this when the handler has failed: find out whether the transaction had ended before."""
-        if self._has_failed:
+        if self._is_over:
             return
         try:
             self._connection.exec_driver_sql(_ROLLBACK)

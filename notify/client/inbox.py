@@ -274,42 +274,48 @@ class Inbox:
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """`run` for a coroutine function and an AsyncSession."""
-        guard = None
-        try:
-            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
-                connection = await session.connection()
-                await connection.run_sync(lambda _: _connection_of(session.sync_session))
-                if not await connection.run_sync(self._claim, group, message):
-                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
-                    return False
-                guard = Guard(connection.sync_connection)
-                await _to_the_end(guard, session, connection, handler(message, session))
-        except BaseException as error:
-            if guard is not None and guard.is_lost:
-                refuse_partial(await self.call_async(is_claimed, group, [message]), error)
-            raise
-        return True
+
+        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
+            return [message] if self._claim(connection, group, message) else []
+
+        return bool(await self._run_async(group, claimed, lambda fresh, session: handler(message, session)))
 
     async def run_batch_async(
         self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
     ) -> int:
         """`run_batch` for a coroutine function and an AsyncSession."""
+
+        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
+            return self._claim_all(connection, group, messages)
+
+        return len(await self._run_async(group, claimed, handler))
+
+    async def _run_async(
+        self, group: str, claimed: Callable[[sa.Connection], list[ReceivedMessage]], handle: Callable[..., Any]
+    ) -> list[ReceivedMessage]:
+        """Await `handle(fresh, session)` and commit; returns `fresh`, the messages that had no effect before.
+
+        All before the handler is one call of synchronous code, and all behind it another: each of these calls costs a
+        greenlet.
+        """
         guard, fresh = None, []
         try:
-            async with self._turns.turn_async(), _session(self.engine) as session, session.begin():
-                connection = await session.connection()
-                await connection.run_sync(lambda _: _connection_of(session.sync_session))
-                fresh = await connection.run_sync(self._claim_all, group, messages)
-                if not fresh:
-                    _allow_commit(session.sync_session, session.sync_session.get_transaction())
-                    return 0
-                guard = Guard(connection.sync_connection)
-                await _to_the_end(guard, session, connection, handler(fresh, session))
+            async with self._turns.turn_async():
+                session = _session(self.engine)
+                transaction = session.sync_session.begin().__enter__()
+                try:
+                    fresh, guard = await session.run_sync(_begin, transaction, claimed)
+                    if guard is not None:
+                        await _to_the_end(guard, session, transaction, handle(fresh, session))
+                except BaseException as error:
+                    async with session:
+                        await session.run_sync(_give_up, transaction, error)
+                    raise
         except BaseException as error:
             if guard is not None and guard.is_lost:
                 refuse_partial(await self.call_async(is_claimed, group, fresh), error)
             raise
-        return len(fresh)
+        return fresh
 
 
 def _session(engine: Any) -> Any:
@@ -319,14 +325,39 @@ def _session(engine: Any) -> Any:
     return AsyncSession(engine, sync_session_class=InboxSession)
 
 
-async def _to_the_end(guard: Guard, session: Any, connection: Any, work: Awaitable[object]) -> None:
-    """Await a handler's coroutine and finish; does for a coroutine what `with guard` does for a plain handler."""
-    transaction = session.sync_session.get_transaction()
+def _begin(
+    session: Session, transaction: SessionTransaction, claimed: Callable[[sa.Connection], list[ReceivedMessage]]
+) -> tuple[list[ReceivedMessage], Guard | None]:
+    """Claim messages; if none is claimed, commit."""
+    connection = _connection_of(session)
+    if fresh := claimed(connection):
+        return fresh, Guard(connection)
+    _allow_commit(session, transaction)
+    _commit(session, transaction)
+    return fresh, None
+
+
+def _commit(session: Session, transaction: SessionTransaction) -> None:
+    transaction.__exit__(None, None, None)
+    session.close()
+
+
+def _give_up(session: Session, transaction: SessionTransaction, error: BaseException) -> None:
+    transaction.__exit__(type(error), error, error.__traceback__)
+
+
+async def _to_the_end(guard: Guard, session: Any, transaction: SessionTransaction, work: Awaitable[object]) -> None:
+    """Await a handler's coroutine and commit; does for a coroutine what `with guard` does for a plain handler."""
+
+    def end(session: Session) -> None:
+        _finish(session, transaction, guard)
+        _commit(session, transaction)
+
     try:
         refuse_unfinished(await work)
-        await session.run_sync(_finish, transaction, guard)
+        await session.run_sync(end)
     except Exception:
-        await connection.run_sync(lambda _: guard.look())
+        await session.run_sync(lambda _: guard.look())
         raise
 
 
