@@ -86,6 +86,12 @@ QUEUE = (
     Kind("Consumer, ordered", "threads", PLAIN, mode="ordered"),
     Kind("AsyncConsumer, ordered", "coroutines", PLAIN, mode="ordered"),
 )
+HANDS = tuple(
+    Kind(f"SQLAlchemy by hand on {title}{kind}", client, COMMITS[inbox], inbox=inbox)
+    for inbox, title in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL"))
+    for kind, client in (("", "by_hand"), (", AsyncSession", "by_hand_async"))
+)
+"""The transaction of an inbox in a consumer's process, without the SDK and without messages: begin, the row, commit."""
 INBOXES = tuple(
     Kind(f"{name}, inbox on {title}{f', batch={batch}' if batch else ''}", client, COMMITS[inbox], batch, inbox=inbox)
     for inbox, title in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL"))
@@ -177,7 +183,7 @@ def queue_server(directory: Path, plan: Plan, number: int) -> Iterator[dict[str,
 
         for kind in plan.chosen(QUEUE):
             turn(kind)
-        inboxes = plan.chosen(INBOXES)
+        inboxes = plan.chosen((*HANDS, *INBOXES))
         if any(kind.inbox == "sqlite" for kind in inboxes):
             turns[COMMITS["sqlite"]] = lambda: {"per_second": sqlite_commits(directory / "one.db", plan.seconds)}
         url = ""
@@ -348,7 +354,7 @@ class Report:
             "|---|---|---|---|---|---|",
         ]
         ceilings = [Kind(name, "") for name in COMMITS.values()]
-        for kind in (*QUEUE, PUSH, *ceilings, *INBOXES, *KAFKA):
+        for kind in (*QUEUE, PUSH, *ceilings, *HANDS, *INBOXES, *KAFKA):
             rates = self.values(kind.name, "per_second")
             if not rates:
                 continue
@@ -366,7 +372,7 @@ class Report:
         return "\n".join(lines)
 
     def as_json(self, versions: dict[str, str]) -> dict[str, Any]:
-        kinds = {kind.name: kind for kind in (*QUEUE, PUSH, *INBOXES, *KAFKA)}
+        kinds = {kind.name: kind for kind in (*QUEUE, PUSH, *HANDS, *INBOXES, *KAFKA)}
         return {
             "machine": machine.described(Path(tempfile.gettempdir())),
             "versions": versions,

@@ -8,25 +8,32 @@ file `stop` exists and no more messages come.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import http.client
+import itertools
 import json
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from notify import ids
 from notify.bench.consume import ranges
 from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
+from notify.client.table import notify_inbox
+from notify.databases import database_now
 from notify.wire import Settle, encode_msgpack
 
 CONCURRENCY = 16
@@ -116,7 +123,7 @@ class Group:
         self.timed: list[tuple[str, str, float]] = []
         """Id, instant of the commit, and when it was handled, in seconds since 1970; where the run has a `stop`."""
         self._run = run
-        self._expected = expected
+        self.expected = expected
         self._next = 1
         self._is_done = False
 
@@ -133,9 +140,9 @@ class Group:
     def _turn(self) -> None:
         """The first message, or the last."""
         if self._next == 1:
-            self._next = self._expected
+            self._next = self.expected
             self._run.begin()
-        if len(self.ids) >= self._expected and not self._is_done:
+        if len(self.ids) >= self.expected and not self._is_done:
             self._is_done, self._next = True, UNBOUNDED
             self._run.done()
 
@@ -190,17 +197,28 @@ def _consumer(kind: Callable[..., Any], group: Group, run: Run, inbox: Inbox | N
 
 def threads(run: Run) -> None:
     """A `Consumer` for each group."""
-    import sqlalchemy as sa
-
-    inbox = None
-    if run.spec.get("inbox"):
-        engine = sa.create_engine(run.spec["inbox"], pool_size=CONCURRENCY, max_overflow=0)
-        if engine.dialect.name == "sqlite":
-            use_explicit_begin(engine)
-        create_tables(engine)
-        inbox = Inbox(engine)
+    inbox = Inbox(_engine(run)) if run.spec.get("inbox") else None
     consumers = [_consumer(Consumer, group, run, inbox, group.handler(run.spec)) for group in run.groups]
     _in_threads(run, [functools.partial(consumer.run, signals=False) for consumer in consumers])
+
+
+def _engine(run: Run) -> sa.Engine:
+    """An engine of the database that the specification names, with Notify's tables."""
+    engine = sa.create_engine(run.spec["inbox"], pool_size=CONCURRENCY, max_overflow=0)
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    create_tables(engine)
+    return engine
+
+
+async def _async_engine(run: Run) -> AsyncEngine:
+    dsn = run.spec["inbox"].replace("sqlite:", "sqlite+aiosqlite:")
+    engine = create_async_engine(dsn, pool_size=CONCURRENCY, max_overflow=0)
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    async with engine.begin() as connection:
+        await connection.run_sync(create_tables)
+    return engine
 
 
 def coroutines(run: Run) -> None:
@@ -209,16 +227,9 @@ def coroutines(run: Run) -> None:
 
 
 async def _coroutines(run: Run) -> None:
-    from sqlalchemy.ext.asyncio import create_async_engine
-
     inbox = engine = None
     if run.spec.get("inbox"):
-        dsn = run.spec["inbox"].replace("sqlite:", "sqlite+aiosqlite:")
-        engine = create_async_engine(dsn, pool_size=CONCURRENCY, max_overflow=0)
-        if engine.dialect.name == "sqlite":
-            use_explicit_begin(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(create_tables)
+        engine = await _async_engine(run)
         inbox = Inbox(engine)
     consumers = [_consumer(AsyncConsumer, group, run, inbox, _async(group.handler(run.spec))) for group in run.groups]
     try:
@@ -234,6 +245,60 @@ def _async(function: Callable[..., None]) -> Callable[..., Any]:
         function(*arguments)
 
     return handle
+
+
+# --- what an inbox does, without the SDK: a transaction by SQLAlchemy with the row and the handler's effect ----------
+
+_INSERT = notify_inbox.insert().values(created_at=database_now())
+
+
+def _rows(group: Group, run: Run) -> Iterator[dict[str, Any]]:
+    """A row for each message of a pile, until the run is over. Threads may share it: `count` is one step to them."""
+    for number in itertools.count():
+        if run.is_over or number >= group.expected:
+            return
+        yield {"consumer_group": group.name, "message_id": f"{ids.to_text(ids.new_id())}.0", "replay": 0}
+
+
+def by_hand(run: Run) -> None:
+    """Transactions of a Session in as many threads as a `Consumer` has, on SQLite one after the other."""
+    engine = _engine(run)
+    (group,) = run.groups
+    rows, taking = _rows(group, run), threading.Lock()
+    turn = threading.Lock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
+
+    def work() -> None:
+        while True:
+            with taking:
+                row = next(rows, None)
+            if row is None:
+                return
+            with turn, Session(engine) as session, session.begin():
+                session.execute(_INSERT, row)
+                group.note(row["message_id"])
+
+    _in_threads(run, [work] * CONCURRENCY)
+
+
+def by_hand_async(run: Run) -> None:
+    """`by_hand` with an AsyncSession, in as many tasks as an `AsyncConsumer` has."""
+    asyncio.run(_by_hand_async(run))
+
+
+async def _by_hand_async(run: Run) -> None:
+    engine = await _async_engine(run)
+    (group,) = run.groups
+    rows = _rows(group, run)
+    turn = asyncio.Lock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
+
+    async def work() -> None:
+        for row in rows:
+            async with turn, AsyncSession(engine) as session, session.begin():
+                await session.execute(_INSERT, row)
+                group.note(row["message_id"])
+
+    await asyncio.gather(*[work() for _ in range(CONCURRENCY)])
+    await engine.dispose()
 
 
 # --- clients of the same servers without the SDK --------------------------------------------------------------------
@@ -325,6 +390,8 @@ CLIENTS: dict[str, Callable[[Run], None]] = {
     "threads": threads,
     "coroutines": coroutines,
     "confluent": confluent,
+    "by_hand": by_hand,
+    "by_hand_async": by_hand_async,
 }
 
 
