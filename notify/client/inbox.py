@@ -117,7 +117,7 @@ def _refuse_connection(connection: sa.Connection) -> None:
 
 
 def _guard_connections(engine: Any) -> None:
-    """Listen to the commits of an engine: a listener of each connection would cost half of what its transaction does."""
+    """Listen to the commits of an engine: to make a listener for each connection would cost as much as a statement."""
     sync_engine = getattr(engine, "sync_engine", engine)
     if not event.contains(sync_engine, "commit", _refuse_connection):
         # Before a producer's, which would store halves of messages.

@@ -227,6 +227,7 @@ def test_runs_do_not_inherit_a_way_to_another_tree(monkeypatch: pytest.MonkeyPat
     inherited = environment()
     assert "PYTHONPATH" not in inherited
     assert inherited["NOTIFY_DSN"] == "sqlite://", "the bridge's bench needs it"
+    assert environment(Path("/this"))["PYTHONPATH"] == "/this", "in another checkout than the environment's"
 
 
 def test_an_environment_that_runs_another_tree_is_refused(tmp_path: Path) -> None:

@@ -44,10 +44,11 @@ class Checkout:
         return {(str(path.relative_to(self.tree)), path.stat().st_mtime_ns) for path in paths}
 
 
-def environment() -> dict[str, str]:
-    """The environment of a run, without variables that lead Python to another tree."""
+def environment(tree: Path | None = None) -> dict[str, str]:
+    """The environment of a run, without variables that lead Python to another tree. `tree`: run this one's code, also
+    where the interpreter's environment is another checkout's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return kept | {"PYTHONSAFEPATH": "1"}
+    return kept | {"PYTHONSAFEPATH": "1"} | ({"PYTHONPATH": str(tree)} if tree is not None else {})
 
 
 def commit_of(revision: str) -> str:

@@ -68,7 +68,12 @@ def profiled(side: Checkout, plan: Plan) -> Profile:
         output = Path(directory) / "output"
         with output.open("w") as opened:
             bench = subprocess.Popen(
-                words, cwd=side.tree, env=checkout.environment(), stdout=opened, stderr=subprocess.PIPE, text=True
+                words,
+                cwd=side.tree,
+                env=checkout.environment(side.tree),
+                stdout=opened,
+                stderr=subprocess.PIPE,
+                text=True,
             )
         try:
             sampled = _sampled(bench, plan, Path(directory))
