@@ -397,7 +397,7 @@ END_OF = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
 
 @pytest.mark.parametrize("is_running", [False, True])
 def test_a_lost_connection_is_an_error_of_sqlalchemy(shop_engine: sa.Engine, engine_url: str, is_running: bool) -> None:
-    """The statements on the savepoint pass SQLAlchemy by, which has to hear of it: its pool would keep the connection."""
+    """The statements on the savepoint pass SQLAlchemy by, which has to hear of it: its pool would keep connections."""
     kind = sa.make_url(engine_url).get_backend_name().replace("mariadb", "mysql")
     if kind not in SESSION_OF:
         pytest.skip("no server")
@@ -446,11 +446,13 @@ def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path) -> None:
         with pytest.raises(sa.exc.OperationalError, match="locked"):
             Inbox(waiting).run("g", MESSAGE, effect)
 
+        async def unused(message: ReceivedMessage, session: Any) -> None: ...
+
         async def run_async() -> None:
             engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 0})
             use_explicit_begin(engine)
             try:
-                await Inbox(engine).run_async("g", MESSAGE, lambda message, session: asyncio.sleep(0))
+                await Inbox(engine).run_async("g", MESSAGE, unused)
             finally:
                 await engine.dispose()
 
