@@ -428,12 +428,11 @@ def test_the_transaction_has_the_isolation_level_of_its_engine(engine_url: str) 
     engine = sa.create_engine(engine_url, isolation_level="SERIALIZABLE")
     create_tables(engine)
     levels: list[Any] = []
-    for given in (engine, engine.execution_options(isolation_level="READ COMMITTED"), engine):
-        message = replace(MESSAGE, id=f"{MESSAGE.id}{len(levels)}")
-        Inbox(given).run(
-            "g", message, lambda _, session: levels.append(session.scalar(sa.text("SHOW transaction_isolation")))
-        )
-    assert levels == ["serializable", "read committed", "serializable"]
+    inbox = Inbox(engine)
+    for number in range(2):  # at first, the inbox looks for its tables
+        message = replace(MESSAGE, id=f"{MESSAGE.id}{number}")
+        inbox.run("g", message, lambda _, session: levels.append(session.scalar(sa.text("SHOW transaction_isolation"))))
+    assert levels == ["serializable"] * 2
     engine.dispose()
 
 
