@@ -298,7 +298,8 @@ class Inbox:
         All before the handler is one call of synchronous code, and all behind it another: each of these calls costs a
         greenlet.
         """
-        guard, fresh = None, []
+        guard: Guard | None = None
+        fresh: list[ReceivedMessage] = []
         try:
             async with self._turns.turn_async():
                 session = _session(self.engine)

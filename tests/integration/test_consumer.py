@@ -29,8 +29,10 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
+from notify.client.hand import IN_HAND_BYTES
 from notify.client.http import HttpClient
 from notify.errors import BindingRefused, Unavailable
+from notify.limits import LIMITS
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
@@ -67,6 +69,34 @@ def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: s
         eventually(lambda: consumer.handled == 1, "the handler's return")
     assert attempts == [1] and lag(frozen_server.url, unique) == 0
     assert metric(frozen_server.url, "notify_leases_expired_total") == ran_out
+
+
+def test_a_thousand_large_messages_are_not_in_memory_at_a_time(notify_server: InMemoryServer) -> None:
+    """The bodies in hand are bounded, whatever `batch` says: by IN_HAND_BYTES, and an answer of the server more."""
+    for part in range(7):  # a request takes 8 MiB
+        publish(notify_server.url, "t", [f"{part}.{n} " + "x" * ((1 << 20) - 100) for n in range(7)])
+    consumer = Consumer(notify_server.url, group="g", batch=1000, concurrency=2)
+    is_full = threading.Event()
+
+    @consumer.subscribe("t", start="earliest")
+    def handle(message: ReceivedMessage) -> None:
+        assert is_full.wait(PATIENCE_SECONDS)
+
+    def held() -> int:
+        """The bytes in hand, once the consumer asks for no more, or there is no more."""
+        hand = consumer._hand
+        if hand is None or not hand.count:
+            return 0
+        if hand.most < 1000:
+            hand._limit = None  # as if it had worked for a while
+            hand._loop.call_soon_threadsafe(hand.moved.set)
+        return hand._bytes if hand.most == 1000 and (hand.count == 49 or not hand._room()) else 0
+
+    with running(consumer):
+        in_hand = eventually(held, "the consumer to hold all that it may")
+        is_full.set()
+        eventually(lambda: consumer.handled == 49, "all messages")
+    assert IN_HAND_BYTES <= in_hand <= IN_HAND_BYTES + LIMITS.reply_bytes
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
 from notify.errors import DeadLetter, InvalidRequest
 from notify.testing import InMemoryServer
+from notify.testing.statements import execute
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Base, Order, items, make_engine
 
@@ -388,6 +389,76 @@ def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: s
             assert len(items(shop_engine)) == 0
         else:
             assert run() and len(items(shop_engine)) == number
+
+
+SESSION_OF = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
+END_OF = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_lost_connection_is_an_error_of_sqlalchemy(shop_engine: sa.Engine, engine_url: str, is_running: bool) -> None:
+    """The statements on the savepoint pass SQLAlchemy by, which has to hear of it: its pool would keep connections."""
+    kind = sa.make_url(engine_url).get_backend_name().replace("mariadb", "mysql")
+    if kind not in SESSION_OF:
+        pytest.skip("no server")
+    inbox = Inbox(shop_engine)
+    numbers: list[Any] = []
+
+    def noting(message: ReceivedMessage, session: Session) -> None:
+        effect(message, session)
+        session.flush()
+        numbers.append(session.execute(sa.text(SESSION_OF[kind])).scalar())
+        if is_running and len(numbers) == 1:
+            execute(engine_url, END_OF[kind].format(numbers[0]))
+
+    if not is_running:
+        assert inbox.run("other", MESSAGE, noting)
+        execute(engine_url, END_OF[kind].format(numbers[0]))
+    with pytest.raises(sa.exc.DBAPIError) as lost:
+        inbox.run("g", MESSAGE, noting)
+    assert lost.value.connection_invalidated
+    assert inbox.run("g", MESSAGE, noting)
+    assert len(items(shop_engine)) == (1 if is_running else 2)
+
+
+def test_the_transaction_has_the_isolation_level_of_its_engine(engine_url: str) -> None:
+    """psycopg's BEGIN is the inbox's own, in one round trip with the savepoint."""
+    if not engine_url.startswith("postgresql"):
+        pytest.skip("of PostgreSQL")
+    engine = sa.create_engine(engine_url, isolation_level="SERIALIZABLE")
+    create_tables(engine)
+    levels: list[Any] = []
+    inbox = Inbox(engine)
+    for number in range(2):  # at first, the inbox looks for its tables
+        message = replace(MESSAGE, id=f"{MESSAGE.id}{number}")
+        inbox.run("g", message, lambda _, session: levels.append(session.scalar(sa.text("SHOW transaction_isolation"))))
+    assert levels == ["serializable"] * 2
+    engine.dispose()
+
+
+def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    holding, waiting = make_engine(url), sa.create_engine(url, connect_args={"timeout": 0})
+    use_explicit_begin(waiting)
+    create_tables(holding)
+    with holding.begin():
+        with pytest.raises(sa.exc.OperationalError, match="locked"):
+            Inbox(waiting).run("g", MESSAGE, effect)
+
+        async def unused(message: ReceivedMessage, session: Any) -> None: ...
+
+        async def run_async() -> None:
+            engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 0})
+            use_explicit_begin(engine)
+            try:
+                await Inbox(engine).run_async("g", MESSAGE, unused)
+            finally:
+                await engine.dispose()
+
+        with pytest.raises(sa.exc.OperationalError, match="locked"):
+            asyncio.run(run_async())
+    for engine in (holding, waiting):
+        engine.dispose()
 
 
 def test_a_handler_may_use_savepoints(shop_engine: sa.Engine) -> None:
