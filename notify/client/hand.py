@@ -12,13 +12,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, handler_of, reason_of
 from notify.client.typed import Decoded, Read, calling
 from notify.limits import digits
-from notify.message import ReceivedMessage
+from notify.message import ReceivedMessage, received
 from notify.visible import one_line
 from notify.wire import Delivered
 
@@ -128,9 +129,8 @@ def message_of(waiting: Waiting) -> ReceivedMessage:
     """The message as its handler gets it."""
     run, place = waiting
     d = run.delivery(place)
-    headers = d.headers or {}
-    return ReceivedMessage(
-        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, headers, d.attempt, d.committed_at, d.replay
+    return received(
+        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at, d.replay
     )
 
 
@@ -249,16 +249,22 @@ class Hand:
                 handler = run.handler
                 topic = "" if handler is None or handler.batch is None else handler.topic
                 line = self._lines.setdefault(topic, deque())
-                line.extend([(run, place) for place in range(len(run.deliveries))])
+                line.extend(zip(repeat(run), range(len(run.deliveries))))
         self.wake()
 
     def settled(self, run: Run, places: Iterable[int]) -> None:
         """These messages are no longer in hand."""
+        deliveries = run.deliveries
+        freed = count = 0
         for place in places:
-            self._bytes -= len(run.delivery(place).body)
-            run.deliveries[place] = None
-            run.unsettled -= 1
-            self.count -= 1
+            delivery = deliveries[place]
+            assert delivery is not None
+            freed += len(delivery.body)
+            deliveries[place] = None
+            count += 1
+        run.unsettled -= count
+        self._bytes -= freed
+        self.count -= count
         if not self.count:
             self._count_busy()
         if self._room():
@@ -294,21 +300,26 @@ class Hand:
         A message in its second or later attempt is alone. If it failed before, it may fail the batch again; and if the
         process dies with a batch, that counts as a death for each message of the batch.
         """
+        lines = self._lines
         with self._lock:
-            if not self._lines or self._is_over:
+            if not lines or self._is_over:
                 return []
-            topic = next(iter(self._lines))
-            line = self._lines.pop(topic)
+            topic = next(iter(lines))
+            line = lines[topic]
             lot = [line.popleft()]
-            run, place = lot[0]
-            if topic and run.handler is not None and run.delivery(place).attempt == 1:
-                most = run.handler.batch or 1
-                while line and len(lot) < most and line[0][0].delivery(line[0][1]).attempt == 1:
-                    lot.append(line.popleft())
-            if line:
-                self._lines[topic] = line  # behind the others
+            if topic:
+                run, place = lot[0]
+                if run.handler is not None and run.delivery(place).attempt == 1:
+                    most = run.handler.batch or 1
+                    while line and len(lot) < most and line[0][0].delivery(line[0][1]).attempt == 1:
+                        lot.append(line.popleft())
+            if not line:
+                del lines[topic]
+            elif len(lines) > 1:
+                lines[topic] = lines.pop(topic)  # behind the others
             self._taken += len(lot)
-        if line or self._lines:
+            is_enough = self._is_starting or self._callers >= self._at_once
+        if lines and not is_enough:
             self.wake()
         return lot
 
@@ -382,19 +393,30 @@ class Hand:
         if self._is_closed:
             return
         noted_runs: dict[Run, None] = {}
-        while self._noted:
-            lot, error = self._noted.popleft()
-            self._returned += len(lot)
-            self._measured += len(lot)
-            self._survived += len(lot)
-            self._counted(len(lot), error)
+        handled = failed = 0
+        last: Run | None = None
+        noted = self._noted
+        while noted:
+            lot, error = noted.popleft()
+            if error is None:
+                handled += len(lot)
+            else:
+                failed += len(lot)
+                self._counted(len(lot), error)
             for run, place in lot:
                 run.is_open[place] = 0
                 if error is None:
                     run.acknowledged.append(place)
                 else:
                     run.holder.noted(run, place, error)
-                noted_runs[run] = None
+                if run is not last:
+                    noted_runs[run] = None
+                    last = run
+        if handled:
+            self._counted(handled, None)
+        self._returned += handled + failed
+        self._measured += handled + failed
+        self._survived += handled + failed
         if self._limit is not None and self._survived >= self._limit:
             self._limit, self._survived = self._limit * 2, 0
         for run in noted_runs:

@@ -65,6 +65,8 @@ class Handling:
         self._lot = lot
         self._failures = FailureLog()
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
+        self._choosy = {h.topic for h in plan.handlers.values() if h.tags or h.filter}
+        """The topics of handlers that do not get every message."""
         self._runs: dict[PartitionRun, None] = {}
         """The runs with messages in hand."""
         self._ended = asyncio.Event()
@@ -125,25 +127,30 @@ class Handling:
         source = items[0].record.topic()
         is_retry, is_letter = source.startswith(RETRY), source.startswith(DEAD_LETTER)
         topic, handler = source, handler_of(self._plan.handlers, source)
+        count = 0
         for item in items:
             fields, own_headers = records.split(item.record)
             if is_letter:
                 own_headers |= records.why_dead(records.listed(item.record))
-            if is_retry and (target := fields.get(records.TARGET) or source) != topic:
-                topic, handler = target, handler_of(self._plan.handlers, target)
+            if is_retry:
+                target = records.text_of(fields.get(records.TARGET, "")) or source
+                if target != topic:
+                    topic, handler = target, handler_of(self._plan.handlers, target)
             message = self._message(window, item, topic, handler, fields, own_headers)
             if message is None:
                 continue
             if not found or found[-1][0] is not handler:
                 found.append((handler, [], []))
-            found[-1][1].append(item)
-            found[-1][2].append(message)
-        if sum([len(taken) for _, taken, _ in found]) < len(items):
+            _, taken, messages = found[-1]
+            taken.append(item)
+            messages.append(message)
+            count += 1
+        if count < len(items):
             self._partitions.look(window)
         return [PartitionRun(self, handler, window, taken, messages) for handler, taken, messages in found]
 
     def _message(
-        self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str],
+        self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str | bytes],
         own_headers: dict[str, str],
     ) -> Delivered | None:  # fmt: skip
         """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
@@ -154,22 +161,25 @@ class Handling:
             self._fail(window, item, handler, topic, error)
             return None
         try:
-            record = item.record
-            key = record.key()
+            record, key = item.record, item.key
+            message_id, tag, replay = fields.get(records.ID), fields.get(records.TAG), fields.get(REPLAY)
             message = Delivered(
-                id=fields.get(records.ID) or retries.id_of(record),
+                id=records.text_of(message_id) if message_id else retries.id_of(record),
                 topic=topic,
                 queue=record.partition(),
                 offset=item.offset,
                 body=record.value() or b"",
-                key=key.decode("utf-8", "replace") if key is not None else None,
-                tag=fields.get(records.TAG),
+                key=None if key is None else key.decode("utf-8", "replace"),
+                tag=None if tag is None else records.text_of(tag),
                 headers=own_headers,
                 attempt=item.attempt,
                 committed_at=_instant(record.timestamp()[1]),
-                replay=digits(fields.get(REPLAY, "")) or 0,
+                replay=0 if replay is None else digits(records.text_of(replay)) or 0,
             )
-            if handler is None or self._is_wanted(handler, message, fields):
+            if handler is None:
+                return message
+            is_past = records.EXPIRES in fields and _is_past(fields[records.EXPIRES])
+            if not is_past and (handler.topic not in self._choosy or self._is_wanted(handler, message)):
                 return message
         except Exception as error:
             # Any producer may write to the topic. If this error were raised, it would end every consumer in turn.
@@ -179,10 +189,7 @@ class Handling:
             window.finish(item)
         return None
 
-    def _is_wanted(self, handler: Handler, message: Delivered, fields: dict[str, str]) -> bool:
-        expires = digits(fields.get(records.EXPIRES, ""))
-        if expires is not None and expires <= time.time_ns() // 1000:
-            return False
+    def _is_wanted(self, handler: Handler, message: Delivered) -> bool:
         if handler.tags and message.tag not in handler.tags:
             return False
         condition = self._filters.get(handler.topic)
@@ -218,8 +225,7 @@ class Handling:
         assert isinstance(run, PartitionRun)
         acknowledged, run.acknowledged = run.acknowledged, []
         if not run.window.is_closed:  # otherwise another instance has got the partition
-            for place in acknowledged:
-                run.window.finish(run.items[place])
+            run.window.finish_all([run.items[place] for place in acknowledged])
         self._hand.settled(run, acknowledged)
         not_tried, run.not_tried = run.not_tried, []
         self._put_back(run, not_tried)
@@ -286,6 +292,12 @@ class Handling:
         if self._timer is not None:
             self._timer.cancel()
         await self._plan.cancel(self)
+
+
+def _is_past(expires: str | bytes) -> bool:
+    """Whether a message with this header `notify-expires` has expired."""
+    expires_us = digits(records.text_of(expires))
+    return expires_us is not None and expires_us <= time.time_ns() // 1000
 
 
 @functools.lru_cache(maxsize=16)
