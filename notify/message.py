@@ -221,7 +221,7 @@ class _Unfrozen:
     """The fields of a ReceivedMessage. A frozen dataclass sets each field by a call, which takes four times as long as
     all else that makes a message for its handler; so this is filled, and becomes a ReceivedMessage."""
 
-    __slots__ = ReceivedMessage.__slots__  # type: ignore[attr-defined]
+    __slots__ = ReceivedMessage.__slots__
 
     def __init__(
         self, id: str, topic: str, queue: int, offset: int, body: bytes, key: str | None, tag: str | None,

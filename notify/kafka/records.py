@@ -91,19 +91,24 @@ def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[s
     return {name: text for name, text in fields.items() if text is not None}
 
 
-def split(message: Any) -> tuple[dict[str, str | bytes], dict[str, str]]:
-    """The headers of a message of the Kafka client by name, the first of each name; and the message's own headers."""
+def split(message: Any) -> tuple[dict[str, str | bytes], dict[str, str] | None]:
+    """Notify's headers of a message of the Kafka client by name, the first of each name; and the message's own headers,
+    None if it has none."""
     fields: dict[str, str | bytes] = {}
-    own: dict[str, str] = {}
+    own: dict[str, str] | None = None
     headers = message.headers() or ()
     for name, value in headers.items() if isinstance(headers, dict) else headers:
-        if value is not None:
+        if value is None:
+            continue
+        if name.startswith(OWN):
             if name not in fields:
                 fields[name] = value
-            if not name.startswith(OWN):
-                own[name] = text_of(value)
-            elif name.startswith(ESCAPED):
-                own[name.removeprefix(ESCAPED)] = text_of(value)
+            if not name.startswith(ESCAPED):
+                continue
+            name = name.removeprefix(ESCAPED)
+        if own is None:
+            own = {}
+        own[name] = text_of(value)
     return fields, own
 
 

@@ -15,7 +15,7 @@ from notify.client import hand as hands
 from notify.client.claims import Partial
 from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
 from notify.client.handler_threads import HandlerThreads
-from notify.client.handlers import Handler, in_own_context
+from notify.client.handlers import Handler, begin_in_own_context
 from notify.errors import DeadLetter
 from notify.wire import Delivered
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -214,7 +214,9 @@ def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
                 cleaned.append("up")
 
         async def call() -> None:
-            await in_own_context(handle())
+            rest = begin_in_own_context(handle)
+            assert rest is not None
+            await rest
 
         task = asyncio.ensure_future(call())
         await asyncio.sleep(0)  # a turn of the loop

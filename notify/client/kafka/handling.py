@@ -131,7 +131,7 @@ class Handling:
         for item in items:
             fields, own_headers = records.split(item.record)
             if is_letter:
-                own_headers |= records.why_dead(records.listed(item.record))
+                own_headers = (own_headers or {}) | records.why_dead(records.listed(item.record))
             if is_retry:
                 target = records.text_of(fields.get(records.TARGET, "")) or source
                 if target != topic:
@@ -151,7 +151,7 @@ class Handling:
 
     def _message(
         self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str | bytes],
-        own_headers: dict[str, str],
+        own_headers: dict[str, str] | None,
     ) -> Delivered | None:  # fmt: skip
         """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
         headers of the record."""

@@ -8,7 +8,6 @@ partitions that come after them.
 from __future__ import annotations
 
 MOST = 2_000
-MOST_LOW = 32
 QUICK_SECONDS = 0.2
 """If a whole lot is handled within this time, the next lot is larger."""
 
@@ -34,9 +33,6 @@ class Lot:
 
     @property
     def low(self) -> int:
-        """The number of ready items, at least 1, below which more are fetched.
-
-        It is small because the client's thread and handlers on the loop slow each other down, with a switch of threads
-        for every record of a poll.
-        """
-        return min(self._least, MOST_LOW) // 2 + 1
+        """The number of ready items, at least 1, below which more are fetched: half a lot, so that the next one comes
+        while the rest of this one is handled."""
+        return self._size // 2 + 1
