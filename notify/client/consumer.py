@@ -28,10 +28,10 @@ from notify.client.handlers import (
     Cancelled,
     Handler,
     NotTried,
+    begin_in_own_context,
     call_to_the_end,
     check_callable,
     check_options,
-    begin_in_own_context,
     is_cancelled,
     no_handler,
     refuse_unfinished,
@@ -351,7 +351,7 @@ class AsyncConsumer(_Consumer):
             if handler is None:
                 raise no_handler(message)
             if self._inbox is None and tracing.HEADER not in message.headers:
-                rest = begin_in_own_context(handler.handle, message)
+                rest = begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
             else:
                 rest = begin_in_own_context(self._call, handler, message)
         except BaseException as error:
@@ -499,7 +499,7 @@ class Consumer(_Consumer):
 
     def _call(self, handler: Handler, message: ReceivedMessage) -> None:
         if self._inbox is None and tracing.HEADER not in message.headers:
-            call_to_the_end(handler.handle, message)
+            call_to_the_end(handler.call if handler.read is None else handler.handle, message)
         elif self._inbox is None:
             tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
         else:

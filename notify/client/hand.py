@@ -128,7 +128,8 @@ def ranges_of(places: Iterable[int]) -> list[range]:
 def message_of(waiting: Waiting) -> ReceivedMessage:
     """The message as its handler gets it."""
     run, place = waiting
-    d = run.delivery(place)
+    d = run.deliveries[place]
+    assert d is not None
     return received(
         d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at, d.replay
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -69,7 +69,7 @@ class Client:
 
 
 class Cluster:
-    settings: dict[str, str] = {}
+    settings: ClassVar[dict[str, str]] = {}
 
     def __init__(self, client: Client) -> None:
         self.consumer = lambda own: client
@@ -107,12 +107,11 @@ def test_one_poll_brings_records_of_several_partitions_in_their_order() -> None:
 
 def test_a_poll_ends_at_its_records_and_at_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "POLLED_BYTES", 10_000)
-    client = Client([Record(0, offset) for offset in range(7)] + [Record(0, n, b"x" * 4_000) for n in range(7, 20)])
+    client = Client([Record(0, offset, b"x" * 4_000) for offset in range(20)])
 
     async def work(feed: Feed, partitions: Partitions) -> None:
-        assert await feed.poll(3, 0.0) == 3 and nexts(partitions) == [3, 0]
-        assert await feed.poll(4, 0.0) == 4
-        assert await feed.poll(13, 0.0) <= 4
+        assert await feed.poll(3, 0.0) <= 3
+        assert await feed.poll(13, 0.0) == 3
 
     polled(client, work)
     assert max(client.asked) <= 3, "more than the bytes allow"

@@ -34,6 +34,6 @@ def test_few_records_that_come_one_by_one_are_no_whole_lot() -> None:
 
 
 def test_a_batch_of_one_and_a_large_one() -> None:
-    assert (Lot(1).low, Lot(8).low, Lot(10_000).low) == (1, 5, 5001)
+    assert (Lot(1).low, Lot(8).low, Lot(10_000).low) == (1, 5, 17)
     assert asked(Lot(1), 3, handled_in=0.0) == [2, 4, 8]
     assert asked(Lot(10_000), 3, handled_in=0.0) == [10_000, 10_000, 10_000]

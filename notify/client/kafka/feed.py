@@ -47,12 +47,12 @@ _SIZES = {
 """Bounds of memory, which the operators' settings may change. When a bound is reached, the client stops fetching for
 the last of these times. Its default of 1 s would limit the consumer to about 12,000 small records a second."""
 POLLED_BYTES = 4 << 20
-"""The memory of records after which one poll ends."""
+"""The memory of records after which one poll ends. If records become larger suddenly, one poll may bring all that the
+client has fetched, at most QUEUED_KILOBYTES and one more answer."""
 ITEM_BYTES = 200
 """The memory of a record besides its key and value."""
-CONSUMED = 250
-"""The most records that one of a poll's calls brings, so that their bytes are looked at in between. Its records take at
-most QUEUED_KILOBYTES and one more answer, because the client has fetched them already."""
+EXPECTED_BYTES = 16 << 10
+"""The memory of a record that the first poll expects; later ones expect what came last."""
 CLIENT_RECOVERS = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
@@ -76,6 +76,7 @@ class Feed:
         self._group = group
         self._partitions = partitions
         self._fault: KafkaError | None = None
+        self._record_bytes = EXPECTED_BYTES
         self.member: Any = None
         """The metadata of this member of the group since its last rebalance. Kafka refuses the transactions of an
         expelled member. A client that knows that it was expelled has no member id, and Kafka would not refuse it."""
@@ -145,23 +146,24 @@ class Feed:
         """Records with their windows, and the end offsets of partitions that were read to their end."""
         fetched: list[Fetched] = []
         ends: list[tuple[Window, int]] = []
-        record = self.consumer.poll(seconds)  # the call for many records would wait until all have come
-        if record is None:
-            return fetched, ends
-        # Look up windows in this thread, because a window that opens later belongs to another fetch.
-        size = self._sort([record], dict(self._partitions.items()), fetched, ends)
-        left, room, largest = most - 1, POLLED_BYTES - size, size
-        while left > 0 and room > 0:
+        room = POLLED_BYTES
+        while True:
+            # Look up windows in this thread, because a window that opens later belongs to another fetch.
             windows = dict(self._partitions.items())
-            asked = min(left, CONSUMED, 1 + room // (largest + 1))
+            asked = max(1, min(most, room // self._record_bytes))
             polled = self.consumer.consume(asked, 0)
             if windows != (now := dict(self._partitions.items())):
                 polled = self._fetch_again(polled, windows, now)
+            if not polled and seconds:
+                # The call for many records would wait until all have come.
+                polled, seconds, asked = [r for r in (self.consumer.poll(seconds),) if r is not None], 0.0, 1
+                windows = dict(self._partitions.items())
             size = self._sort(polled, windows, fetched, ends)
-            left, room, largest = left - len(polled), room - size, max(largest, size // max(1, len(polled)))
-            if len(polled) < asked:
-                break
-        return fetched, ends
+            if polled:
+                self._record_bytes = max(1, self._record_bytes // 2, size // len(polled))
+            most, room = most - len(polled), room - size
+            if len(polled) < asked or most <= 0 or room <= 0:
+                return fetched, ends
 
     def _sort(
         self, polled: list[Any], windows: Mapping[Place, Window], fetched: list[Fetched], ends: list[tuple[Window, int]]
@@ -196,9 +198,7 @@ class Feed:
                 total += item.size
         return total
 
-    def _fetch_again(
-        self, polled: list[Any], before: Mapping[Place, Window], now: Mapping[Place, Window]
-    ) -> list[Any]:
+    def _fetch_again(self, polled: list[Any], before: Mapping[Place, Window], now: Mapping[Place, Window]) -> list[Any]:
         """What one call brought, within which a rebalance opened partitions, without those partitions' records.
 
         Some may have been fetched for an earlier window, and leave out what that window did not finish. So all are

@@ -22,8 +22,8 @@ from notify.client.kafka.window import Item, Window
 from notify.clock import steady_clock
 from notify.errors import DeadLetter
 from notify.filter import Filter
-from notify.kafka import records
 from notify.kafka.groups import DEAD_LETTER, RETRY
+from notify.kafka.records import EXPIRES, ID, TAG, TARGET, listed, split, text_of, why_dead
 from notify.limits import digits
 from notify.message import REPLAY
 from notify.wire import Delivered
@@ -118,6 +118,8 @@ class Handling:
     @property
     def is_low(self) -> bool:
         """Whether so few items wait behind those that handlers are busy with that more should be fetched."""
+        if self._partitions.count < self._lot.half:
+            return True
         waiting = max(0, self._hand.count - max(self._hand.under_way, self._plan.concurrency))
         return waiting < self._lot.low and not self._partitions.has_ready(self._lot.low - waiting)
 
@@ -129,11 +131,11 @@ class Handling:
         topic, handler = source, handler_of(self._plan.handlers, source)
         count = 0
         for item in items:
-            fields, own_headers = records.split(item.record)
+            fields, own_headers = split(item.record)
             if is_letter:
-                own_headers = (own_headers or {}) | records.why_dead(records.listed(item.record))
+                own_headers = (own_headers or {}) | why_dead(listed(item.record))
             if is_retry:
-                target = records.text_of(fields.get(records.TARGET, "")) or source
+                target = text_of(fields.get(TARGET, "")) or source
                 if target != topic:
                     topic, handler = target, handler_of(self._plan.handlers, target)
             message = self._message(window, item, topic, handler, fields, own_headers)
@@ -162,23 +164,23 @@ class Handling:
             return None
         try:
             record, key = item.record, item.key
-            message_id, tag, replay = fields.get(records.ID), fields.get(records.TAG), fields.get(REPLAY)
+            message_id, tag, replay = fields.get(ID), fields.get(TAG), fields.get(REPLAY)
             message = Delivered(
-                id=records.text_of(message_id) if message_id else retries.id_of(record),
+                id=text_of(message_id) if message_id else retries.id_of(record),
                 topic=topic,
                 queue=record.partition(),
                 offset=item.offset,
                 body=record.value() or b"",
                 key=None if key is None else key.decode("utf-8", "replace"),
-                tag=None if tag is None else records.text_of(tag),
+                tag=None if tag is None else text_of(tag),
                 headers=own_headers,
                 attempt=item.attempt,
                 committed_at=_instant(record.timestamp()[1]),
-                replay=0 if replay is None else digits(records.text_of(replay)) or 0,
+                replay=0 if replay is None else digits(text_of(replay)) or 0,
             )
             if handler is None:
                 return message
-            is_past = records.EXPIRES in fields and _is_past(fields[records.EXPIRES])
+            is_past = EXPIRES in fields and _is_past(fields[EXPIRES])
             if not is_past and (handler.topic not in self._choosy or self._is_wanted(handler, message)):
                 return message
         except Exception as error:
@@ -296,7 +298,7 @@ class Handling:
 
 def _is_past(expires: str | bytes) -> bool:
     """Whether a message with this header `notify-expires` has expired."""
-    expires_us = digits(records.text_of(expires))
+    expires_us = digits(text_of(expires))
     return expires_us is not None and expires_us <= time.time_ns() // 1000
 
 

@@ -8,6 +8,7 @@ partitions that come after them.
 from __future__ import annotations
 
 MOST = 2_000
+MOST_LOW = 32
 QUICK_SECONDS = 0.2
 """If a whole lot is handled within this time, the next lot is larger."""
 
@@ -33,6 +34,11 @@ class Lot:
 
     @property
     def low(self) -> int:
-        """The number of ready items, at least 1, below which more are fetched: half a lot, so that the next one comes
-        while the rest of this one is handled."""
-        return self._size // 2 + 1
+        """The number of ready items, at least 1, below which more are fetched, although others may wait behind them."""
+        return min(self._least, MOST_LOW) // 2 + 1
+
+    @property
+    def half(self) -> int:
+        """The number of items that are not done below which more are fetched, so that they come while the last half of
+        a lot is handled."""
+        return self._size // 2

@@ -157,6 +157,11 @@ class Partitions:
                 return True
         return False
 
+    @property
+    def count(self) -> int:
+        """The number of items that are not done."""
+        return sum([window.count for window in self._windows.values()])
+
     def to_pause(self, *, all_of_them: bool) -> list[Place]:
         """The partitions to pause: those that are fetched although their windows are full, or all that are fetched."""
         return [p for p, window in self._windows.items() if p not in self.paused and (all_of_them or window.is_full)]

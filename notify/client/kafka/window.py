@@ -103,7 +103,7 @@ class Window:
     def add_all(self, items: list[Item]) -> None:
         """Add fetched records in the order of their offsets."""
         first = items[0].offset
-        if first < self._next or first <= self._told or self._to_note or any([item.due_us for item in items]):
+        if first < self._next or first <= self._told or self._to_note or any(item.due_us for item in items):
             for item in items:
                 self.add(item)
             return
@@ -304,6 +304,11 @@ class Window:
             and self._next - self.position <= MOST_SPAN // 2
             and len(self._failing) <= MOST_FAILED // 2
         )
+
+    @property
+    def count(self) -> int:
+        """The number of items that are not done."""
+        return len(self._open)
 
     @property
     def ready(self) -> int:
