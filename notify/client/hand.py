@@ -170,7 +170,10 @@ class Hand:
         self._is_starting = False
         """Whether a caller is started that has not taken anything yet."""
         self._is_over = self._is_closed = False
-        self._noted: deque[tuple[list[Waiting], BaseException | None]] = deque()
+        self._returns: deque[list[Waiting]] = deque()
+        self._errors: deque[tuple[list[Waiting], BaseException]] = deque()
+        """What callers have noted since the loop last looked: the messages of calls that returned, and those of calls
+        that raised an error."""
         self._is_told = False
         """Whether the loop will look at what was noted."""
         self._gathering: asyncio.TimerHandle | None = None
@@ -366,9 +369,12 @@ class Hand:
 
     def note(self, lot: list[Waiting], error: BaseException | None = None) -> None:
         """Note that the handler of these messages has returned, or that it raised an error."""
-        if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
-            self.end()  # the handler ends the process: none is called after it
-        self._noted.append((lot, error))
+        if error is None:
+            self._returns.append(lot)
+        else:
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                self.end()  # the handler ends the process: none is called after it
+            self._errors.append((lot, error))
         if not self._is_told:
             self._is_told = True
             self._tell(self._gather)
@@ -380,7 +386,7 @@ class Hand:
     def _gather(self) -> None:
         """Settle what was noted, or wait a little for more, while no caller is idle: each request costs the server as
         much as many messages."""
-        if self._limit is None and self._lines and len(self._noted) * GATHERED < self.most:
+        if self._limit is None and self._lines and (len(self._returns) + len(self._errors)) * GATHERED < self.most:
             self._gathering = self._loop.call_later(GATHER_SECONDS, self.collect)
         else:
             self.collect()
@@ -394,30 +400,31 @@ class Hand:
         if self._is_closed:
             return
         noted_runs: dict[Run, None] = {}
-        handled = failed = 0
         last: Run | None = None
-        noted = self._noted
-        while noted:
-            lot, error = noted.popleft()
-            if error is None:
-                handled += len(lot)
-            else:
-                failed += len(lot)
-                self._counted(len(lot), error)
+        count = 0
+        returns, errors = self._returns, self._errors
+        while returns:
+            lot = returns.popleft()
+            count += len(lot)
             for run, place in lot:
                 run.is_open[place] = 0
-                if error is None:
-                    run.acknowledged.append(place)
-                else:
-                    run.holder.noted(run, place, error)
+                run.acknowledged.append(place)
                 if run is not last:
                     noted_runs[run] = None
                     last = run
-        if handled:
-            self._counted(handled, None)
-        self._returned += handled + failed
-        self._measured += handled + failed
-        self._survived += handled + failed
+        if count:
+            self._counted(count, None)
+        while errors:
+            lot, error = errors.popleft()
+            count += len(lot)
+            self._counted(len(lot), error)
+            for run, place in lot:
+                run.is_open[place] = 0
+                run.holder.noted(run, place, error)
+                noted_runs[run] = None
+        self._returned += count
+        self._measured += count
+        self._survived += count
         if self._limit is not None and self._survived >= self._limit:
             self._limit, self._survived = self._limit * 2, 0
         for run in noted_runs:

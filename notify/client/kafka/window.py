@@ -116,9 +116,12 @@ class Window:
         """Put an item into the line of its key; whether no other item of the key is before it."""
         if item.key is None:
             return True
-        line = self._lines.setdefault(item.key, deque())
+        line = self._lines.get(item.key)
+        if line is None:
+            self._lines[item.key] = deque((item,))
+            return True
         line.append(item)
-        return len(line) == 1
+        return False
 
     def reach(self, end: int) -> None:
         """Note that everything before this offset was fetched; the last offsets may be transaction markers."""
