@@ -118,7 +118,8 @@ class Handling:
     @property
     def is_low(self) -> bool:
         """Whether so few items wait behind those that handlers are busy with that more should be fetched."""
-        if self._partitions.count < self._lot.half:
+        half = self._lot.half
+        if self._hand.count < half and self._partitions.count < half:
             return True
         waiting = max(0, self._hand.count - max(self._hand.under_way, self._plan.concurrency))
         return waiting < self._lot.low and not self._partitions.has_ready(self._lot.low - waiting)

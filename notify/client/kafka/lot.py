@@ -40,5 +40,5 @@ class Lot:
     @property
     def half(self) -> int:
         """The number of items that are not done below which more are fetched, so that they come while the last half of
-        a lot is handled."""
-        return self._size // 2
+        a lot is handled; 0 for slow handlers."""
+        return self._size // 2 if self._size > self._least else 0
