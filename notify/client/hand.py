@@ -172,8 +172,8 @@ class Hand:
         self._is_over = self._is_closed = False
         self._returns: deque[list[Waiting]] = deque()
         self._errors: deque[tuple[list[Waiting], BaseException]] = deque()
-        """What callers have noted since the loop last looked: the messages of calls that returned, and those of calls
-        that raised an error."""
+        """The messages of calls that returned, and those of calls that raised an error, which callers have noted since
+        the loop last looked."""
         self._is_told = False
         """Whether the loop will look at what was noted."""
         self._gathering: asyncio.TimerHandle | None = None

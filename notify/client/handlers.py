@@ -206,7 +206,7 @@ class _Rest:
         self._context = context
         self._coroutine = coroutine
         self._awaited = awaited
-        """What the coroutine waits for."""
+        """The future that the coroutine waits for."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         context, coroutine, awaited = self._context, self._coroutine, self._awaited

@@ -199,7 +199,7 @@ class Feed:
         return total
 
     def _fetch_again(self, polled: list[Any], before: Mapping[Place, Window], now: Mapping[Place, Window]) -> list[Any]:
-        """What one call brought, within which a rebalance opened partitions, without those partitions' records.
+        """Leave out of what one call brought the records of partitions that a rebalance opened within it.
 
         Some may have been fetched for an earlier window, and leave out what that window did not finish. So all are
         fetched again.
