@@ -14,7 +14,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -28,10 +28,10 @@ from notify.client.handlers import (
     Cancelled,
     Handler,
     NotTried,
+    begin_in_own_context,
     call_to_the_end,
     check_callable,
     check_options,
-    in_own_context,
     is_cancelled,
     no_handler,
     refuse_unfinished,
@@ -330,7 +330,11 @@ class AsyncConsumer(_Consumer):
         try:
             while lot := hand.take():
                 self._lots[task] = lot
-                await self._handle(hand, lot)
+                handler = lot[0][0].handler
+                if handler is not None and handler.batch is not None:
+                    await self._handle_batch(hand, lot)
+                elif (rest := self._begin(hand, handler, lot)) is not None:
+                    await self._finish(hand, lot, rest)
                 if hand.time() >= until:
                     self._lots[task] = []
                     await asyncio.sleep(0)  # lets other tasks run
@@ -339,30 +343,47 @@ class AsyncConsumer(_Consumer):
             del self._lots[task]
             hand.left()
 
-    async def _handle(self, hand: Hand, lot: list[Waiting]) -> None:
-        """Call the handler of a lot. Raises CancelledError only if this caller is cancelled."""
-        handler = lot[0][0].handler
-        if handler is not None and handler.batch is not None:
-            await self._handle_batch(hand, lot)
-            return
+    def _begin(self, hand: Hand, handler: Handler | None, lot: list[Waiting]) -> Awaitable[Any] | None:
+        """Call the handler of one message, until it waits. Returns what gives its result when awaited; None if it has
+        ended. Raises CancelledError only if this caller is cancelled."""
         try:
             message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
-            await in_own_context(self._call(handler, message))
+            if self._inbox is None and tracing.HEADER not in message.headers:
+                rest = begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
+            else:
+                rest = begin_in_own_context(self._call, handler, message)
         except BaseException as error:
-            if is_cancelled(error):
-                hand.note(lot, Cancelled())
-                raise
-            hand.note(lot, error)
+            self._failed(hand, lot, error)
+            return None
+        if rest is None:
+            hand.note(lot)
+        return rest
+
+    async def _finish(self, hand: Hand, lot: list[Waiting], rest: Awaitable[Any]) -> None:
+        """Wait for the end of a message's handler. Raises CancelledError only if this caller is cancelled."""
+        try:
+            refuse_unfinished(await rest)
+        except BaseException as error:
+            self._failed(hand, lot, error)
         else:
             hand.note(lot)
+
+    def _failed(self, hand: Hand, lot: list[Waiting], error: BaseException) -> None:
+        """Note the error of a handler; raise it if it means that this caller is cancelled."""
+        if is_cancelled(error):
+            hand.note(lot, Cancelled())
+            raise error
+        hand.note(lot, error)
 
     async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
         batch = Batch(hand, lot)
         while batch.next():
             try:
-                await in_own_context(self._call_all(batch.messages, batch.function))
+                rest = begin_in_own_context(self._call_all, batch.messages, batch.function)
+                if rest is not None:
+                    await rest
             except BaseException as error:
                 if is_cancelled(error):
                     batch.cut(Cancelled())
@@ -477,7 +498,9 @@ class Consumer(_Consumer):
                 batch.succeeded()
 
     def _call(self, handler: Handler, message: ReceivedMessage) -> None:
-        if self._inbox is None:
+        if self._inbox is None and tracing.HEADER not in message.headers:
+            call_to_the_end(handler.call if handler.read is None else handler.handle, message)
+        elif self._inbox is None:
             tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
         else:
             tracing.traced(self._inbox.run, self.group, message)(self.group, message, handler.handle)

@@ -12,13 +12,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, handler_of, reason_of
 from notify.client.typed import Decoded, Read, calling
 from notify.limits import digits
-from notify.message import ReceivedMessage
+from notify.message import ReceivedMessage, received
 from notify.visible import one_line
 from notify.wire import Delivered
 
@@ -127,10 +128,10 @@ def ranges_of(places: Iterable[int]) -> list[range]:
 def message_of(waiting: Waiting) -> ReceivedMessage:
     """The message as its handler gets it."""
     run, place = waiting
-    d = run.delivery(place)
-    headers = d.headers or {}
-    return ReceivedMessage(
-        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, headers, d.attempt, d.committed_at, d.replay
+    d = run.deliveries[place]
+    assert d is not None
+    return received(
+        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at, d.replay
     )
 
 
@@ -169,7 +170,10 @@ class Hand:
         self._is_starting = False
         """Whether a caller is started that has not taken anything yet."""
         self._is_over = self._is_closed = False
-        self._noted: deque[tuple[list[Waiting], BaseException | None]] = deque()
+        self._returns: deque[list[Waiting]] = deque()
+        self._errors: deque[tuple[list[Waiting], BaseException]] = deque()
+        """The messages of calls that returned, and those of calls that raised an error, which callers have noted since
+        the loop last looked."""
         self._is_told = False
         """Whether the loop will look at what was noted."""
         self._gathering: asyncio.TimerHandle | None = None
@@ -249,16 +253,22 @@ class Hand:
                 handler = run.handler
                 topic = "" if handler is None or handler.batch is None else handler.topic
                 line = self._lines.setdefault(topic, deque())
-                line.extend([(run, place) for place in range(len(run.deliveries))])
+                line.extend(zip(repeat(run), range(len(run.deliveries))))
         self.wake()
 
     def settled(self, run: Run, places: Iterable[int]) -> None:
         """These messages are no longer in hand."""
+        deliveries = run.deliveries
+        freed = count = 0
         for place in places:
-            self._bytes -= len(run.delivery(place).body)
-            run.deliveries[place] = None
-            run.unsettled -= 1
-            self.count -= 1
+            delivery = deliveries[place]
+            assert delivery is not None
+            freed += len(delivery.body)
+            deliveries[place] = None
+            count += 1
+        run.unsettled -= count
+        self._bytes -= freed
+        self.count -= count
         if not self.count:
             self._count_busy()
         if self._room():
@@ -294,21 +304,26 @@ class Hand:
         A message in its second or later attempt is alone. If it failed before, it may fail the batch again; and if the
         process dies with a batch, that counts as a death for each message of the batch.
         """
+        lines = self._lines
         with self._lock:
-            if not self._lines or self._is_over:
+            if not lines or self._is_over:
                 return []
-            topic = next(iter(self._lines))
-            line = self._lines.pop(topic)
+            topic = next(iter(lines))
+            line = lines[topic]
             lot = [line.popleft()]
-            run, place = lot[0]
-            if topic and run.handler is not None and run.delivery(place).attempt == 1:
-                most = run.handler.batch or 1
-                while line and len(lot) < most and line[0][0].delivery(line[0][1]).attempt == 1:
-                    lot.append(line.popleft())
-            if line:
-                self._lines[topic] = line  # behind the others
+            if topic:
+                run, place = lot[0]
+                if run.handler is not None and run.delivery(place).attempt == 1:
+                    most = run.handler.batch or 1
+                    while line and len(lot) < most and line[0][0].delivery(line[0][1]).attempt == 1:
+                        lot.append(line.popleft())
+            if not line:
+                del lines[topic]
+            elif len(lines) > 1:
+                lines[topic] = lines.pop(topic)  # behind the others
             self._taken += len(lot)
-        if line or self._lines:
+            is_enough = self._is_starting or self._callers >= self._at_once
+        if lines and not is_enough:
             self.wake()
         return lot
 
@@ -354,9 +369,12 @@ class Hand:
 
     def note(self, lot: list[Waiting], error: BaseException | None = None) -> None:
         """Note that the handler of these messages has returned, or that it raised an error."""
-        if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
-            self.end()  # the handler ends the process: none is called after it
-        self._noted.append((lot, error))
+        if error is None:
+            self._returns.append(lot)
+        else:
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                self.end()  # the handler ends the process: none is called after it
+            self._errors.append((lot, error))
         if not self._is_told:
             self._is_told = True
             self._tell(self._gather)
@@ -368,7 +386,7 @@ class Hand:
     def _gather(self) -> None:
         """Settle what was noted, or wait a little for more, while no caller is idle: each request costs the server as
         much as many messages."""
-        if self._limit is None and self._lines and len(self._noted) * GATHERED < self.most:
+        if self._limit is None and self._lines and (len(self._returns) + len(self._errors)) * GATHERED < self.most:
             self._gathering = self._loop.call_later(GATHER_SECONDS, self.collect)
         else:
             self.collect()
@@ -382,19 +400,31 @@ class Hand:
         if self._is_closed:
             return
         noted_runs: dict[Run, None] = {}
-        while self._noted:
-            lot, error = self._noted.popleft()
-            self._returned += len(lot)
-            self._measured += len(lot)
-            self._survived += len(lot)
+        last: Run | None = None
+        count = 0
+        returns, errors = self._returns, self._errors
+        while returns:
+            lot = returns.popleft()
+            count += len(lot)
+            for run, place in lot:
+                run.is_open[place] = 0
+                run.acknowledged.append(place)
+                if run is not last:
+                    noted_runs[run] = None
+                    last = run
+        if count:
+            self._counted(count, None)
+        while errors:
+            lot, error = errors.popleft()
+            count += len(lot)
             self._counted(len(lot), error)
             for run, place in lot:
                 run.is_open[place] = 0
-                if error is None:
-                    run.acknowledged.append(place)
-                else:
-                    run.holder.noted(run, place, error)
+                run.holder.noted(run, place, error)
                 noted_runs[run] = None
+        self._returned += count
+        self._measured += count
+        self._survived += count
         if self._limit is not None and self._survived >= self._limit:
             self._limit, self._survived = self._limit * 2, 0
         for run in noted_runs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
 
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
@@ -197,33 +197,54 @@ def no_handler(message: ReceivedMessage) -> InvalidRequest:
     return InvalidRequest(f"this consumer has no handler for topic {message.topic!r}; another of its group may")
 
 
-class _InOwnContext:
-    """Awaits a coroutine whose context variables are its own, in the task of its caller."""
+class _Rest:
+    """Awaits the rest of a coroutine that runs in a context of its own, in the task of its caller."""
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_awaited", "_context", "_coroutine")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], awaited: Any) -> None:
+        self._context = context
         self._coroutine = coroutine
+        self._awaited = awaited
+        """The future that the coroutine waits for."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        context, coroutine = contextvars.copy_context(), self._coroutine
-        step: Callable[..., Any] = coroutine.send
-        value: Any = None
+        context, coroutine, awaited = self._context, self._coroutine, self._awaited
         while True:
+            step: Callable[..., Any] = coroutine.send
+            try:
+                value = yield awaited
+            except BaseException as error:
+                step, value = coroutine.throw, error
             try:
                 awaited = context.run(step, value)
             except StopIteration as returned:
                 return returned.value
-            try:
-                step, value = coroutine.send, (yield awaited)
-            except BaseException as error:
-                step, value = coroutine.throw, error
 
 
-def in_own_context(coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
-    """An awaitable of a coroutine that sees the caller's context variables, and whose changes the caller does not see,
-    as if the coroutine had a task of its own."""
-    return _InOwnContext(coroutine)
+async def _result(value: Any) -> Any:
+    return value
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def begin_in_own_context(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any] | None:
+    """Call a coroutine function, and run its coroutine until it waits. Returns what gives its result when awaited; None
+    if it has returned None already.
+
+    It sees the caller's context variables, and the caller does not see its changes, as if it had a task of its own.
+    """
+    context = contextvars.copy_context()
+    coroutine = context.run(function, *arguments)
+    if type(coroutine) is not CoroutineType:  # a wrapper may return another awaitable
+        coroutine = _awaited(coroutine)
+    try:
+        awaited = context.run(coroutine.send, None)
+    except StopIteration as returned:
+        return None if returned.value is None else _result(returned.value)
+    return _Rest(context, coroutine, awaited)
 
 
 def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:
@@ -233,7 +254,8 @@ def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:
         result = function(*arguments)
     except StopIteration as error:  # a future cannot hold it: the message would never be settled
         raise RuntimeError("the handler raised StopIteration") from error
-    refuse_unfinished(result)
+    if result is not None:
+        refuse_unfinished(result)
 
 
 def reason_of(error: BaseException, *, named: bool = True) -> str:

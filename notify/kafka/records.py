@@ -71,7 +71,7 @@ def header(headers: Sequence[tuple[str, str | bytes | None]] | None, name: str) 
     """The text of a header; None if it is missing."""
     for header_name, value in headers or ():
         if header_name == name and value is not None:
-            return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+            return text_of(value)
     return None
 
 
@@ -91,26 +91,36 @@ def why_dead(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[s
     return {name: text for name, text in fields.items() if text is not None}
 
 
-def split(message: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The headers of a message of the Kafka client by name, the first of each name; and the message's own headers."""
-    fields: dict[str, str] = {}
-    own: dict[str, str] = {}
+def split(message: Any) -> tuple[dict[str, str | bytes], dict[str, str] | None]:
+    """Notify's headers of a message of the Kafka client by name, the first of each name; and the message's own headers,
+    None if it has none."""
+    fields: dict[str, str | bytes] = {}
+    own: dict[str, str] | None = None
     headers = message.headers() or ()
     for name, value in headers.items() if isinstance(headers, dict) else headers:
-        if value is not None:
-            text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-            fields.setdefault(name, text)
-            if not name.startswith(OWN):
-                own[name] = text
-            elif name.startswith(ESCAPED):
-                own[name.removeprefix(ESCAPED)] = text
+        if value is None:
+            continue
+        if name.startswith(OWN):
+            if name not in fields:
+                fields[name] = value
+            if not name.startswith(ESCAPED):
+                continue
+            name = name.removeprefix(ESCAPED)
+        if own is None:
+            own = {}
+        own[name] = text_of(value)
     return fields, own
+
+
+def text_of(value: str | bytes) -> str:
+    """The text of a header's value."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def own_headers(headers: Sequence[tuple[str, str | bytes | None]] | None) -> dict[str, str]:
     """The message's own headers."""
     return {
-        name.removeprefix(ESCAPED): value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+        name.removeprefix(ESCAPED): text_of(value)
         for name, value in headers or ()
         if value is not None and (name.startswith(ESCAPED) or not name.startswith(OWN))
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, DeadLetter
+from notify.client.hand import Hand
+from notify.client.handler_threads import HandlerThreads
 from notify.errors import InvalidRequest
+from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import Wrapped, commit_offsets, committed
@@ -22,14 +26,18 @@ from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-d
 
 from notify.client.kafka import control as client_control
 from notify.client.kafka import loop, settling, starting
+from notify.client.kafka.feed import Feed
 from notify.client.kafka.loop import KafkaLoop
 from notify.client.kafka.membership import Membership
 from notify.client.kafka.ownership import Ownership
+from notify.client.kafka.partitions import Partitions
+from notify.client.kafka.plan import Plan
 from notify.client.kafka.topics import Topics
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import Control
 from notify.kafka.groups import dead_letter_topic, retry_topic
+from notify.kafka.progress import Progress
 from tests.support.kafka_consumers import (
     CALL_SECONDS,
     admin_of,
@@ -457,3 +465,50 @@ def test_what_is_deleted_before_a_group_has_handled_it_is_said(
 def delete_before(url: str, topic: str, offset: int) -> None:
     for deleted in admin_of(url).delete_records([TopicPartition(topic, 0, offset)]).values():
         deleted.result(CALL_SECONDS)
+
+
+def test_a_look_at_topics_within_a_callback_leaves_the_next_callback_alive(kafka_url: str, unique: str) -> None:
+    """Asked by the client that calls back, the list took the client's state from the next callback of the same poll,
+    which aborted the process."""
+    make_topic(kafka_url, unique)
+    process = forked.context().Process(target=_look_within_a_callback, args=(kafka_url, unique), daemon=True)
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == 0
+
+
+def _look_within_a_callback(url: str, topic: str) -> None:
+    """A process in whose polls many callbacks follow the one that has to leave out partitions that are gone."""
+    statistics: list[str] = []
+    client = Cluster.consumer
+
+    def talkative(cluster: Cluster, own: Any) -> Any:
+        return client(cluster, {**own, "statistics.interval.ms": 1, "stats_cb": statistics.append})
+
+    Cluster.consumer = talkative  # type: ignore[method-assign]
+
+    async def run() -> None:
+        cluster, partitions, threads = Cluster.of(url), Partitions(1000), HandlerThreads(1, "test")
+        consumer = consumer_of(url, topic, [])
+        hand = Hand(lambda: None, consumer._count, 4, 32)
+        plan = Plan(
+            url, topic, "i", consumer._handlers, hand, consumer._cancel, lambda: False, 4, 32, 30.0, 30.0
+        )  # fmt: skip
+        feed = Feed(cluster, topic, "i", partitions)
+        settled = settling.Settling(plan, cluster, feed, partitions, threads)
+        window = partitions.open((f"{topic}.gone", 0), Progress(0, left=True), in_order=False)
+        found: list[bool] = []
+
+        def assigned(client: Any, given: list[Any]) -> None:
+            found.append(feed.thread.wait_for(settled._leave_out({(f"{topic}.gone", 0): window})))
+            client.incremental_assign(given)
+            statistics.clear()
+
+        await feed.call(lambda: feed.consumer.subscribe([topic], on_assign=assigned))
+        while not (found and statistics):
+            await feed.poll(10, 1.0)
+        assert found == [True]
+        await feed.close()
+        threads.shutdown()
+
+    asyncio.run(run())

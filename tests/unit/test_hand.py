@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.client import hand as hands
 from notify.client.claims import Partial
+from notify.client.consumer import TURN_SECONDS
 from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
 from notify.client.handler_threads import HandlerThreads
-from notify.client.handlers import Handler, in_own_context
+from notify.client.handlers import Handler, begin_in_own_context
 from notify.errors import DeadLetter
 from notify.wire import Delivered
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -169,22 +171,21 @@ def test_a_coroutine_gives_the_loop_its_turns() -> None:
         nonlocal turns
         consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
         consumer._lots = {}
-        until = asyncio.get_running_loop().time() + 0.05
 
         @consumer.subscribe("t")
         async def handle(message: ReceivedMessage) -> None: ...
 
         session = Session()
         hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
-        while asyncio.get_running_loop().time() < until:
-            if hand.count < 1000:
-                hand.put(runs_of(session, consumer._handlers, delivered(["x"] * 1000)))
+        looks = itertools.count()
+        hand.time = lambda: next(looks) * TURN_SECONDS / 10  # ten messages take a turn's time
+        hand.put(runs_of(session, consumer._handlers, delivered(["x"] * 1000)))
+        while hand.count:
             await asyncio.sleep(0)  # a turn of the loop
             turns += 1
-        await session.until_empty()
 
     asyncio.run(run())
-    assert turns > 5
+    assert turns >= 90
 
 
 def test_a_handler_changes_no_context_variable_of_the_next() -> None:
@@ -214,7 +215,9 @@ def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
                 cleaned.append("up")
 
         async def call() -> None:
-            await in_own_context(handle())
+            rest = begin_in_own_context(handle)
+            assert rest is not None
+            await rest
 
         task = asyncio.ensure_future(call())
         await asyncio.sleep(0)  # a turn of the loop

@@ -87,7 +87,7 @@ class World:
 
     def add(self, window: Window, records: list[Record]) -> None:
         for record in records:
-            self.partitions.add(window, Item(record.offset(), record.key(), 1, record))
+            self.partitions.add(window, [Item(record.offset(), record.key(), 1, record)])
         self.partitions.look(window)
 
     async def until_handled(self) -> None:

@@ -22,7 +22,9 @@ def asked(lot: Lot, polls: int, *, handled_in: float, polled_in: float = 0.0, ca
 def test_quick_handlers_get_more_at_a_time_and_slow_ones_as_few_as_batch_says() -> None:
     lot = Lot(32)
     assert asked(lot, 7, handled_in=QUICK_SECONDS / 2) == [64, 128, 256, 512, 1024, MOST, MOST]
+    assert lot.half == MOST // 2
     assert asked(lot, 6, handled_in=QUICK_SECONDS * 2) == [1000, 500, 250, 125, 62, 32]
+    assert lot.half == 0
 
 
 def test_a_poll_that_takes_long_does_not_make_handlers_slow() -> None:

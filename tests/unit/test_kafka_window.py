@@ -275,7 +275,7 @@ def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pyt
         monkeypatch.setattr(module, "steady_clock", clock)
     kept = partitions.Partitions(10)
     w = kept.open(("t", 0), Progress(0, left=True), in_order=True)
-    kept.add(w, Item(0, b"a", 1, None))
+    kept.add(w, [Item(0, b"a", 1, None)])
     kept.look(w)
     taken = kept.take(1)
     assert taken is not None
@@ -303,7 +303,7 @@ def test_partitions_share_the_room() -> None:
     windows = [kept.open(("t", n), Progress(0, left=True), in_order=False) for n in range(3)]
     for w in windows:
         for offset in range(10):
-            kept.add(w, Item(offset, None, 1, None))
+            kept.add(w, [Item(offset, None, 1, None)])
         kept.look(w)
     shares = []
     room = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -47,7 +47,12 @@ _SIZES = {
 """Bounds of memory, which the operators' settings may change. When a bound is reached, the client stops fetching for
 the last of these times. Its default of 1 s would limit the consumer to about 12,000 small records a second."""
 POLLED_BYTES = 4 << 20
-"""The memory of records after which one poll ends."""
+"""The memory of records after which one poll ends. If records become larger suddenly, one poll may bring all that the
+client has fetched, at most QUEUED_KILOBYTES and one more answer."""
+ITEM_BYTES = 200
+"""The memory of a record besides its key and value."""
+EXPECTED_BYTES = 16 << 10
+"""The memory of a record that the first poll expects; later ones expect what came last."""
 CLIENT_RECOVERS = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION,
@@ -56,6 +61,10 @@ CLIENT_RECOVERS = frozenset(
     )
 )  # fmt: skip
 """Errors that the client recovers from by itself."""
+
+
+Fetched = tuple[Window, list[Item]]
+"""Neighbouring records of a partition, in the order of their offsets, and the window that they were fetched for."""
 
 
 class Feed:
@@ -67,6 +76,7 @@ class Feed:
         self._group = group
         self._partitions = partitions
         self._fault: KafkaError | None = None
+        self._record_bytes = EXPECTED_BYTES
         self.member: Any = None
         """The metadata of this member of the group since its last rebalance. Kafka refuses the transactions of an
         expelled member. A client that knows that it was expelled has no member id, and Kafka would not refuse it."""
@@ -120,42 +130,88 @@ class Feed:
         fetched, ends = await self.call(self._poll, most, seconds)
         replacements: dict[Window, Window] = {}
         changed: dict[Window, None] = {}
-        for polled, item in fetched:
+        for polled, items in fetched:
             window = replacements.get(polled, polled)
-            if item.offset < window.next and not window.is_closed:
-                replacements[polled] = window = self._partitions.begin_anew(window, item.offset)
-            self._partitions.add(window, item)
+            if items[0].offset < window.next and not window.is_closed:
+                replacements[polled] = window = self._partitions.begin_anew(window, items[0].offset)
+            self._partitions.add(window, items)
             changed[window] = None
         for window in changed:
             self._partitions.look(window)
         for polled, offset in ends:
             self._partitions.reach(replacements.get(polled, polled), offset)
-        return len(fetched)
+        return sum([len(items) for _, items in fetched])
 
-    def _poll(self, most: int, seconds: float) -> tuple[list[tuple[Window, Item]], list[tuple[Window, int]]]:
+    def _poll(self, most: int, seconds: float) -> tuple[list[Fetched], list[tuple[Window, int]]]:
         """Records with their windows, and the end offsets of partitions that were read to their end."""
-        fetched: list[tuple[Window, Item]] = []
+        fetched: list[Fetched] = []
         ends: list[tuple[Window, int]] = []
         room = POLLED_BYTES
-        # One record at a time: the client's call for many records crashes the process if a rebalance comes within it.
-        record = self.consumer.poll(seconds)
-        while record is not None:
+        while True:
+            # Look up windows in this thread, because a window that opens later belongs to another fetch.
+            windows = dict(self._partitions.items())
+            asked = max(1, min(most, room // self._record_bytes))
+            polled = self.consumer.consume(asked, 0)
+            if windows != (now := dict(self._partitions.items())):
+                polled = self._fetch_again(polled, windows, now)
+            if not polled and seconds:
+                # The call for many records would wait until all have come.
+                polled, seconds, asked = [r for r in (self.consumer.poll(seconds),) if r is not None], 0.0, 1
+                windows = dict(self._partitions.items())
+            size = self._sort(polled, windows, fetched, ends)
+            if polled:
+                self._record_bytes = max(1, self._record_bytes // 2, size // len(polled))
+            most, room = most - len(polled), room - size
+            if len(polled) < asked or most <= 0 or room <= 0:
+                return fetched, ends
+
+    def _sort(
+        self, polled: list[Any], windows: Mapping[Place, Window], fetched: list[Fetched], ends: list[tuple[Window, int]]
+    ) -> int:
+        """Add what was polled to `fetched` and `ends`; returns the bytes of the records."""
+        total = 0
+        last: Place | None = None
+        next_offset = 0
+        items: list[Item] | None = None
+        of_topic = _item
+        for record in polled:
+            place = record.topic(), record.partition()
             error = record.error()
-            place = _place(record)
-            # Look up the window in this thread, because a window that opens later belongs to another fetch.
-            window = self._partitions.get(place)
-            if error is None and window is not None:
-                item = _item(place[0], record)
-                fetched.append((window, item))
-                room -= item.size
-            elif error is not None and error.code() == KafkaError._PARTITION_EOF and window is not None:
-                ends.append((window, record.offset() or 0))
-            elif error is not None:
-                self._take_error(error)
-            if len(fetched) >= most or room <= 0:
-                break
-            record = self.consumer.poll(0)
-        return fetched, ends
+            if error is not None:
+                window = windows.get(place)
+                if error.code() == KafkaError._PARTITION_EOF and window is not None:
+                    ends.append((window, record.offset() or 0))
+                else:
+                    self._take_error(error)
+                continue
+            offset = record.offset()
+            if place != last or offset < next_offset:
+                last, items = place, None
+                of_topic = _retried if place[0].startswith(RETRY) else _item
+                if (window := windows.get(place)) is not None:
+                    items = []
+                    fetched.append((window, items))
+            next_offset = offset + 1
+            if items is not None:
+                item = of_topic(offset, record)
+                items.append(item)
+                total += item.size
+        return total
+
+    def _fetch_again(self, polled: list[Any], before: Mapping[Place, Window], now: Mapping[Place, Window]) -> list[Any]:
+        """Leave out of what one call brought the records of partitions that a rebalance opened within it.
+
+        Some may have been fetched for an earlier window, and leave out what that window did not finish. So all are
+        fetched again.
+        """
+        opened = {place for place, window in now.items() if before.get(place) is not window}
+        kept = [record for record in polled if (record.topic(), record.partition()) not in opened]
+        if len(kept) < len(polled):
+            again = [TopicPartition(*place, now[place].next) for place in opened]
+            self.consumer.incremental_unassign(again)
+            self.consumer.incremental_assign(again)
+            self.consumer.resume(again)
+        return kept
 
     def _take_error(self, error: KafkaError) -> None:
         if is_final(error) or not (error.retriable() or error.code() in CLIENT_RECOVERS):
@@ -198,14 +254,14 @@ class Feed:
         await self.thread.end(partial(leave, self._group, self.consumer.close, LEAVE_SECONDS), seconds)
 
 
-def _place(record: Any) -> Place:
-    return record.topic(), record.partition()
+def _item(offset: int, record: Any) -> Item:
+    key = record.key()
+    return Item(offset, key, len(record) + (len(key) if key else 0) + ITEM_BYTES, record)
 
 
-def _item(topic: str, record: Any) -> Item:
-    offset, size = record.offset(), len(record) + len(record.key() or b"") + 200
-    if not topic.startswith(RETRY):
-        return Item(offset, record.key(), size, record)
-    headers = records.listed(record)
-    attempt, due_us = records.number(headers, records.ATTEMPT) or 1, records.number(headers, records.DUE) or 0
-    return Item(offset, record.key(), size, record, attempt, due_us)
+def _retried(offset: int, record: Any) -> Item:
+    """An item of a retry topic."""
+    item, headers = _item(offset, record), records.listed(record)
+    item.attempt = records.number(headers, records.ATTEMPT) or 1
+    item.due_us = records.number(headers, records.DUE) or 0
+    return item

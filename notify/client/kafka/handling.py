@@ -22,8 +22,8 @@ from notify.client.kafka.window import Item, Window
 from notify.clock import steady_clock
 from notify.errors import DeadLetter
 from notify.filter import Filter
-from notify.kafka import records
 from notify.kafka.groups import DEAD_LETTER, RETRY
+from notify.kafka.records import EXPIRES, ID, TAG, TARGET, listed, split, text_of, why_dead
 from notify.limits import digits
 from notify.message import REPLAY
 from notify.wire import Delivered
@@ -65,6 +65,8 @@ class Handling:
         self._lot = lot
         self._failures = FailureLog()
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
+        self._choosy = {h.topic for h in plan.handlers.values() if h.tags or h.filter}
+        """The topics of handlers that do not get every message."""
         self._runs: dict[PartitionRun, None] = {}
         """The runs with messages in hand."""
         self._ended = asyncio.Event()
@@ -116,6 +118,9 @@ class Handling:
     @property
     def is_low(self) -> bool:
         """Whether so few items wait behind those that handlers are busy with that more should be fetched."""
+        half = self._lot.half
+        if self._hand.count < half and self._partitions.count < half:
+            return True
         waiting = max(0, self._hand.count - max(self._hand.under_way, self._plan.concurrency))
         return waiting < self._lot.low and not self._partitions.has_ready(self._lot.low - waiting)
 
@@ -125,26 +130,31 @@ class Handling:
         source = items[0].record.topic()
         is_retry, is_letter = source.startswith(RETRY), source.startswith(DEAD_LETTER)
         topic, handler = source, handler_of(self._plan.handlers, source)
+        count = 0
         for item in items:
-            fields, own_headers = records.split(item.record)
+            fields, own_headers = split(item.record)
             if is_letter:
-                own_headers |= records.why_dead(records.listed(item.record))
-            if is_retry and (target := fields.get(records.TARGET) or source) != topic:
-                topic, handler = target, handler_of(self._plan.handlers, target)
+                own_headers = (own_headers or {}) | why_dead(listed(item.record))
+            if is_retry:
+                target = text_of(fields.get(TARGET, "")) or source
+                if target != topic:
+                    topic, handler = target, handler_of(self._plan.handlers, target)
             message = self._message(window, item, topic, handler, fields, own_headers)
             if message is None:
                 continue
             if not found or found[-1][0] is not handler:
                 found.append((handler, [], []))
-            found[-1][1].append(item)
-            found[-1][2].append(message)
-        if sum([len(taken) for _, taken, _ in found]) < len(items):
+            _, taken, messages = found[-1]
+            taken.append(item)
+            messages.append(message)
+            count += 1
+        if count < len(items):
             self._partitions.look(window)
         return [PartitionRun(self, handler, window, taken, messages) for handler, taken, messages in found]
 
     def _message(
-        self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str],
-        own_headers: dict[str, str],
+        self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str | bytes],
+        own_headers: dict[str, str] | None,
     ) -> Delivered | None:  # fmt: skip
         """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
         headers of the record."""
@@ -154,22 +164,25 @@ class Handling:
             self._fail(window, item, handler, topic, error)
             return None
         try:
-            record = item.record
-            key = record.key()
+            record, key = item.record, item.key
+            message_id, tag, replay = fields.get(ID), fields.get(TAG), fields.get(REPLAY)
             message = Delivered(
-                id=fields.get(records.ID) or retries.id_of(record),
+                id=text_of(message_id) if message_id else retries.id_of(record),
                 topic=topic,
                 queue=record.partition(),
                 offset=item.offset,
                 body=record.value() or b"",
-                key=key.decode("utf-8", "replace") if key is not None else None,
-                tag=fields.get(records.TAG),
+                key=None if key is None else key.decode("utf-8", "replace"),
+                tag=None if tag is None else text_of(tag),
                 headers=own_headers,
                 attempt=item.attempt,
                 committed_at=_instant(record.timestamp()[1]),
-                replay=digits(fields.get(REPLAY, "")) or 0,
+                replay=0 if replay is None else digits(text_of(replay)) or 0,
             )
-            if handler is None or self._is_wanted(handler, message, fields):
+            if handler is None:
+                return message
+            is_past = EXPIRES in fields and _is_past(fields[EXPIRES])
+            if not is_past and (handler.topic not in self._choosy or self._is_wanted(handler, message)):
                 return message
         except Exception as error:
             # Any producer may write to the topic. If this error were raised, it would end every consumer in turn.
@@ -179,10 +192,7 @@ class Handling:
             window.finish(item)
         return None
 
-    def _is_wanted(self, handler: Handler, message: Delivered, fields: dict[str, str]) -> bool:
-        expires = digits(fields.get(records.EXPIRES, ""))
-        if expires is not None and expires <= time.time_ns() // 1000:
-            return False
+    def _is_wanted(self, handler: Handler, message: Delivered) -> bool:
         if handler.tags and message.tag not in handler.tags:
             return False
         condition = self._filters.get(handler.topic)
@@ -218,8 +228,7 @@ class Handling:
         assert isinstance(run, PartitionRun)
         acknowledged, run.acknowledged = run.acknowledged, []
         if not run.window.is_closed:  # otherwise another instance has got the partition
-            for place in acknowledged:
-                run.window.finish(run.items[place])
+            run.window.finish_all([run.items[place] for place in acknowledged])
         self._hand.settled(run, acknowledged)
         not_tried, run.not_tried = run.not_tried, []
         self._put_back(run, not_tried)
@@ -286,6 +295,12 @@ class Handling:
         if self._timer is not None:
             self._timer.cancel()
         await self._plan.cancel(self)
+
+
+def _is_past(expires: str | bytes) -> bool:
+    """Whether a message with this header `notify-expires` has expired."""
+    expires_us = digits(text_of(expires))
+    return expires_us is not None and expires_us <= time.time_ns() // 1000
 
 
 @functools.lru_cache(maxsize=16)

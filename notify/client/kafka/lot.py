@@ -34,9 +34,11 @@ class Lot:
 
     @property
     def low(self) -> int:
-        """The number of ready items, at least 1, below which more are fetched.
-
-        It is small because the client's thread and handlers on the loop slow each other down, with a switch of threads
-        for every record of a poll.
-        """
+        """The number of ready items, at least 1, below which more are fetched, although others may wait behind them."""
         return min(self._least, MOST_LOW) // 2 + 1
+
+    @property
+    def half(self) -> int:
+        """The number of items that are not done below which more are fetched, so that they come while the last half of
+        a lot is handled; 0 for slow handlers."""
+        return self._size // 2 if self._size > self._least else 0

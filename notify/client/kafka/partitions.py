@@ -79,12 +79,18 @@ class Partitions:
         replacement.changes += 1
         return replacement
 
-    def add(self, window: Window, item: Item) -> None:
-        """Add a fetched record to its window, unless the window was closed meanwhile; then call `look`."""
-        if not window.is_closed:
-            if item.offset > window.next + 1:  # a gap of one offset is usual: the marker of a transaction
-                self._note_jump(window.next, item)
-            window.add(item)
+    def add(self, window: Window, items: list[Item]) -> None:
+        """Add fetched records to their window, in the order of their offsets, unless the window was closed meanwhile;
+        then call `look`."""
+        if window.is_closed:
+            return
+        if items[-1].offset >= window.next + len(items):
+            expected = window.next
+            for item in items:
+                if item.offset > expected + 1:  # a gap of one offset is usual: the marker of a transaction
+                    self._note_jump(expected, item)
+                expected = item.offset + 1
+        window.add_all(items)
 
     def _note_jump(self, start: int, item: Item) -> None:
         place: Place = item.record.topic(), item.record.partition()
@@ -150,6 +156,11 @@ class Partitions:
             if count <= 0:
                 return True
         return False
+
+    @property
+    def count(self) -> int:
+        """The number of items that are not done."""
+        return sum([window.count for window in self._windows.values()])
 
     def to_pause(self, *, all_of_them: bool) -> list[Place]:
         """The partitions to pause: those that are fetched although their windows are full, or all that are fetched."""

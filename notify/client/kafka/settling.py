@@ -221,8 +221,9 @@ class Settling:
     async def _leave_out(self, windows: Mapping[Place, Window]) -> bool:
         """Leave partitions that are gone out of commits, since Kafka refuses the whole transaction because of one;
         returns whether any are gone."""
-        listed = await self._feed.thread.call_also_within(
-            partial(self._feed.consumer.list_topics, timeout=CALL_SECONDS)
+        # Not by the feed's client: if it were asked this within a callback, its next callback would abort the process.
+        listed = await asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: self._cluster.admin().list_topics(timeout=CALL_SECONDS)
         )
         listed_places = {(name, n) for name, topic in listed.topics.items() for n in topic.partitions}
         gone = {place: window for place, window in windows.items() if place not in listed_places}

@@ -8,8 +8,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
 
@@ -20,8 +21,7 @@ NOTED = 512
 between two commits at most, so that the record that killed the process is among them, now or after further ones."""
 
 
-@dataclass(slots=True)
-class Item:
+class Item(msgspec.Struct, gc=False):
     """A record that is not done.
 
     `attempt`: the number of its next attempt, from 1. `due_us`: the earliest time of the attempt, in microseconds since
@@ -58,6 +58,8 @@ class Window:
         """The offsets of open items that have failed. `_failed` also has failed offsets of the committed progress
         whose records are not fetched yet, or are gone."""
         self._orphans = progress.begun
+        self._told = max((*progress.done, *self._failed), default=-1)
+        """The last offset that the committed progress says something about."""
         self._to_note = 0 if progress.left else NOTED
         self._not_noted: deque[Item] = deque()
         self._begun: set[int] = set()
@@ -94,13 +96,32 @@ class Window:
         if item.offset in self._failed:
             self._failing.add(item.offset)
         self._bytes += item.size
-        if self.in_order and item.key is not None:
-            line = self._lines.setdefault(item.key, deque())
-            line.append(item)
-            if len(line) > 1:
-                return True
-        self._enter(item)
+        if not self.in_order or self._heads_line(item):
+            self._enter(item)
         return True
+
+    def add_all(self, items: list[Item]) -> None:
+        """Add fetched records in the order of their offsets."""
+        first = items[0].offset
+        if first < self._next or first <= self._told or self._to_note or any(item.due_us for item in items):
+            for item in items:
+                self.add(item)
+            return
+        self._next = items[-1].offset + 1
+        self._open.update([(item.offset, item) for item in items])
+        self._bytes += sum([item.size for item in items])
+        self._ready.extend([item for item in items if self._heads_line(item)] if self.in_order else items)
+
+    def _heads_line(self, item: Item) -> bool:
+        """Put an item into the line of its key; whether no other item of the key is before it."""
+        if item.key is None:
+            return True
+        line = self._lines.get(item.key)
+        if line is None:
+            self._lines[item.key] = deque((item,))
+            return True
+        line.append(item)
+        return False
 
     def reach(self, end: int) -> None:
         """Note that everything before this offset was fetched; the last offsets may be transaction markers."""
@@ -145,12 +166,16 @@ class Window:
 
     def take(self, most: int) -> list[Item]:
         """The next items to handle; empty if no item is ready, or if the first open item is too far behind it."""
-        items: list[Item] = []
         ready, end = self._ready, self.position + MOST_SPAN
-        if not self._is_stopped:
+        if self._is_stopped:
+            return []
+        if self._next <= end:
+            items = [ready.popleft() for _ in range(min(most, len(ready)))]
+        else:
+            items = []
             while ready and len(items) < most and ready[0].offset < end:
                 items.append(ready.popleft())
-            self._handled.update([item.offset for item in items])
+        self._handled.update([item.offset for item in items])
         return items
 
     def put_back(self, item: Item) -> None:
@@ -174,24 +199,38 @@ class Window:
 
     def finish(self, item: Item) -> None:
         """Note that an item is done, after it was handled or has arrived in another topic."""
-        offset = item.offset
-        del self._open[offset]
-        self._handled.discard(offset)
-        self._leaving.discard(offset)
-        self._begun.discard(offset)
-        self._failed.pop(offset, None)
-        self._failing.discard(offset)
-        self._bytes -= item.size
-        self._done.add(offset)
+        self.finish_all([item])
+
+    def finish_all(self, items: list[Item]) -> None:
+        """Note that items are done; see `finish`."""
+        offsets = [item.offset for item in items]
+        for offset in offsets:
+            del self._open[offset]
+        self._handled.difference_update(offsets)
+        self._bytes -= sum([item.size for item in items])
+        self._done.update(offsets)
+        for noted in (self._leaving, self._begun, self._failing):
+            if noted:
+                noted.difference_update(offsets)
+        if self._failed:
+            for offset in offsets:
+                self._failed.pop(offset, None)
         self._forget_passed()
-        self.changes += 1
-        if self.in_order and item.key is not None:
-            line = self._lines[item.key]
-            line.popleft()
-            if line:
-                self._enter(line[0])
-            else:
-                del self._lines[item.key]
+        self.changes += len(items)
+        if self.in_order:
+            for item in items:
+                self._leave_line(item)
+
+    def _leave_line(self, item: Item) -> None:
+        """The next item of its key may be handled."""
+        if item.key is None:
+            return
+        line = self._lines[item.key]
+        line.popleft()
+        if line:
+            self._enter(line[0])
+        else:
+            del self._lines[item.key]
 
     def fail(self, item: Item, due_us: int) -> None:
         """Note that a taken item failed: its next attempt is due at `due_us`, and with `in_order` its key waits."""
@@ -268,6 +307,11 @@ class Window:
             and self._next - self.position <= MOST_SPAN // 2
             and len(self._failing) <= MOST_FAILED // 2
         )
+
+    @property
+    def count(self) -> int:
+        """The number of items that are not done."""
+        return len(self._open)
 
     @property
     def ready(self) -> int:
