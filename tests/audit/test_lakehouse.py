@@ -129,6 +129,8 @@ def test_every_message_once_beside_kills_of_reader_server_and_store(own_server: 
             reader.start()
             if reader.wait() == 0:
                 break
+        else:
+            raise AssertionError("the reader came to no end")
     table = rows(f"file://{lake}")
     stored = everything(own_server.url)
     assert len(stored) >= sending.acknowledged > 0

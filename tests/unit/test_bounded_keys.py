@@ -125,6 +125,7 @@ BOUNDS = {
         client/inbox.py:_turns client/sessions.py:_sessions client/thread_outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
+        spark/tables/manifest.py:columns
         spark/catalog.py:names spark/left_out.py:_filters spark/left_out.py:_payloads spark/left_out.py:tags
         storage/log/checkpoint.py:bridge_bases storage/log/checkpoint.py:paused storage/log/checkpoint.py:attempts
         storage/log/checkpoint.py:deaths storage/log/checkpoint.py:interruptions
