@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from notify.extras import remedy
+from notify.runtime.extras import remedy
 
 
 def run() -> None:

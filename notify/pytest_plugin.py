@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notify.extras import remedy
+from notify.runtime.extras import remedy
 
 if TYPE_CHECKING:
     from notify.testing.server import InMemoryServer

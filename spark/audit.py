@@ -18,33 +18,34 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import InvalidRequest
-from notify.spark import dead, findings, kafka_searches, left_out, measures, searches
-from notify.spark.afterwards import look_again
-from notify.spark.cases import Cases
-from notify.spark.catalog import Bridged
-from notify.spark.completeness import completeness_of
-from notify.spark.coverage import Coverage, cover
-from notify.spark.databases import Database
-from notify.spark.dead import Dead
+from notify.spark.checks import dead_letters, kafka_searches, left_out, searches
+from notify.spark.checks.dead_letters import Dead
+from notify.spark.checks.malformed import malformed
+from notify.spark.checks.rows_outside_range import strays
 from notify.spark.digest.figures import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
-from notify.spark.effects import BusinessEffects, business_effects
-from notify.spark.findings import BAD
-from notify.spark.grain import MOST_BUCKETS, Grain, grain_of
-from notify.spark.in_time import InTime, choosing, filtered, joined_us
-from notify.spark.kafka_input import KafkaInput
-from notify.spark.life import MASKS, PROVEN, Groups
-from notify.spark.log_input import EVERYTHING
-from notify.spark.malformed import malformed
-from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
+from notify.spark.inputs.catalog import Bridged
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.inputs.kafka_input import KafkaInput
+from notify.spark.inputs.log_input import EVERYTHING
+from notify.spark.inputs.shards import movers_of
+from notify.spark.judge import findings, measures
+from notify.spark.judge.cases import Cases
+from notify.spark.judge.completeness import completeness_of
+from notify.spark.judge.completeness_proof import Proof, refuse_doubled, refuse_foreign
+from notify.spark.judge.coverage import Coverage, cover
+from notify.spark.judge.deadlines import InTime, choosing, filtered, joined_us
+from notify.spark.judge.findings import BAD
+from notify.spark.judge.grain import MOST_BUCKETS, Grain, grain_of
+from notify.spark.judge.message_rows import MASKS, PROVEN, Groups
+from notify.spark.judge.rows import MessageRows, hashes, producer_groups
+from notify.spark.judge.second_look import look_again
+from notify.spark.judge.terms import SKEW_US
+from notify.spark.judge.verdict import judge
 from notify.spark.result import LATENCIES, Covered, Found, Inputs, Plan, Result
-from notify.spark.rows import MessageRows, hashes, producer_groups
-from notify.spark.shards import movers_of
-from notify.spark.strays import strays
 from notify.spark.tasks import cores_of
-from notify.spark.terms import SKEW_US
-from notify.spark.verdict import judge
 
 _BYPASS = "spark.sql.execution.bypassPartialAggregation"
 ROWS_A_PARTITION = 300_000
@@ -131,7 +132,7 @@ class Audit:
         self._search(coverage)
         self._search_malformed(coverage, looked)
         left_out.tell(self._spark, self._inputs, result, self._effects)
-        dead.tell(self._inputs, result, self._effects)
+        dead_letters.tell(self._inputs, result, self._effects)
         self._step("order, damage, gaps, effects")
         judge(self._plan, result, max((bucket["newest_row_us"] or 0 for bucket in result.buckets), default=0))
         result.completeness = completeness_of(
@@ -328,7 +329,7 @@ class Audit:
             self._add("MISDATED", *apart)
             self._progress("checking the order")
             self._add("DISORDER", *searches.disorder(self._spark, log, coverage.span))
-            self._add_dead(dead.of_log(self._spark, log, coverage.from_us, coverage.to_us))
+            self._add_dead(dead_letters.of_log(self._spark, log, coverage.from_us, coverage.to_us))
             self._add("LEFT_OUT", *left_out.expired(self._spark, log, coverage.between))
         if not self._plan.effects:
             result.not_checked["DUP_EFFECT"] = "name the business effects with --effects"
@@ -340,7 +341,7 @@ class Audit:
             self._add_gaps(coverage, kafka.name, kafka.bridges)
             self._progress("checking the order")
             self._add("DISORDER", *kafka_searches.disorder(self._spark, kafka, self._inputs.databases, coverage.span))
-            self._add_dead(dead.of_kafka(self._spark, kafka, coverage.from_us, coverage.to_us))
+            self._add_dead(dead_letters.of_kafka(self._spark, kafka, coverage.from_us, coverage.to_us))
             self._note_unjudged(kafka)
         if not self._inbox_groups:
             result.not_checked["ACKED_NO_EFFECT"] = "no database given has inbox rows"

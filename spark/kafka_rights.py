@@ -12,13 +12,13 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from notify.errors import Unavailable
+from notify.kafka.admin_process import AdminProcess
 from notify.kafka.answers import gathered
-from notify.kafka.asker import Asker
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 from notify.kafka.group_questions import hidden_among
 from notify.kafka.rights import user_of
-from notify.spark.kafka_parts import CALL_SECONDS
+from notify.spark.inputs.kafka_parts import CALL_SECONDS
 
 _NAMED = 20
 
@@ -50,7 +50,7 @@ def hidden_groups(cluster: Cluster, groups: Collection[str]) -> Iterator[str]:
     if not groups:
         return
     try:
-        with closing(Asker(cluster)) as asker:
+        with closing(AdminProcess(cluster)) as asker:
             refused = asker.ask(partial(hidden_among, groups=sorted(groups)))
     except (KafkaException, TimeoutError) as error:
         raise Unavailable(f"Kafka at {cluster.brokers}: the groups' offsets cannot be read: {error}") from error

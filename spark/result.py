@@ -8,13 +8,13 @@ from typing import Any
 
 from notify.errors import InvalidRequest
 from notify.spark.causes.cause import Cause
-from notify.spark.changes import Left
-from notify.spark.completeness import Completeness
-from notify.spark.databases import Database
-from notify.spark.findings import BAD, BY_NAME
-from notify.spark.kafka_input import KafkaInput
-from notify.spark.log_input import LogInput
-from notify.spark.log_read import LogRead
+from notify.spark.inputs.changes import Left
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.kafka_input import KafkaInput
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.log_read import LogRead
+from notify.spark.judge.completeness import Completeness
+from notify.spark.judge.findings import BAD, BY_NAME
 
 LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
 

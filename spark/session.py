@@ -12,8 +12,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from notify.errors import Unavailable
-from notify.maven import fetched
-from notify.urls import without_secrets
+from notify.runtime.maven import fetched
+from notify.runtime.urls import without_secrets
 
 POM = Path(__file__).parent / "jars" / "pom.xml"
 MEMORY = "3g"

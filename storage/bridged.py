@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from notify import ids
 from notify.errors import Conflict, stale_epoch
-from notify.wire import BridgeBatch
+from notify.protocol import ids
+from notify.protocol.wire import BridgeBatch
 
 
 class BridgeState(msgspec.Struct):

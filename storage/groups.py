@@ -23,7 +23,7 @@ class Subscription:
     max_attempts: int = 16  # after so many failed attempts a message is a dead letter
     retry_min_us: int = 1_000_000
     retry_max_us: int = 300_000_000
-    filter: str = ""  # an expression over headers, key and tag; see notify/filter.py
+    filter: str = ""  # an expression over headers, key and tag; see notify/protocol/filter.py
     epoch: int = 0  # rises with each reset: offsets go back only between epochs
     of_topic: str = ""  # if `topic` is a retry topic: the topic whose messages it holds
     replay: int = 0  # the number of this run through the topic: in a higher run messages have their effects again

@@ -1,4 +1,4 @@
-"""The hash that an index holds in place of a tag, the same on every machine. notify/keys.py hashes keys."""
+"""The hash that an index holds in place of a tag, the same on every machine. notify/protocol/keys.py hashes keys."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from notify.protocol.wire import RUN_HEAD, array_head, encode_msgpack
 from notify.storage.progress import to_runs
 from notify.storage.records import StoredMessage
-from notify.wire import RUN_HEAD, array_head, encode_msgpack
 
 LEAST = 16
 """Fewer messages are cheaper one by one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify import ids
+from notify.protocol import ids
 
 RETRY_PREFIX = "retry/"
 DEAD_LETTER_PREFIX = "dead-letter."

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from notify.protocol.wire import BridgeBatch
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
 from notify.storage.message_run import MessageRun
 from notify.storage.records import NewTransaction, PutResult, StoredMessage
 from notify.storage.topics import Topic
 from notify.storage.transactions import TopicStore, TransactionStore
-from notify.wire import BridgeBatch
 
 
 class MessageStore(Protocol):

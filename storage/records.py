@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import NotifyError, Unavailable
+from notify.protocol.wire import Payload
 from notify.storage.topics import Flush
-from notify.wire import Payload
 
 
 class State(enum.IntEnum):
@@ -35,7 +35,7 @@ class Put(enum.IntEnum):
 
 
 class NewMessage(msgspec.Struct, gc=False):
-    """A message as it enters a storage; `payload` is its canonical encoding (notify/wire.py).
+    """A message as it enters a storage; `payload` is its canonical encoding (notify/protocol/wire.py).
 
     `content` is the decoded payload if the caller has it at hand. A storage that keeps a message in columns then need
     not decode the payload.

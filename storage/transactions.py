@@ -19,11 +19,11 @@ from typing import Protocol
 
 from msgspec import structs
 
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PutResult, State, Transaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 NO_TOKENS: Mapping[bytes, int] = {}
 NO_SHARDS: Mapping[bytes, str] = {}

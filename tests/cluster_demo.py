@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from notify.cli.demo import as_dict, show_summary
-from notify.demo.kafka import KafkaCluster
-from notify.demo.proof import Proof
-from notify.demo.run import Demo
-from notify.demo.topology import Cluster, Topology
+from notify.cli.demo_shop.kafka import KafkaCluster
+from notify.cli.demo_shop.proof import Proof
+from notify.cli.demo_shop.run import Demo
+from notify.cli.demo_shop.topology import Cluster, Topology
 from notify.errors import NotifyError
 from notify.testing.databases import SERVERS
 from notify.testing.reachable import NotAvailable

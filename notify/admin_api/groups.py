@@ -10,7 +10,7 @@ from notify.admin_api.declaration import AdminWrite, Body, Bounds, FanOut, Flag,
 from notify.admin_api.description import MOST_ROWS, Description, Rows, capital, messages, text
 from notify.admin_api.words import count
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS, MODES, NAME_CHARACTERS
+from notify.protocol.limits import LIMITS, MODES, NAME_CHARACTERS
 
 # A field is a row of a table: itself, its input, its flag.
 # fmt: off

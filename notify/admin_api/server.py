@@ -12,8 +12,8 @@ from notify.admin_api.description import Description, Rows, text
 from notify.admin_api.words import count, exactly, setting
 from notify.admin_api.words import job as work_of
 from notify.errors import InvalidRequest
-from notify.limits import instant_us
-from notify.wire import instant
+from notify.protocol.limits import instant_us
+from notify.protocol.wire import instant
 
 # A field is a row of a table: itself, its input, its flag.
 # fmt: off

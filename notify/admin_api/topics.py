@@ -10,7 +10,7 @@ from notify.admin_api.declaration import AdminWrite, FanOut, Flag, Input, Strict
 from notify.admin_api.description import Description, capital, messages, text
 from notify.admin_api.queue_rows import kept
 from notify.admin_api.words import count, duration, size
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 
 
 # A field is a row of a table: itself, its input, its flag.

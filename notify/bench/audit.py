@@ -18,7 +18,7 @@ from typing import Any
 
 from notify.bench.made_run import add_to, made_run
 from notify.bench.measured_audit import measured_audit
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import SERVERS
 
 FIRST, DIGEST, FULL, CONTINUED = "with copies", "digest first", "full", "of 1 % more, --continue"
@@ -91,5 +91,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

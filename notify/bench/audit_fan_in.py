@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.bench.made_run import (
     EFFECTIVE_AFTER_US,
     INBOX_COLUMNS,
@@ -33,15 +32,16 @@ from notify.bench.measured_audit import measured_audit
 from notify.bench.sql import fresh
 from notify.client.making_tables import create_tables
 from notify.client.table import notify_source
-from notify.digest import body_digest
-from notify.ending import exiting_when_told
+from notify.protocol import ids
+from notify.protocol.digest import body_digest
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.runtime.signals import exit_on_signal
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import text_of
 from notify.storage.topics import Topic
 from notify.testing.databases import SERVERS
-from notify.wire import Payload, encode_msgpack
 
 SERVICES, TOPICS, GROUPS = 3, 10_000, 200
 BODY = bytes(100)
@@ -170,5 +170,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

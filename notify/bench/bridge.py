@@ -19,14 +19,14 @@ import pymysql
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
-from notify import ids
 from notify.bench.verify import pulled
 from notify.binlog_bridge import source
 from notify.binlog_bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
+from notify.protocol import ids
+from notify.protocol.wire import PackedBridgeBatch, encode_msgpack
 from notify.testing.process import ServerProcess
-from notify.wire import PackedBridgeBatch, encode_msgpack
 
 WRITERS = 16
 TOPIC = "bench-bridge"

@@ -31,14 +31,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.client.table import notify_inbox
-from notify.databases import database_now
 from notify.errors import NotifyError
-from notify.wire import RUN_HEAD, DeliveredRun, Receive, Received, Settle, SettleItem, encode_msgpack
+from notify.protocol import ids
+from notify.protocol.wire import RUN_HEAD, DeliveredRun, Receive, Received, Settle, SettleItem, encode_msgpack
+from notify.runtime.databases import database_now
 
 CONCURRENCY = 16
 """The SDK's default, and the connections of an inbox's engine."""

@@ -9,12 +9,12 @@ import time
 import urllib.request
 from pathlib import Path
 
-from notify import ids
 from notify.bench.requests import call, subscribe
 from notify.client.http import HttpClient
-from notify.ending import exiting_when_told
+from notify.protocol import ids
+from notify.protocol.wire import PackedMessages, PackedPublished, encode_msgpack
+from notify.runtime.signals import exit_on_signal
 from notify.testing.process import ServerProcess
-from notify.wire import PackedMessages, PackedPublished, encode_msgpack
 
 BAR_SECONDS = 0.3
 BATCH = 4096
@@ -89,5 +89,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

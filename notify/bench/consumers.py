@@ -28,7 +28,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.bench import children, load, sql, transactions
 from notify.bench.peers import machine
 from notify.bench.peers.kafka import Kafka
@@ -36,10 +35,11 @@ from notify.bench.peers.rocketmq import RocketMq
 from notify.bench.peers.rounds import FAILURES, order
 from notify.bench.peers.system import Work
 from notify.bench.requests import subscribe
-from notify.demo.kafka import KafkaCluster
-from notify.ending import exiting_when_told
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import GROUP, ID, Headers
+from notify.protocol import ids
+from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
@@ -475,5 +475,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

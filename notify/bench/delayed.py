@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from notify import ids
 from notify.bench.clients import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.errors import NotifyError
+from notify.protocol import ids
+from notify.protocol.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack
 from notify.testing.process import ServerProcess
-from notify.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack
 
 BATCH = 2000
 TOPIC = "delayed"

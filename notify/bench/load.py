@@ -17,14 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
 from notify.errors import NotifyError
-from notify.message import Message
-from notify.wire import Item, PackedMessages, PackedPublished, encode_msgpack
+from notify.protocol import ids
+from notify.protocol.message import Message
+from notify.protocol.wire import Item, PackedMessages, PackedPublished, encode_msgpack
 
 BATCH = 2000
 """The messages of a request that fills a pile."""

@@ -17,16 +17,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client.making_tables import create_tables
 from notify.client.table import notify_source
-from notify.digest import body_digest
+from notify.protocol import ids
+from notify.protocol.digest import body_digest
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import text_of
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 
 PRODUCERS, CONSUMERS, TOPICS = "orders", "points", 4
 SOURCE = "00000000-0000-4000-8000-000000000001"

@@ -17,11 +17,18 @@ import time
 import urllib.request
 from pathlib import Path
 
-from notify import ids
 from notify.client.http import HttpClient
-from notify.ending import exiting_when_told
+from notify.protocol import ids
+from notify.protocol.wire import (
+    OutcomeItem,
+    Outcomes,
+    PackedMessage,
+    PackedTransaction,
+    PackedTransactions,
+    encode_msgpack,
+)
+from notify.runtime.signals import exit_on_signal
 from notify.testing.process import ServerProcess
-from notify.wire import OutcomeItem, Outcomes, PackedMessage, PackedTransaction, PackedTransactions, encode_msgpack
 
 CALLERS = 128
 BATCH = 16
@@ -155,5 +162,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

@@ -39,7 +39,7 @@ from notify.client import (
 from notify.client.loop import new_event_loop
 from notify.client.rows import Mode
 from notify.client.table import half_message
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 
@@ -275,5 +275,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

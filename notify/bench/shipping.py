@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from notify.bench import children
-from notify.ending import exiting_when_told
 from notify.errors import NotifyError
+from notify.runtime.signals import exit_on_signal
 from notify.storage.shipped import manifest
 from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
@@ -176,5 +176,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

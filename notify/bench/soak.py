@@ -25,9 +25,9 @@ from typing import Any
 
 from notify.check import CheckMessageListener, HalfMessage, Outcome
 from notify.client import AsyncConsumer, AsyncTransactionProducer, DeadLetter, Message, ReceivedMessage
-from notify.ending import exiting_when_told
 from notify.errors import NotifyError
-from notify.limits import MODES, Mode
+from notify.protocol.limits import MODES, Mode
+from notify.runtime.signals import exit_on_signal
 from notify.testing.process import ServerProcess
 
 PER_SECOND = 1000
@@ -211,5 +211,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

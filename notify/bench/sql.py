@@ -31,13 +31,13 @@ from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
 from notify.binlog_bridge import source
 from notify.client.making_tables import create_tables
-from notify.ending import exiting_when_told
-from notify.sinks.queue_server import QueueSink
+from notify.movers.sinks.queue_server import QueueSink
+from notify.protocol.wire import PackedBridgeBatch
+from notify.runtime.signals import exit_on_signal
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS, SERVERS
 from notify.testing.process import ServerProcess
 from notify.testing.usage import cpu_seconds
-from notify.wire import PackedBridgeBatch
 
 CONNECTIONS = 128
 BODY = 256
@@ -235,5 +235,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from notify.client.http import HttpClient
-from notify.wire import JSON, Delivered, Items, Pulled, States, encode_msgpack
+from notify.protocol.wire import JSON, Delivered, Items, Pulled, States, encode_msgpack
 
 
 class _Queue(msgspec.Struct):

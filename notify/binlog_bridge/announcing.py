@@ -15,11 +15,11 @@ from notify.binlog_bridge import source
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.totals import Totals
-from notify.databases import has_table
-from notify.sinks.showing import Showing
+from notify.movers.sinks.showing import Showing
+from notify.runtime.databases import has_table
+from notify.runtime.threads import in_thread
 from notify.storage.sql import registry
 from notify.storage.sql.tables import server_member
-from notify.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
 

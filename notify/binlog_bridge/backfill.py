@@ -20,7 +20,6 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify import refused
 from notify.binlog_bridge import source
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.overlap import overlap
@@ -29,14 +28,15 @@ from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.table import notify_refused
-from notify.databases import has_table, within_schema
 from notify.errors import InvalidRequest
-from notify.outbox import Outbox, Place, present
-from notify.pages import cut, readable
-from notify.refused import Refusal
+from notify.movers import refused
+from notify.movers.outbox import Outbox, Place, present
+from notify.movers.pages import cut, readable
+from notify.movers.refused import Refusal
+from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
+from notify.runtime.databases import has_table, within_schema
+from notify.runtime.threads import in_thread
 from notify.storage.sql.checkup import is_mariadb
-from notify.threads import in_thread
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant
 
 log = logging.getLogger("notify.bridge")
 

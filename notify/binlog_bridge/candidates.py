@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge.history import Purged
-from notify.databases import shown_url
 from notify.errors import InvalidRequest, NotifyError
+from notify.runtime.databases import shown_url
 
 log = logging.getLogger("notify.bridge")
 

@@ -12,7 +12,7 @@ import struct
 
 from notify.binlog_bridge.position import GtidSet, MariaDbSet, MySqlSet, Position, shown
 from notify.errors import StorageFailed
-from notify.limits import digits
+from notify.protocol.limits import digits
 
 
 class Purged(StorageFailed):

@@ -17,8 +17,8 @@ from sqlalchemy.engine import Engine
 from notify.binlog_bridge import source
 from notify.binlog_bridge.position import Position, reaches
 from notify.binlog_bridge.refusals import Refusals
-from notify.threads import in_thread
-from notify.wire import PackedBridgeBatch
+from notify.protocol.wire import PackedBridgeBatch
+from notify.runtime.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from notify.binlog_bridge.decoder import Unreadable
-from notify.wire import BridgedTransaction
+from notify.protocol.wire import BridgedTransaction
 
 
 class OpenTransaction:

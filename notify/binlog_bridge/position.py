@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import msgspec
 
 from notify.errors import InvalidRequest
-from notify.wire import UNDECODABLE
+from notify.protocol.wire import UNDECODABLE
 
 _MARIADB = re.compile(r"\d+-\d+-\d+\Z")
 _NUMBERS = r"(?::\d{1,19}(?:-\d{1,19})?)"

@@ -19,7 +19,6 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Engine
 
-from notify.backoff import Backoff
 from notify.binlog_bridge import rights, source
 from notify.binlog_bridge.announcing import Announcing, mover_of
 from notify.binlog_bridge.backfill import Backfill
@@ -38,18 +37,19 @@ from notify.binlog_bridge.tables import Returned
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, sent_again, without
 from notify.client.purge import IDS_RETENTION_SECONDS
-from notify.databases import reason_of, shown_url, within_schema
 from notify.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
-from notify.refused import Refusal
-from notify.returned import OPEN_SECONDS, is_old, returned
-from notify.sinks.order import is_for_now
-from notify.sinks.showing import Showing
-from notify.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
+from notify.movers.refused import Refusal
+from notify.movers.returned import OPEN_SECONDS, is_old, returned
+from notify.movers.sinks.order import is_for_now
+from notify.movers.sinks.showing import Showing
+from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
+from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
+from notify.runtime.backoff import Backoff
+from notify.runtime.databases import reason_of, shown_url, within_schema
+from notify.runtime.threads import in_thread
+from notify.runtime.urls import without_secrets
 from notify.storage.sql.checkup import is_mariadb
 from notify.storage.sql.engines import make_engine
-from notify.threads import in_thread
-from notify.urls import without_secrets
-from notify.wire import Bridged, Item, PackedBridgeBatch
 
 T = TypeVar("T")
 log = logging.getLogger("notify.bridge")

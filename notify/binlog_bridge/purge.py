@@ -20,13 +20,13 @@ from notify.binlog_bridge.position import MariaDbSet, Position, parse, shown
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.old_rows import delete_transactions, instant_before, note_purged
 from notify.client.table import PURGES, half_message, is_waiting, notify_refused, notify_source
-from notify.databases import has_table, within_schema
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
-from notify.guarantees import verify
-from notify.outbox import source_name
-from notify.sinks.sink import Sink, open_sink
+from notify.movers.outbox import source_name
+from notify.movers.sinks.sink import Sink, open_sink
+from notify.runtime.databases import has_table, within_schema
+from notify.runtime.guarantees import verify
+from notify.runtime.threads import in_thread
 from notify.storage.sql.checkup import is_mariadb
-from notify.threads import in_thread
 
 log = logging.getLogger("notify.bridge")
 

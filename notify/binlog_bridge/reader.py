@@ -32,8 +32,8 @@ from notify.binlog_bridge.statements import check_no_message, savepoint_name, st
 from notify.binlog_bridge.stream import BinlogStream, Damaged
 from notify.binlog_bridge.tables import Tables
 from notify.client.purge import IDS_RETENTION_SECONDS
-from notify.clock import wall_clock
-from notify.wire import BridgedTransaction, PackedBridgeBatch
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch
+from notify.runtime.clock import wall_clock
 
 BATCH_TRANSACTIONS = 2000
 BATCH_BYTES = 2 << 20

@@ -1,7 +1,7 @@
 """Messages that no queue accepts: listed in the source as refused, and sent again when an operator decides so.
 
-The list is a table of the source (notify/refused.py), and the bridge continues after such messages. They are listed
-before the position moves past them: a bridge that is killed in between reads them again.
+The list is a table of the source (notify/movers/refused.py), and the bridge continues after such messages. They are
+listed before the position moves past them: a bridge that is killed in between reads them again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from notify import refused
 from notify.binlog_bridge import source
 from notify.binlog_bridge.scope import OWN, Scope
 from notify.client.table import notify_refused
-from notify.databases import REFUSED, RELAYED, has_table
 from notify.errors import Unavailable
-from notify.outbox import OUTBOXES, present
-from notify.pages import cut, readable
-from notify.refused import REPORTED, RETRY, WAITING, Refusal
-from notify.wire import BridgedTransaction, RefusedReport
+from notify.movers import refused
+from notify.movers.outbox import OUTBOXES, present
+from notify.movers.pages import cut, readable
+from notify.movers.refused import REPORTED, RETRY, WAITING, Refusal
+from notify.protocol.wire import BridgedTransaction, RefusedReport
+from notify.runtime.databases import REFUSED, RELAYED, has_table
 
 log = logging.getLogger("notify.bridge")
 

@@ -11,9 +11,9 @@ from sqlalchemy.engine import Engine
 from notify.binlog_bridge.announcing import Warnings
 from notify.binlog_bridge.refusals import Readable, Refusals
 from notify.binlog_bridge.unfinished import with_sent_again
-from notify.refused import Refusal
-from notify.threads import in_thread
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.movers.refused import Refusal
+from notify.protocol.wire import Bridged, PackedBridgeBatch
+from notify.runtime.threads import in_thread
 
 LOOK_SECONDS = 2.0
 """How often the list is read."""

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.table import notify_refused
-from notify.databases import has_table
-from notify.outbox import OUTBOXES
+from notify.movers.outbox import OUTBOXES
+from notify.runtime.databases import has_table
 from notify.storage.sql.checkup import Finding, is_mariadb
 from notify.storage.sql.tables import server_member
 

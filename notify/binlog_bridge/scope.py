@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.databases import within_schema
-from notify.outbox import OUTBOXES
-from notify.schemas import check_choice, holding, kinds_of, matches
+from notify.movers.outbox import OUTBOXES
+from notify.runtime.databases import within_schema
+from notify.runtime.schemas import check_choice, holding, kinds_of, matches
 
 _WORD = re.compile(rb"[^\s`'\".,;()=]+")
 

@@ -14,11 +14,11 @@ from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.position import MariaDbSet, Position
 from notify.binlog_bridge.tables import COLUMNS
 from notify.errors import InvalidRequest
-from notify.guarantees import faults
-from notify.outbox import LOCAL, MOVES, SERVER, source_name
+from notify.movers.outbox import LOCAL, MOVES, SERVER, source_name
+from notify.protocol.wire import microseconds
+from notify.runtime.guarantees import faults
 from notify.storage.sql import checkup
 from notify.storage.sql.checkup import Finding, is_mariadb, is_on
-from notify.wire import microseconds
 
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
 """Character sets of MySQL and MariaDB whose bytes are UTF-8."""

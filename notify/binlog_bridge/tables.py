@@ -11,8 +11,8 @@ from notify.binlog_bridge import decoder
 from notify.binlog_bridge.decoder import Column, TableMap, Unreadable
 from notify.binlog_bridge.events import PARTIAL_UPDATE, ROWS, UPDATES, WITH_EXTRA
 from notify.binlog_bridge.scope import Scope
-from notify.outbox import LOCAL, SERVER
-from notify.wire import UNDECODABLE, BridgedTransaction, PackedMessage
+from notify.movers.outbox import LOCAL, SERVER
+from notify.protocol.wire import UNDECODABLE, BridgedTransaction, PackedMessage
 
 OURS = (LOCAL.table.name, SERVER.table.name)
 MOST_READERS = 64
@@ -98,7 +98,7 @@ def _moment(value: bytes, fraction: int) -> datetime | str:
 
 
 class Returned(BridgedTransaction):
-    """A transaction whose row is so old that the target may have had it once: see notify/returned.py."""
+    """A transaction whose row is so old that the target may have had it once: see notify/movers/returned.py."""
 
 
 _NAMES = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from notify.binlog_bridge.position import Position
 from notify.errors import InvalidRequest
-from notify.outbox import Place
+from notify.movers.outbox import Place
 
 _SENT_AGAIN, _BACKFILL = "sent_again", "backfill"
 

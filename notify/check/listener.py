@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from notify.wire import CheckedMessage
+from notify.protocol.wire import CheckedMessage
 
 
 class Outcome(enum.Enum):

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify import ids
 from notify.check.listener import CheckUnavailable
-from notify.databases import commits_by_itself, is_denied
-from notify.schemas import named_by, qualified
+from notify.protocol import ids
+from notify.runtime.databases import commits_by_itself, is_denied
+from notify.runtime.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""

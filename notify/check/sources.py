@@ -18,10 +18,10 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.check.question import short_lock_waits
-from notify.databases import commits_by_itself, is_held_up
 from notify.errors import UnsafeTable
-from notify.guarantees import verify_once
-from notify.schemas import found_in, kinds_of, qualified
+from notify.runtime.databases import commits_by_itself, is_held_up
+from notify.runtime.guarantees import verify_once
+from notify.runtime.schemas import found_in, kinds_of, qualified
 
 log = logging.getLogger("notify.check")
 

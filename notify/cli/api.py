@@ -27,8 +27,8 @@ from notify.client.foreign import foreign_content
 from notify.client.http import read_answer
 from notify.client.servers import Servers
 from notify.errors import InvalidRequest
-from notify.limits import digits
-from notify.wire import JSON
+from notify.protocol.limits import digits
+from notify.protocol.wire import JSON
 
 LISTING_SECONDS = 10.0
 """How long a server may take to say which servers there are."""

@@ -20,8 +20,8 @@ from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_results import RESULTS, concluded, keep
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
-from notify.ending import heeding_signals
 from notify.errors import InvalidRequest, Unavailable
+from notify.runtime.signals import heeding_signals
 
 if TYPE_CHECKING:
     from notify.spark.result import Inputs
@@ -178,15 +178,15 @@ def run(
                 rows = carry_out(inputs, repair, url, reason, queries, scratch=copies, force=force, dry_run=dry_run)
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
         with spark_errors(), opened_here(*given) as inputs:
-            from notify.spark import proved
             from notify.spark.audit import Audit
             from notify.spark.causes.told import tell_causes
+            from notify.spark.judge import continue_from
             from notify.spark.result import Plan
 
             queries = effect_queries(effects, inputs)
             bounds = (instant_us("--from", since), instant_us("--to", to), max_transaction_seconds, deliver_seconds)
             plan = Plan(*bounds, bucket_seconds, queries, tuple(fail_on), objective, "full" if full else "")
-            plan, before = proved.begun(plan, report, inputs, goes_on=goes_on)
+            plan, before = continue_from.begun(plan, report, inputs, goes_on=goes_on)
             with session(master, memory, small=is_small(inputs, plan.from_us), say=told(as_json)) as spark:
                 result = Audit(spark, plan, inputs, copies, told(as_json)).run()
                 tell_causes(spark, plan, inputs, result, commands_of(context, inputs))

@@ -11,8 +11,8 @@ import typer
 
 from notify.cli.printed import OutputLost, say, say_json
 from notify.errors import NotifyError, Unavailable
-from notify.extras import remedy
-from notify.log_output import discard
+from notify.runtime.extras import remedy
+from notify.runtime.log_output import discard
 
 
 @contextmanager

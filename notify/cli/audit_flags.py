@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notify.urls import without_secrets
+from notify.runtime.urls import without_secrets
 
 if TYPE_CHECKING:
     from notify.spark.causes.commands import Commands

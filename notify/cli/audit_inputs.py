@@ -17,8 +17,8 @@ MOST_SCHEMAS = 200
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from notify.spark.databases import Database
-    from notify.spark.log_files import SegmentFile
+    from notify.spark.inputs.databases import Database
+    from notify.spark.inputs.log_files import SegmentFile
     from notify.spark.result import Inputs
 
 
@@ -79,9 +79,9 @@ def opened(
     records: Sequence[str] = (),
 ) -> Iterator[Inputs]:
     """Open the inputs that the flags name. Raises the errors of the inputs."""
-    from notify.spark.actions import place_of_records
-    from notify.spark.databases import Database
-    from notify.spark.log_input import LogInput
+    from notify.spark.inputs.actions import place_of_records
+    from notify.spark.inputs.databases import Database
+    from notify.spark.inputs.log_input import LogInput
     from notify.spark.result import Inputs
 
     databases: list[Database] = []
@@ -97,7 +97,7 @@ def opened(
             storages.append(Database(url, name, most_lag_seconds, is_storage=True))
         readers: list[Any] = []
         if kafka:
-            from notify.spark.kafka_input import KafkaInput
+            from notify.spark.inputs.kafka_input import KafkaInput
 
             readers = [KafkaInput(url) for url in kafka]
         logs = [LogInput(directory, name) for name, directory in named_logs(log)]
@@ -109,7 +109,7 @@ def opened(
 
 def _sources(text: str, most_lag_seconds: float, schemas: Schemas) -> Iterator[Database]:
     """The databases of one flag: one for each schema."""
-    from notify.spark.databases import Database, schemas_in
+    from notify.spark.inputs.databases import Database, schemas_in
     from notify.storage.sql.engines import parsed_url
 
     name, url = named_url(text)

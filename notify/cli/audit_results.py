@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from notify.spark.proved import Proved
+    from notify.spark.judge.continue_from import Proved
     from notify.spark.result import Inputs, Plan, Result
 
 RESULTS = typer.Option(
@@ -32,8 +32,8 @@ def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:
 def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:
     """Note what is proved, write the report, and return the path of its page. Call this only once the results are
     merged, because the next audit does not read proved data again."""
-    from notify.spark import proved
+    from notify.spark.judge import continue_from
     from notify.spark.report.files import write
 
-    proved.conclude(report, plan, inputs, result, before)
+    continue_from.conclude(report, plan, inputs, result, before)
     return write(result, report)

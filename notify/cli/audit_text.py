@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notify.cli.printed import say, say_json
-from notify.wire import instant
+from notify.protocol.wire import instant
 
 if TYPE_CHECKING:
     from notify.spark.explain.explained import Explained
@@ -25,7 +25,7 @@ PAGE_CHARACTERS = 500_000
 
 def show(result: Result, page: Path, *, as_json: bool) -> None:
     """Print the result. `page`: the path of the report's page."""
-    from notify.spark.findings import FINDINGS
+    from notify.spark.judge.findings import FINDINGS
     from notify.spark.report.files import plain
 
     if as_json:

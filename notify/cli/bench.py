@@ -10,9 +10,9 @@ from notify.bench import topics as topics_bench
 from notify.bench import transactions as transactions_bench
 from notify.cli.database import opened
 from notify.cli.printed import Rows, console, say_json
-from notify.ending import exiting_when_told
 from notify.errors import InvalidRequest
-from notify.limits import MODES
+from notify.protocol.limits import MODES
+from notify.runtime.signals import exit_on_signal
 
 _AS_JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
 _CLIENT = typer.Option(
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 @group.callback()
 def bench(context: typer.Context) -> None:
     """Measure this machine."""
-    context.with_resource(exiting_when_told())
+    context.with_resource(exit_on_signal())
 
 
 @group.command()

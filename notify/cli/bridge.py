@@ -13,9 +13,9 @@ import typer
 from notify.cli.api import AS_JSON, URL
 from notify.cli.database import SCHEMA, SCHEMAS
 from notify.cli.printed import say, say_json
-from notify.ending import run_until_told
 from notify.errors import InvalidRequest, NotifyError
-from notify.wire import microseconds
+from notify.protocol.wire import microseconds
+from notify.runtime.signals import run_until_signal
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +49,7 @@ def bridge(
     """Move committed messages from binlogs to a queue server, exactly once and in commit order."""
     from notify.binlog_bridge.pump import Bridge
     from notify.binlog_bridge.totals import describe
-    from notify.sinks.sink import running_beside
+    from notify.movers.sinks.sink import running_beside
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     since_us = _instant_us(backfill_from) if backfill_from else None
@@ -74,7 +74,7 @@ def bridge(
             say(f"notify: {bad[-1]}", err=True)
 
     with running_beside(url):
-        run_until_told(lambda: _all(map(move, bridges)))
+        run_until_signal(lambda: _all(map(move, bridges)))
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
         say_json(done)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.errors import InvalidRequest
-from notify.threads import in_thread
+from notify.runtime.threads import in_thread
 
 PARTIAL = "restore.partial"
 """The folder of a restore's files until all of them are verified and on the disk."""
@@ -76,7 +76,7 @@ def sync(path: Path) -> None:
 
 async def facts_of(log: Path, *, reads_all: bool = True) -> dict[str, Any]:
     """Open the log as a server would, and return its counts and damages. `reads_all`: check every frame for damages."""
-    from notify.clock import wall_clock
+    from notify.runtime.clock import wall_clock
     from notify.storage.log import LogStore
 
     store = LogStore(log)

@@ -23,13 +23,13 @@ from notify.client.purge import Purged, purge, purge_by_force
 from notify.client.running import Plan
 from notify.client.table import half_message
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.databases import is_lost, reason_of, within_schema
-from notify.ending import heeding_signals, run_until_told
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable
 from notify.kafka.records import SCHEME
-from notify.relay.relay import Relay
-from notify.schemas import with_table
-from notify.sinks.sink import running_beside
+from notify.movers.relay.relay import Relay
+from notify.movers.sinks.sink import running_beside
+from notify.runtime.databases import is_lost, reason_of, within_schema
+from notify.runtime.schemas import with_table
+from notify.runtime.signals import heeding_signals, run_until_signal
 from notify.storage.sql.engines import visitor_engine
 
 DSN = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="The database's SQLAlchemy URL. [env: NOTIFY_DSN]")
@@ -85,7 +85,7 @@ def relay(
     with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url, schema=schema, schemas=schemas)
         try:
-            run_until_told(lambda: mover.run(interval=interval, once=once))
+            run_until_signal(lambda: mover.run(interval=interval, once=once))
         except NotifyError:
             raise
         except (Exception, asyncio.CancelledError) as error:

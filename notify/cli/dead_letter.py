@@ -14,7 +14,7 @@ from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, seconds, show_rows
 from notify.cli.job import to_the_end
 from notify.cli.printed import say
 from notify.cli.writes import add_write, option, send_write
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol.message import DEAD_LETTER_REASON
 
 COLUMNS: Columns = {
     "message": itemgetter("id"),

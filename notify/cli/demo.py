@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
 
+from notify.cli.demo_shop.conductor import SECONDS
+from notify.cli.demo_shop.proof import Proof
+from notify.cli.demo_shop.run import Demo
 from notify.cli.printed import Rows, say_json
 from notify.cli.printed import console as new_console
-from notify.demo.conductor import SECONDS
-from notify.demo.proof import Proof
-from notify.demo.run import Demo
-from notify.ending import exiting_when_told
-from notify.visible import visible
+from notify.runtime.signals import exit_on_signal
+from notify.runtime.visible import visible
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
     ) -> None:
         """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
-        context.with_resource(exiting_when_told())
+        context.with_resource(exit_on_signal())
         if as_json:
             proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
             say_json(as_dict(proof))

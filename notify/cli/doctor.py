@@ -9,7 +9,6 @@ from typing import Any
 import sqlalchemy as sa
 import typer
 
-from notify import guarantees
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.cli.api import AS_JSON, URL, call
@@ -20,12 +19,13 @@ from notify.cli.printed import say, say_json
 from notify.client.making_tables import create_tables, new_source
 from notify.client.purge import counts
 from notify.client.table import EVERYTHING
-from notify.databases import schema_of, within_schema
 from notify.errors import InvalidRequest, NotifyError
-from notify.outbox import LOCAL, SERVER
-from notify.pooler import REMEDY, TRANSACTION, pool_mode
+from notify.movers.outbox import LOCAL, SERVER
+from notify.runtime import guarantees
+from notify.runtime.databases import schema_of, within_schema
+from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
+from notify.runtime.urls import without_secrets
 from notify.storage.sql import checkup
-from notify.urls import without_secrets
 
 
 def register(app: typer.Typer) -> None:

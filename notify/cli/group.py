@@ -11,7 +11,7 @@ from notify.admin_api import groups
 from notify.cli.api import AS_JSON, DRY_RUN, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
 from notify.cli.writes import add_write, option, send_write, show_write, write_body
 from notify.errors import NotFound
-from notify.limits import digits
+from notify.protocol.limits import digits
 
 COLUMNS: Columns = {
     "group": itemgetter("name"),

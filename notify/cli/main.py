@@ -20,10 +20,10 @@ import typer.main
 from notify import __version__
 from notify.cli import of_database, of_files
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
-from notify.ending import end_by
 from notify.errors import NotifyError
-from notify.extras import remedy
-from notify.log_output import STDERR, discard
+from notify.runtime.extras import remedy
+from notify.runtime.log_output import STDERR, discard
+from notify.runtime.signals import end_by
 
 
 class Commands(typer.core.TyperGroup):

@@ -17,7 +17,7 @@ def error_for(error: BaseException) -> NotifyError | None:
     alchemy: Any = sys.modules.get("sqlalchemy.exc")
     if alchemy is None or not isinstance(error, alchemy.DBAPIError):
         return None
-    from notify.databases import reason_of  # SQLAlchemy is there, and this imports it
+    from notify.runtime.databases import reason_of  # SQLAlchemy is there, and this imports it
 
     reason = reason_of(error)
     state, number = getattr(error.orig, "sqlstate", None), (getattr(error.orig, "args", ()) or (None,))[0]

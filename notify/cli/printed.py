@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from notify.visible import visible
+from notify.runtime.visible import visible
 
 GAP = 2
 """The number of blanks between columns."""

@@ -1,4 +1,4 @@
-"""`notify refused`: the list of transactions that their target refuses (notify/refused.py)."""
+"""`notify refused`: the list of transactions that their target refuses (notify/movers/refused.py)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import sqlalchemy as sa
 import typer
 from sqlalchemy.engine import Connection
 
-from notify import refused
 from notify.admin_api.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import SCHEMA, opened
 from notify.client.table import notify_refused
-from notify.databases import has_table, within_schema
 from notify.errors import InvalidRequest
-from notify.guarantees import verify
 from notify.kafka.records import SCHEME
-from notify.outbox import MOVES, present
+from notify.movers import refused
+from notify.movers.outbox import MOVES, present
+from notify.runtime.databases import has_table, within_schema
+from notify.runtime.guarantees import verify
 
 group = typer.Typer(help="Outbox transactions that the target will never take unchanged.", no_args_is_help=True)
 

@@ -15,7 +15,7 @@ from notify.cli.api import AS_JSON, show
 from notify.cli.data_directory import begun, facts_of, place, sync, take_place
 from notify.cli.printed import console
 from notify.errors import InvalidRequest, NotifyError
-from notify.workers import MOST, SHARED, refuse_divided, worker_names
+from notify.protocol.workers import MOST, SHARED, refuse_divided, worker_names
 
 
 def register(app: typer.Typer) -> None:
@@ -106,10 +106,10 @@ def _place_shared(data_dir: Path) -> None:
 
 
 def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[str, Any]:
-    from notify.clock import wall_clock
+    from notify.protocol.wire import instant
+    from notify.runtime.clock import wall_clock
     from notify.storage.shipped.restoring import Restoring
     from notify.storage.shipped.store import Store
-    from notify.wire import instant
 
     refuse_divided(data_dir, "restore --data-dir")
     store = Store(url)

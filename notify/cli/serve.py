@@ -9,9 +9,9 @@ from typing import Any
 import typer
 
 from notify import __version__
-from notify import settings as settings_module
 from notify.cli.printed import is_terminal, say
-from notify.settings import Settings
+from notify.server import settings as settings_module
+from notify.server.settings import Settings
 
 TLS_CERTIFICATE = typer.Option(None, help="PEM file of the certificate for TLS. [env: NOTIFY_TLS_CERTIFICATE]")
 TLS_KEY = typer.Option(None, help="PEM file of its key. [env: NOTIFY_TLS_KEY]")

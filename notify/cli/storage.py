@@ -12,8 +12,8 @@ import typer
 from notify.cli.api import AS_JSON, Columns, fields, seconds, show_rows
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest
-from notify.limits import check_name
-from notify.wire import instant
+from notify.protocol.limits import check_name
+from notify.protocol.wire import instant
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine

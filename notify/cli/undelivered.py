@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import InvalidRequest
-from notify.limits import digits
-from notify.wire import instant
+from notify.protocol.limits import digits
+from notify.protocol.wire import instant
 
 
 def _list(url: str) -> Any:

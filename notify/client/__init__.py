@@ -7,9 +7,9 @@ from notify.client.inbox import Inbox
 from notify.client.making_tables import create_tables
 from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
-from notify.databases import use_explicit_begin
 from notify.errors import DeadLetter
-from notify.message import Message, ReceivedMessage
+from notify.protocol.message import Message, ReceivedMessage
+from notify.runtime.databases import use_explicit_begin
 
 __all__ = [
     "AsyncConsumer",

@@ -19,7 +19,7 @@ from notify.client.loop import LoopThread
 from notify.client.running import Running
 from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES
 from notify.errors import Timeout, Unavailable
-from notify.wire import Item, PackedMessage
+from notify.protocol.wire import Item, PackedMessage
 
 OPEN_SECONDS = 0.5
 """The timeout for connecting to a server that has just answered the loop."""

@@ -10,14 +10,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from notify import tracing
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional
-from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
+from notify.client.half_sender import HalfSender
 from notify.client.handles import AsyncTransactionHandle, Prepared
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
@@ -29,9 +28,10 @@ from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_
 from notify.client.sending import Sending, refuse_commit
 from notify.client.table import SENDS
 from notify.client.transactions import HALF_SECONDS
-from notify.databases import check_engine
 from notify.errors import BindingRefused
-from notify.message import Message
+from notify.protocol.message import Message
+from notify.runtime import tracing
+from notify.runtime.databases import check_engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -94,7 +94,7 @@ class AsyncTransactionProducer:
             if engine is None
             else Binding(
                 engine.sync_engine,
-                Carrier(
+                HalfSender(
                     self.outgoing, group, mode, Places(self._plan.sources, SENDS[mode]), keep_messages=keep_messages
                 ),
                 readers,

@@ -1,7 +1,7 @@
 """Binding: ties messages to SQLAlchemy transactions, so that a message shares the fate of its transaction or savepoint.
 
 The carrier's work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are
-known, and an exception raised there stops the commit. A BoundTransaction belongs to one root transaction. The listeners
+known, and an exception raised there stops the commit. A PendingMessages belongs to one root transaction. The listeners
 compare it with the connection's current transaction, because a pooled connection serves many transactions.
 """
 
@@ -18,21 +18,21 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTran
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from notify.client.bound import (
+from notify.client.half_sender import HalfSender, check_driver
+from notify.client.outgoing import CLOSED
+from notify.client.packing import pack_unkeyed
+from notify.client.pending_messages import (
     INFO_KEY,
     SEVERAL,
-    BoundTransaction,
+    PendingMessages,
     connections_of_session,
     listen_to_sessions,
     undone,
 )
-from notify.client.carrier import Carrier, check_driver
-from notify.client.outgoing import CLOSED
-from notify.client.packing import pack_unkeyed
-from notify.databases import begins_explicitly, has_undone, roll_back_driver, shown_url
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
-from notify.message import Message
-from notify.wire import PackedMessage
+from notify.protocol.message import Message
+from notify.protocol.wire import PackedMessage
+from notify.runtime.databases import begins_explicitly, has_undone, roll_back_driver, shown_url
 
 
 def base_of(engine: Any) -> Any:
@@ -136,7 +136,7 @@ class Readers:
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(self, engine: Engine, carrier: Carrier, readers: Sequence[Any] = ()) -> None:
+    def __init__(self, engine: Engine, carrier: HalfSender, readers: Sequence[Any] = ()) -> None:
         """`readers`: engines on which the same sessions only read. Raises InvalidRequest."""
         self._engine = engine
         self._readers = Readers(engine, readers)
@@ -144,7 +144,7 @@ class Binding:
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
         """Keeps the beginning of a transaction apart from `detach`, which may run in another thread."""
-        self._by_connection: weakref.WeakKeyDictionary[Connection, BoundTransaction] = weakref.WeakKeyDictionary()
+        self._by_connection: weakref.WeakKeyDictionary[Connection, PendingMessages] = weakref.WeakKeyDictionary()
         for name, listener in self._listeners():
             event.listen(self._base, name, listener)
         listen_to_sessions()
@@ -226,7 +226,7 @@ class Binding:
             return self._engine
         return bind if base_of(bind) is self._base else self._engine
 
-    def send_in_connection(self, connection: Connection, message: Message) -> BoundTransaction:
+    def send_in_connection(self, connection: Connection, message: Message) -> PendingMessages:
         """Add a message to the connection's transaction.
 
         Raises BindingRefused if the connection has no transaction or cannot carry the message, InvalidRequest for an
@@ -236,7 +236,7 @@ class Binding:
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
         return self._bind(connection, pack_unkeyed(message), message)
 
-    def _bind(self, connection: Connection, packed: PackedMessage, message: Message) -> BoundTransaction:
+    def _bind(self, connection: Connection, packed: PackedMessage, message: Message) -> PendingMessages:
         root = connection.get_transaction()
         bound = self._by_connection.get(connection)
         if bound is None or bound.root is not root:
@@ -247,9 +247,9 @@ class Binding:
         self._carrier.take(bound, _open_savepoints(connection), packed, message)
         return bound
 
-    def _begun(self, connection: Connection) -> BoundTransaction:
+    def _begun(self, connection: Connection) -> PendingMessages:
         root: Any = connection.get_transaction()
-        bound = BoundTransaction(weakref.ref(root))
+        bound = PendingMessages(weakref.ref(root))
         with self._lock:
             if not self._carrier.is_closed:
                 self._by_connection[connection] = bound
@@ -321,12 +321,12 @@ class Binding:
             roll_back_driver(connection)
             raise
 
-    def bound(self, connection: Connection) -> BoundTransaction | None:
+    def bound(self, connection: Connection) -> PendingMessages | None:
         """The messages of the connection's current transaction."""
         bound = self._by_connection.get(connection)
         return bound if bound is not None and bound.root is connection.get_transaction() else None
 
-    def committed(self, bound: BoundTransaction) -> None:
+    def committed(self, bound: PendingMessages) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
         self._carrier.committed(bound)
 

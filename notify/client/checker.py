@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from notify import tracing
-from notify.backoff import Backoff
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
@@ -19,10 +17,12 @@ from notify.client.foreign import PollTime
 from notify.client.forks import no_fork
 from notify.client.transactions import TransactionClient, call
 from notify.errors import ForeignAnswer, NotifyError
-from notify.green import start_thread
-from notify.limits import LIMITS
-from notify.sources import NO_DATABASE
-from notify.wire import Check, Checks, OutcomeItem, Poll
+from notify.protocol.limits import LIMITS
+from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import Check, Checks, OutcomeItem, Poll
+from notify.runtime import tracing
+from notify.runtime.backoff import Backoff
+from notify.runtime.green import start_thread
 
 log = logging.getLogger("notify.check")
 

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-from notify import tracing
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.hand import Batch, Hand, Holder, Waiting, message_of
 from notify.client.handler_threads import HandlerThreads
@@ -37,18 +36,19 @@ from notify.client.handlers import (
     refuse_unfinished,
 )
 from notify.client.inbox import Inbox, check_inbox
+from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.instance import instance_name
-from notify.client.keeping import Keeping
 from notify.client.login import Shown, Token
 from notify.client.loop import LoopThread
 from notify.client.session import Work
 from notify.client.sessions import Sessions
-from notify.ending import heeding_signals
 from notify.errors import InvalidRequest
-from notify.green import patched_by
 from notify.kafka.records import SCHEME
-from notify.limits import LIMITS, Mode, check_between, check_name, check_whole
-from notify.message import ReceivedMessage, number_of_seconds
+from notify.protocol.limits import LIMITS, Mode, check_between, check_name, check_whole
+from notify.protocol.message import ReceivedMessage, number_of_seconds
+from notify.runtime import tracing
+from notify.runtime.green import patched_by
+from notify.runtime.signals import heeding_signals
 
 log = logging.getLogger("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -222,7 +222,7 @@ class _Consumer:
             if not self._is_named:
                 warn_of_broadcasts(log, self._handlers.values(), self.instance)
             if self._inbox is not None:
-                await Keeping(self._inbox, self._ask_inbox).until_good(self._stopping)
+                await InboxMaintenance(self._inbox, self._ask_inbox).until_good(self._stopping)
             if self.url.startswith(SCHEME):
                 if patched_by():
                     raise InvalidRequest(
@@ -252,7 +252,7 @@ class _Consumer:
     async def _keep_sessions(self, hand: Hand, stopping: asyncio.Event) -> None:
         bounds = self._lease, self._drain
         work = Work(self.group, self.instance, self._handlers, hand, *bounds, self._announce, self._cancel)
-        inbox = None if self._inbox is None else Keeping(self._inbox, self._ask_inbox)
+        inbox = None if self._inbox is None else InboxMaintenance(self._inbox, self._ask_inbox)
         await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
 
     def _start_caller(self, hand: Hand) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from notify.client.handlers import place_of, reason_of
-from notify.visible import one_line
+from notify.runtime.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 TRACE_SECONDS = 60.0

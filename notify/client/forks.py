@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from notify.green import patched_by
+from notify.runtime.green import patched_by
 
 FORK_SECONDS = 2.0
 """How long a fork waits for such threads; a check waits a second at most for a transaction's lock."""

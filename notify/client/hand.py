@@ -15,13 +15,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import repeat
 from typing import Any, Protocol
 
-from notify.client.claims import Partial
 from notify.client.handlers import Handler, NotTried, handler_of, reason_of
+from notify.client.inbox_rows import Partial
 from notify.client.typed import Decoded, Read, calling
-from notify.limits import digits
-from notify.message import ReceivedMessage, received
-from notify.visible import one_line
-from notify.wire import Delivered
+from notify.protocol.limits import digits
+from notify.protocol.message import ReceivedMessage, received
+from notify.protocol.wire import Delivered
+from notify.runtime.visible import one_line
 
 log = logging.getLogger("notify.consumer")
 

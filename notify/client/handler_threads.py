@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from notify.green import patched_by, start_thread
+from notify.runtime.green import patched_by, start_thread
 
 Work = tuple["Future[Any]", Callable[[], Any]]
 

@@ -8,7 +8,7 @@ from typing import Any
 from notify.check.listener import Outcome
 from notify.client.sending import FORGOTTEN, Sending
 from notify.errors import BindingRefused
-from notify.message import Message
+from notify.protocol.message import Message
 
 
 class TransactionHandle:

@@ -37,8 +37,8 @@ from notify.errors import (
     Unavailable,
     WrongShard,
 )
-from notify.urls import server_address
-from notify.wire import MSGPACK, PROBLEM_TYPE, UNDECODABLE, Item, Items, Problem
+from notify.protocol.wire import MSGPACK, PROBLEM_TYPE, UNDECODABLE, Item, Items, Problem
+from notify.runtime.urls import server_address
 
 T = TypeVar("T")
 CONNECTIONS = 256

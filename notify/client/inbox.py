@@ -15,16 +15,16 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.check.local import is_async as is_async_engine
-from notify.client.claims import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.handlers import call_to_the_end, refuse_unfinished
+from notify.client.inbox_rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.old_rows import CLOCK_SKEW, instant_before, note_purged
 from notify.client.table import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
-from notify.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
 from notify.errors import InvalidRequest
-from notify.guarantees import verify, verify_once
-from notify.limits import check_whole
-from notify.message import ReceivedMessage, number_of_seconds
-from notify.schemas import found_in, named_by, naming
+from notify.protocol.limits import check_whole
+from notify.protocol.message import ReceivedMessage, number_of_seconds
+from notify.runtime.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
+from notify.runtime.guarantees import verify, verify_once
+from notify.runtime.schemas import found_in, named_by, naming
 
 T = TypeVar("T")
 DAY = 86_400.0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from notify.errors import InvalidRequest, NotifyError
-from notify.text_files import text_of
+from notify.runtime.text_files import text_of
 
 log = logging.getLogger("notify.client")
 

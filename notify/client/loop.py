@@ -1,5 +1,5 @@
 """LoopThread: an event loop in a separate thread, so that threads share one asyncio client. Make a new one after a
-fork. Under gevent and eventlet the thread is a greenlet, as all threads there are (notify/green.py)."""
+fork. Under gevent and eventlet the thread is a greenlet, as all threads there are (notify/runtime/green.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from notify.client.handler_threads import HandlerThreads
 from notify.errors import BindingRefused, Closed
-from notify.green import GreenLoop, out_of_sight, owns_sockets, patched_by
+from notify.runtime.green import GreenLoop, out_of_sight, owns_sockets, patched_by
 
 T = TypeVar("T")
 SIGNAL_SECONDS = 0.5

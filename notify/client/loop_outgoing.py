@@ -15,7 +15,7 @@ from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed
-from notify.wire import Item, PackedMessage
+from notify.protocol.wire import Item, PackedMessage
 
 log = logging.getLogger("notify.client")
 

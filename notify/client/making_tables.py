@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.table import MAKES, columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
-from notify.databases import WAKE_CHANNEL, has_table
 from notify.errors import InvalidRequest
-from notify.guarantees import verify
-from notify.schemas import found_in, named_by, naming, qualified
+from notify.runtime.databases import WAKE_CHANNEL, has_table
+from notify.runtime.guarantees import verify
+from notify.runtime.schemas import found_in, named_by, naming, qualified
 
 
 def create_tables(engine: Engine | Connection, schema: str | None = None) -> str:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify import ids
 from notify.client.table import PURGES, half_message, notify_source
-from notify.databases import DROPPED, RELAYED, UNSENT, database_now
-from notify.guarantees import verify_once
+from notify.protocol import ids
+from notify.runtime.databases import DROPPED, RELAYED, UNSENT, database_now
+from notify.runtime.guarantees import verify_once
 
 CLOCK_SKEW = timedelta(minutes=10)
 """How far a producer's clock may run ahead of its database's; beyond that, its rows are purged later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from notify.wire import Item, PackedMessage
+from notify.protocol.wire import Item, PackedMessage
 
 CLOSED = "this producer is closed: make another one"
 

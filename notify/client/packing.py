@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from sqlalchemy.exc import DBAPIError
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge
-from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
-from notify.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
-from notify.wire import PackedMessage
+from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
+from notify.protocol.wire import PackedMessage
 
 
 def pack(message: Message) -> PackedMessage:

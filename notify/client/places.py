@@ -19,10 +19,10 @@ from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
-from notify.databases import is_column_missing, is_table_missing, quoted
 from notify.errors import BindingRefused, NotifyError, TransactionRefused
-from notify.guarantees import Need, pool_of, verify
-from notify.schemas import SQLITE, found_in, named_by
+from notify.runtime.databases import is_column_missing, is_table_missing, quoted
+from notify.runtime.guarantees import Need, pool_of, verify
+from notify.runtime.schemas import SQLITE, found_in, named_by
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""

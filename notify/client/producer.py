@@ -15,8 +15,8 @@ from notify.check.local import is_async
 from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
-from notify.client.carrier import Carrier
 from notify.client.choosing import Chooser, room_then_load
+from notify.client.half_sender import HalfSender
 from notify.client.handles import TransactionHandle
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
@@ -26,9 +26,9 @@ from notify.client.running import Plan
 from notify.client.table import SENDS
 from notify.client.thread_producer import ThreadProducer
 from notify.client.transactions import HALF_SECONDS
-from notify.databases import check_engine
 from notify.errors import BindingRefused
-from notify.message import Message
+from notify.protocol.message import Message
+from notify.runtime.databases import check_engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +99,7 @@ class TransactionProducer(ThreadProducer):
             wait_for_outcome=wait_for_outcome,
         )
         super().__init__(plan)
-        self._carrier = Carrier(
+        self._carrier = HalfSender(
             self.outgoing, group, mode, Places(plan.sources, SENDS[mode]), keep_messages=keep_messages
         )
         self._binding = None if engine is None else Binding(engine, self._carrier, readers)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify import ids
 from notify.check.sources import Sources
 from notify.client.forks import no_fork
 from notify.client.http import items_for
@@ -30,7 +29,10 @@ from notify.client.old_rows import (
 )
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
-from notify.databases import (
+from notify.errors import InvalidRequest, NotifyError, UnsafeTable
+from notify.protocol import ids
+from notify.protocol.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
+from notify.runtime.databases import (
     REFUSED,
     RELAYED,
     UNSENT,
@@ -39,9 +41,7 @@ from notify.databases import (
     is_lost,
     reason_of,
 )
-from notify.errors import InvalidRequest, NotifyError, UnsafeTable
-from notify.schemas import found_in, named_by, naming
-from notify.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
+from notify.runtime.schemas import found_in, named_by, naming
 
 log = logging.getLogger("notify.client")
 T = TypeVar("T")

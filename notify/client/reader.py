@@ -13,15 +13,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
-from notify.backoff import Backoff
 from notify.client.http import read_answer
 from notify.client.login import Shown
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers, more_telling
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
-from notify.limits import LIMITS, check_name, check_whole
-from notify.message import ReceivedMessage
-from notify.wire import JSON, MSGPACK, Delivered, Pulled
+from notify.protocol.limits import LIMITS, check_name, check_whole
+from notify.protocol.message import ReceivedMessage
+from notify.protocol.wire import JSON, MSGPACK, Delivered, Pulled
+from notify.runtime.backoff import Backoff
 
 BATCH = 500
 CALL_SECONDS = 30.0

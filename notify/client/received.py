@@ -7,8 +7,8 @@ from itertools import chain, repeat
 
 import msgspec
 
-from notify import ids
-from notify.wire import RUN_HEAD, Delivered, DeliveredRun, Received, instant
+from notify.protocol import ids
+from notify.protocol.wire import RUN_HEAD, Delivered, DeliveredRun, Received, instant
 
 
 def each_of(received: Received) -> list[Delivered]:

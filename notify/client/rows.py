@@ -13,11 +13,11 @@ from sqlalchemy.engine import Connection
 
 from notify.client.places import Place
 from notify.client.table import half_message
-from notify.databases import RELAYED, UNSENT, database_now
-from notify.digest import body_digest
 from notify.errors import BindingRefused, InvalidRequest
-from notify.schemas import qualified, within
-from notify.wire import PackedMessage
+from notify.protocol.digest import body_digest
+from notify.protocol.wire import PackedMessage
+from notify.runtime.databases import RELAYED, UNSENT, database_now
+from notify.runtime.schemas import qualified, within
 
 Mode = Literal["half", "outbox"]
 """`half`: the server has the messages, and a row only says that the transaction committed; `outbox`: the rows contain

@@ -21,9 +21,9 @@ from notify.client.purge import RowPurge, check_purge_after
 from notify.client.rows import MODES, Mode
 from notify.client.transactions import HALF_SECONDS, NOT_NOW, TransactionClient
 from notify.errors import InvalidRequest, NotifyError, Unavailable
-from notify.limits import LIMITS, check_between, check_name
-from notify.message import number_of_seconds
-from notify.wire import Item
+from notify.protocol.limits import LIMITS, check_between, check_name
+from notify.protocol.message import number_of_seconds
+from notify.protocol.wire import Item
 
 HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
 """Bounds of `half_timeout`."""

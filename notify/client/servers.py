@@ -27,9 +27,9 @@ from notify.client.choosing import Candidate, Chooser, chosen_by, room_then_load
 from notify.client.http import HttpClient, read_answer
 from notify.client.login import Shown, Token
 from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
-from notify.keys import shard_of_key
-from notify.urls import refuse_user
-from notify.wire import MSGPACK
+from notify.protocol.keys import shard_of_key
+from notify.protocol.wire import MSGPACK
+from notify.runtime.urls import refuse_user
 
 log = logging.getLogger("notify.client")
 

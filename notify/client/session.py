@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from notify.backoff import Backoff
 from notify.client.banner import begun
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
@@ -31,8 +30,8 @@ from notify.client.received import each_of
 from notify.client.renewals import Renewals
 from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
-from notify.limits import OWNED
-from notify.wire import (
+from notify.protocol.limits import OWNED
+from notify.protocol.wire import (
     JSON,
     Delivered,
     Leave,
@@ -42,6 +41,7 @@ from notify.wire import (
     SettleItem,
     encode_msgpack,
 )
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 

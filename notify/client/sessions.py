@@ -10,7 +10,7 @@ import ssl
 from notify.client.banner import stopping_text
 from notify.client.handlers import refuse_offsets
 from notify.client.http import HttpClient
-from notify.client.keeping import Keeping
+from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.login import Token
 from notify.client.servers import Servers
 from notify.client.session import Session, Work
@@ -34,7 +34,7 @@ class Sessions:
         self._leaving: set[asyncio.Task[None]] = set()
         """The tasks of sessions with servers that have left the registry."""
 
-    async def run(self, inbox: Keeping | None, stopping: asyncio.Event) -> None:
+    async def run(self, inbox: InboxMaintenance | None, stopping: asyncio.Event) -> None:
         """Receive until `stopping`, and then until all messages in hand are settled. `inbox` is kept meanwhile.
 
         Raises the error of a session that a retry cannot mend.

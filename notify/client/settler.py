@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from notify.backoff import Backoff
 from notify.client.batch import Batcher, Later
 from notify.client.http import HttpClient, read_answer
 from notify.errors import ForeignAnswer, NotifyError
-from notify.wire import Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from notify.protocol.wire import Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
-from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
-from notify.schemas import named_by
+from notify.runtime.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
+from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
+from notify.runtime.schemas import named_by
 
 metadata = sa.MetaData()
 MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
@@ -49,8 +49,8 @@ sa.Index(
 )
 """One row for each message. In mode half a row has no body, because the server has it, unless the producer keeps
 messages. In mode outbox a row has the whole message, and `relayed` is 0 until the relay has sent it. A tombstone is
-message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest` (notify/digest.py) is the digest of
-the body; it is NULL in a row of an older SDK, and missing in a table of an older version."""
+message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest` (notify/protocol/digest.py) is the
+digest of the body; it is NULL in a row of an older SDK, and missing in a table of an older version."""
 notify_source = sa.Table(
     "notify_source",
     metadata,
@@ -93,7 +93,7 @@ notify_refused = sa.Table(
     mysql_engine="InnoDB",
 )
 """One row for each transaction that its target refuses, with the target's last answer (`status`, `code`, `detail`) and
-the decision of an operator (`state`, `reason`): see notify/refused.py."""
+the decision of an operator (`state`, `reason`): see notify/movers/refused.py."""
 
 
 def columns_of(connection: Connection, table: sa.Table, schema: str | None = None) -> set[str]:

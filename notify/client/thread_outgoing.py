@@ -26,8 +26,8 @@ from notify.client.outgoing import CLOSED
 from notify.client.running import Plan, Running
 from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed, Timeout
-from notify.green import patched_by
-from notify.wire import Item, PackedMessage
+from notify.protocol.wire import Item, PackedMessage
+from notify.runtime.green import patched_by
 
 log = logging.getLogger("notify.client")
 T = TypeVar("T")

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from notify import tracing
 from notify.check.listener import CheckMessageListener
-from notify.client.carrier import Carrier
+from notify.client.half_sender import HalfSender
 from notify.client.handles import SyncPrepared
 from notify.client.packing import pack, pack_all
 from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_flush
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.message import Message
+from notify.protocol.message import Message
+from notify.runtime import tracing
 
 
 class ThreadProducer:
     """Base of the producers for threads: a thin shell over code that runs on an event loop."""
 
-    _carrier: Carrier
+    _carrier: HalfSender
 
     def __init__(self, plan: Plan) -> None:
         self.url = plan.url

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from notify import ids
-from notify.backoff import Backoff
 from notify.client.batch import Later
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of, items_for, items_for_both, read_answer
@@ -22,8 +20,9 @@ from notify.client.login import Shown
 from notify.client.packing import size_of_message
 from notify.client.servers import Servers, more_telling
 from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
-from notify.sources import NO_DATABASE
-from notify.wire import (
+from notify.protocol import ids
+from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import (
     Item,
     OutcomeItem,
     Outcomes,
@@ -34,6 +33,7 @@ from notify.wire import (
     PackedTransactions,
     encode_msgpack,
 )
+from notify.runtime.backoff import Backoff
 
 T = TypeVar("T")
 HALF_SECONDS = 3.0

@@ -17,8 +17,8 @@ import msgspec
 import msgspec.inspect
 
 from notify.errors import DeadLetter, InvalidRequest
-from notify.message import Message, ReceivedMessage, why_unfit
-from notify.wire import UNDECODABLE
+from notify.protocol.message import Message, ReceivedMessage, why_unfit
+from notify.protocol.wire import UNDECODABLE
 
 Read = Callable[[ReceivedMessage], Any]
 """Decodes a message's body. Raises DeadLetter if the body does not fit the type."""

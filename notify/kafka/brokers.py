@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.answers import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
-from notify.kafka.hindrance import hindrance, refusal, refuses
+from notify.kafka.diagnosis import refusal, refuses, why_unreachable
 from notify.kafka.rights import REFUSED, Needs, missing, user_of
 
 CALL_SECONDS = 20.0
@@ -48,7 +48,7 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
         return stale_epoch("another bridge of this source publishes now; stop one of the two")
     if refuses(error):
         return refusal(error, cluster)
-    if code in AWAY and (reason := hindrance(cluster)) is not None:
+    if code in AWAY and (reason := why_unreachable(cluster)) is not None:
         return reason
     return missing(error, cluster, needs) or Unavailable(f"Kafka: {error.str()}")
 
@@ -64,7 +64,7 @@ def known_topics(cluster: Cluster, seconds: float = CALL_SECONDS) -> dict[str, T
         try:
             return admin.list_topics(timeout=min(seconds, FIRST_ANSWER_SECONDS)).topics
         except KafkaException as raised:
-            reason = hindrance(cluster)
+            reason = why_unreachable(cluster)
             if isinstance(reason, Unauthorized):
                 raise reason from raised
             if time.monotonic() > deadline:

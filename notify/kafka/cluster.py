@@ -17,9 +17,9 @@ from notify.errors import InvalidRequest
 from notify.kafka.exchange import Exchange
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
-from notify.limits import digits
-from notify.text_files import text_of
-from notify.urls import without_secrets
+from notify.protocol.limits import digits
+from notify.runtime.text_files import text_of
+from notify.runtime.urls import without_secrets
 
 T = TypeVar("T")
 log = logging.getLogger("notify.kafka")

@@ -15,7 +15,7 @@ import msgspec
 
 from notify.errors import InvalidRequest
 from notify.kafka.progress import MOST_ID_CHARACTERS
-from notify.wire import UNDECODABLE
+from notify.protocol.wire import UNDECODABLE
 
 TOPIC = "notify-control"
 OBEY_SECONDS = 5.0

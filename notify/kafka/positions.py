@@ -7,7 +7,7 @@ A transaction with messages begins with a record here, too, which only opens it:
 has ended the transaction in between, it refuses the position, because the client does not add the partition again. The
 position would otherwise be committed alone, and the messages before it would be lost.
 
-A long position refers to a base (see notify/long_positions.py). The base has records of its own beside the
+A long position refers to a base (see notify/movers/long_positions.py). The base has records of its own beside the
 positions, each with a part of it, since brokers take records of 1 MiB only.
 """
 
@@ -22,8 +22,8 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
-from notify.long_positions import LongPosition, refers_to_base
-from notify.wire import UNDECODABLE
+from notify.movers.long_positions import LongPosition, refers_to_base
+from notify.protocol.wire import UNDECODABLE
 
 T = TypeVar("T")
 

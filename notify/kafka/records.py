@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from notify.limits import digits
-from notify.message import DEAD_LETTER_REASON
-from notify.wire import BridgedTransaction, PackedMessage, microseconds
+from notify.protocol.limits import digits
+from notify.protocol.message import DEAD_LETTER_REASON
+from notify.protocol.wire import BridgedTransaction, PackedMessage, microseconds
 
 SCHEME = "kafka://"
 ID, GROUP, TAG, EXPIRES = "notify-id", "notify-group", "notify-tag", "notify-expires"

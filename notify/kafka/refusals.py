@@ -1,6 +1,7 @@
 """Reports of bridges and relays about refused messages of their sources: the compacted topic `notify-refused`.
 
-A record's key is the source, its value the report as JSON (notify/wire.py). Servers that show groups read the reports.
+A record's key is the source, its value the report as JSON (notify/protocol/wire.py). Servers that show groups read the
+reports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import write
 from notify.kafka.rights import of_bridge
-from notify.wire import RefusedReport, encode_json
+from notify.protocol.wire import RefusedReport, encode_json
 
 TOPIC = "notify-refused"
 

@@ -18,7 +18,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest, write
 from notify.kafka.progress import Progress
 from notify.kafka.rights import of_consumer
-from notify.wire import UNDECODABLE
+from notify.protocol.wire import UNDECODABLE
 
 TOPIC = "notify-subscriptions"
 MOST_SKIPPED = 16

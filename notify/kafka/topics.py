@@ -18,7 +18,7 @@ from notify.kafka.brokers import CALL_SECONDS, make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.records import Headers
-from notify.limits import LIMITS, check_name, digits
+from notify.protocol.limits import LIMITS, check_name, digits
 
 LOOK_SECONDS = 60.0
 """How long the size of a topic's largest record is cached; it is read again for a record that is too large."""

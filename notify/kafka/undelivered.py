@@ -29,8 +29,8 @@ from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
 from notify.kafka.topics import Topics
 from notify.kafka.transactional import TransactionalProducer
-from notify.limits import digits
-from notify.wire import UNDECODABLE
+from notify.protocol.limits import digits
+from notify.protocol.wire import UNDECODABLE
 
 TOPIC = f"{records.DELAYED}.refused"
 DECISIONS = "notify-undelivered"

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notify import __version__
-from notify.clock import Clock, steady_clock
 from notify.errors import NotifyError, StorageFailed, Unavailable, WrongRole
+from notify.runtime.clock import Clock, steady_clock
 from notify.server import admin, console, health, problems
 from notify.server.access import guard
 from notify.server.access.gate import Access
@@ -21,7 +21,7 @@ from notify.server.access.guard import NOT_RUNNING
 from notify.server.cluster.workers import Workers
 from notify.server.connections.application import DataAnswers
 from notify.server.connections.held import budget_of
-from notify.server.connections.places import Connections
+from notify.server.connections.quota import Connections
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.openapi import describe_data_routes
@@ -29,9 +29,9 @@ from notify.server.data.request import PROBES
 from notify.server.data.request import Request as DataRequest
 from notify.server.data_directory import unusable
 from notify.server.running import Running
+from notify.server.settings import Settings
 from notify.server.spread.spread import Spread
 from notify.server.start import started
-from notify.settings import Settings
 from notify.storage.transactions import TransactionStore
 
 STRANGERS_SHARE, OPERATORS_SHARE = 0.1, 0.25

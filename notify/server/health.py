@@ -13,10 +13,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from notify import faults
 from notify.errors import Unavailable, WrongRole
+from notify.protocol.wire import JSON, encode_json
+from notify.runtime import faults
+from notify.runtime.threads import in_thread
 from notify.server.cluster.workers import DIED, HUNG
-from notify.server.connections.places import Connections
+from notify.server.connections.quota import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
 from notify.server.metrics import Exposition
@@ -25,8 +27,6 @@ from notify.server.shipping import Shipping
 from notify.server.watch.alarm import MEANING
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.group_state import GroupState
-from notify.threads import in_thread
-from notify.wire import JSON, encode_json
 
 STALLED_US = 10_000_000
 BUSIEST_TOPICS = 100

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from notify.errors import InvalidRequest
-from notify.wire import JSON, UNDECODABLE
+from notify.protocol.wire import JSON, UNDECODABLE
 
 
 def decoded(body: bytes) -> Any:

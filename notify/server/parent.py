@@ -17,15 +17,15 @@ from typing import Any
 
 import structlog
 
-from notify.ending import Signals, end_by
 from notify.errors import StorageFailed
+from notify.protocol.workers import remember_logs
+from notify.runtime.signals import Signals, end_by
+from notify.server.acceptor import Acceptor
 from notify.server.cluster.workers import DIED, HUNG
-from notify.server.doorway import Doorway
 from notify.server.heartbeat import Silence, used_ticks, waits_for_disk
 from notify.server.serve import cannot_listen
+from notify.server.settings import Settings
 from notify.server.worker import Child, Worker
-from notify.settings import Settings
-from notify.workers import remember_logs
 
 log = structlog.get_logger("notify.server")
 
@@ -69,7 +69,7 @@ class Parent:
         one = len(sockets) == 1
         self._workers = [Worker(n, None if one else sockets[n]) for n in range(settings.workers)]
         self._silence = Silence(settings.workers, settings.worker_timeout_seconds)
-        self._doorway = Doorway(self._selector, sockets[0], self._hand) if one else None
+        self._doorway = Acceptor(self._selector, sockets[0], self._hand) if one else None
 
     def run(self) -> bool:
         """Watch the workers until all have ended, and return True. In each worker it returns False after the fork.

@@ -15,12 +15,12 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from notify import faults
 from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.protocol.wire import PROBLEM
+from notify.runtime import faults
 from notify.server import console
 from notify.server.core.flow import retry_after
 from notify.server.data.answer import fault_of, problem
-from notify.wire import PROBLEM
 
 
 def refused(scope: Any, error: NotifyError) -> Response:

@@ -19,28 +19,28 @@ from typing import Any, TextIO, cast
 import structlog
 import uvicorn
 
-from notify import tracing
-from notify.clock import steady_clock
-from notify.ending import Wishes, end_by
 from notify.errors import InvalidRequest, StorageFailed
-from notify.log_output import STDOUT
+from notify.protocol.workers import check_count, refuse_one_of_several
+from notify.runtime import tracing
+from notify.runtime.clock import steady_clock
+from notify.runtime.log_output import STDOUT
+from notify.runtime.signals import StopRequests, end_by
+from notify.runtime.urls import server_address
+from notify.runtime.visible import visible
 from notify.server import webhooks
 from notify.server.app import App
 from notify.server.cluster.workers import Workers
 from notify.server.configuration import first_token
 from notify.server.connections.handed import Handed
 from notify.server.connections.handshake import Handshake
-from notify.server.connections.places import allowed_by_files
 from notify.server.connections.protocol import Protocol
+from notify.server.connections.quota import allowed_by_files
 from notify.server.connections.tls import Certificates
+from notify.server.settings import Settings
 from notify.server.start import cluster_of, roles_of
-from notify.settings import Settings
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
-from notify.urls import server_address
-from notify.visible import visible
-from notify.workers import check_count, refuse_one_of_several
 
 log = structlog.get_logger("notify.server")
 QUOTED = frozenset(" \t=\r\n\"'")
@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._wishes = Wishes()
+        self._wishes = StopRequests()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._wishes.count() > 1:

@@ -17,18 +17,18 @@ from typing import Any
 import msgspec
 import structlog
 
-from notify import faults
 from notify.admin_api.words import duration
-from notify.backoff import Backoff
-from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError
+from notify.protocol.wire import instant
+from notify.runtime import faults
+from notify.runtime.backoff import Backoff
+from notify.runtime.clock import Clock
+from notify.runtime.threads import in_thread
+from notify.server.settings import Settings
 from notify.server.tasks import ended
-from notify.settings import Settings
 from notify.storage.capabilities import Shippable
 from notify.storage.shipped import identity
-from notify.storage.shipped.standing import Order, Standing
-from notify.threads import in_thread
-from notify.wire import instant
+from notify.storage.shipped.status import Order, Status
 
 log = structlog.get_logger("notify.server")
 
@@ -53,7 +53,7 @@ class Shipping:
         self._settings = settings
         self._directory = os.path.abspath(settings.data_dir)
         self._clock = clock
-        self.standing = Standing()
+        self.standing = Status()
         self._ended_failures = 0
         self._ended_bytes = 0
         self._ended_unreadable = 0
@@ -221,9 +221,9 @@ class Shipping:
         order = Order(self._directory, settings.ship_to, bytes_per_second, STALL_SECONDS, settings.ship_keep)
         child.stdin.write(msgspec.json.encode(order) + b"\n")
         while line := await asyncio.wait_for(child.stdout.readline(), SILENT_SECONDS):
-            self._hear(msgspec.json.decode(line, type=Standing))
+            self._hear(msgspec.json.decode(line, type=Status))
 
-    def _hear(self, report: Standing) -> None:
+    def _hear(self, report: Status) -> None:
         previous, self.standing = self.standing, report
         if report.listed_to is None:
             report.listed_to = previous.listed_to

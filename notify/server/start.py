@@ -15,10 +15,12 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Engine
 
-from notify import faults
-from notify.clock import Clock, SteadyClock, steady_clock
-from notify.databases import reason_of
 from notify.errors import InvalidRequest
+from notify.runtime import faults
+from notify.runtime.clock import Clock, SteadyClock, steady_clock
+from notify.runtime.databases import reason_of
+from notify.runtime.threads import in_thread
+from notify.runtime.urls import without_secrets
 from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
 from notify.server.cluster.workers import Workers
@@ -37,6 +39,7 @@ from notify.server.groups.own import own_engine
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
+from notify.server.settings import Settings
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
@@ -44,13 +47,10 @@ from notify.server.watch.chart_file import ChartFile
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.silences import Silences
-from notify.settings import Settings
 from notify.storage.capabilities import Dated, Shippable, shard_names
 from notify.storage.queues import queues_of
 from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
-from notify.threads import in_thread
-from notify.urls import without_secrets
 
 if TYPE_CHECKING:
     from notify.kafka.cluster import Cluster

@@ -25,9 +25,10 @@ from typing import Any
 
 import structlog
 
-from notify.clock import wall_clock
 from notify.errors import InvalidRequest, NotifyError
-from notify.limits import digits
+from notify.protocol.limits import digits
+from notify.protocol.workers import divide
+from notify.runtime.clock import wall_clock
 from notify.server.cluster.workers import Ended, Workers
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import Records
@@ -36,9 +37,8 @@ from notify.server.database import open_database
 from notify.server.heartbeat import beat_seconds, give
 from notify.server.parent import STACK, Parent, said_in
 from notify.server.serve import address_of, check_settings, listen, make_directory, prepare_log, serve
+from notify.server.settings import Settings
 from notify.server.worker import Child
-from notify.settings import Settings
-from notify.workers import divide
 
 log = structlog.get_logger("notify.server")
 

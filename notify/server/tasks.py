@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from notify import faults
+from notify.runtime import faults
 
 
 async def repeated(

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from notify.errors import InvalidRequest, UnknownTopic
-from notify.limits import check_name
+from notify.protocol.limits import check_name
 from notify.storage.groups import Subscription
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.queues import Store, queues_of

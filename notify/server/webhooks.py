@@ -22,9 +22,9 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.settings import Settings
-from notify.threads import in_thread
-from notify.urls import HIDDEN, check_host, place_of
+from notify.runtime.threads import in_thread
+from notify.runtime.urls import HIDDEN, check_host, place_of
+from notify.server.settings import Settings
 
 SECONDS = 10.0
 """The most time for a whole call, from the look-up of the name to the last byte of the answer."""

@@ -14,8 +14,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notify.client.bound import BoundTransaction
-from notify.client.carrier import Carrier
+from notify.client.half_sender import HalfSender
+from notify.client.pending_messages import PendingMessages
 from notify.errors import InvalidRequest
 
 
@@ -38,18 +38,18 @@ def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator
     if point not in POINTS:
         raise InvalidRequest(f"there is no crash point {point!r}; use one of {', '.join(POINTS)}")
     method_name = {"after_half": "_insert", "after_local_commit": "committed"}[point]
-    original = getattr(Carrier, method_name)
+    original = getattr(HalfSender, method_name)
 
     def crash(self: Any, *arguments: Any) -> Any:
         for bound in arguments:
-            if isinstance(bound, BoundTransaction):
+            if isinstance(bound, PendingMessages):
                 if die is not None:
                     die(bound.id)
                 bound.shard = None  # a dead process sends no rollback
         raise Crashed(point)
 
-    setattr(Carrier, method_name, crash)
+    setattr(HalfSender, method_name, crash)
     try:
         yield
     finally:
-        setattr(Carrier, method_name, original)
+        setattr(HalfSender, method_name, original)

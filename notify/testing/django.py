@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from notify.client.django.listening import listener_of
+from notify.client.django.transactions import listener_of
 from notify.client.packing import give_key
 
 

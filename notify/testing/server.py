@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 import uvicorn
 
-from notify import ids
 from notify.client.loop import new_event_loop
-from notify.clock import wall_clock
 from notify.errors import StorageFailed, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import Outcomes, decode_payload
+from notify.runtime.clock import wall_clock
 from notify.server.app import App
 from notify.server.configuration import first_token
 from notify.server.connections.application import DataAnswers
@@ -31,10 +32,9 @@ from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 from notify.server.data.routes import DataRoutes
 from notify.server.running import Running
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.records import State, StoredMessage
-from notify.wire import Outcomes, decode_payload
 
 T = TypeVar("T")
 START_SECONDS = 60.0

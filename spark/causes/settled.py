@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from notify.client.table import notify_inbox
-from notify.spark.columns import ATTEMPTED, name_hash
-from notify.spark.expressions import Expressions
+from notify.spark.inputs.columns import ATTEMPTED, name_hash
+from notify.spark.inputs.expressions import Expressions
 from notify.spark.result import Found, Inputs
 from notify.storage.sql.rows import microseconds_of, moment_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from notify.spark.evidence import NOT_GIVEN
+from notify.spark.judge.evidence import NOT_GIVEN
 from notify.spark.result import Found
 
 GROUP, PRODUCER, INPUT, BRIDGE = "group", "producer", "input", "bridge"

@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.spark.coverage import Coverage
 from notify.spark.digest import hashes
 from notify.spark.digest.log_slots import COMPLETING, OPENED, LogSlot, Sums
 from notify.spark.digest.slots import SLOT_US
 from notify.spark.digest.tables import LocalSlot, TableSlots, topic_text
-from notify.spark.in_time import COUNTED
-from notify.spark.life import ABROAD
-from notify.spark.ranges import EPOCH_US
+from notify.spark.inputs.ranges import EPOCH_US
+from notify.spark.judge.coverage import Coverage
+from notify.spark.judge.deadlines import COUNTED
+from notify.spark.judge.message_rows import ABROAD
 
 _NO_LOG = LogSlot()
 

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from notify.spark.digest.slots import SLOT_BYTES, SLOT_CHARACTERS, SlotRange, ranges_of
-from notify.spark.ranges import ROWS_A_PART, conditions_of, id_at
+from notify.spark.inputs.ranges import ROWS_A_PART, conditions_of, id_at
 
 MOST_RANGES = 64
 

@@ -3,8 +3,8 @@
 A message's hash is half the MD5 of its id as text, `{transaction}.{n}`, and with the digest of its contents that of
 `{transaction}.{n}:{digest}`. The hashes of a slot are combined by XOR: in any order, part by part.
 
-The digest of contents is that of the body (notify.digest), combined by XOR with the hash of `t{tag} k{key}` where the
-message has one of the two: a local row holds these as text.
+The digest of contents is that of the body (notify.protocol.digest), combined by XOR with the hash of `t{tag} k{key}`
+where the message has one of the two: a local row holds these as text.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.spark import life
-from notify.spark.columns import name_hash
 from notify.spark.digest.logs import LATE, ODD, OPEN, PENDING, ROLLED, WAITING
-from notify.spark.in_time import InTime
-from notify.spark.life import Groups
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.columns import name_hash
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.judge import message_rows
+from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.message_rows import Groups
 
 COMPLETE, OPENED, COMPLETING = range(3)
 """Kinds of committed messages: complete in one segment; a half, or a delayed message, which another segment must
@@ -163,4 +163,4 @@ class LogSlots:
             slot.bins[topic, row["bin"]] += count
 
     def _origin(self, source: int | None) -> int | None:
-        return None if source is None else self._origins.get(source, life.ABROAD)
+        return None if source is None else self._origins.get(source, message_rows.ABROAD)

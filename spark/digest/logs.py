@@ -14,12 +14,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import NotifyError
-from notify.spark import life
-from notify.spark.columns import COMMITTED, ROLLED_BACK
 from notify.spark.digest.slots import SLOT_BYTES
-from notify.spark.in_time import InTime
-from notify.spark.life import Groups
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.judge import message_rows
+from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.message_rows import Groups
 from notify.spark.report.histogram import STEPS
 
 WHOLE, LATE, OPEN, PENDING, WAITING, ROLLED, ODD = range(7)
@@ -76,7 +76,7 @@ class LogDigest:
         if acks is None:
             return messages
         bits = F.broadcast(self._groups.table(self._spark))
-        named = life.of_acks(acks.join(bits, "consumer_group"), self._groups)
+        named = message_rows.of_acks(acks.join(bits, "consumer_group"), self._groups)
         masks = self._masks()
         more = named.groupBy("id", "no").agg(
             *[F.bit_or(mask).alias(f"more_{mask}") for mask in masks],
@@ -90,7 +90,7 @@ class LogDigest:
         def of_more(name: str) -> Column:
             return F.when(F.col("offset").isNotNull(), F.col(f"more_{name}"))
 
-        both = {m: life.bits(F.col(m)).bitwiseOR(life.bits(of_more(m))) for m in masks}
+        both = {m: message_rows.bits(F.col(m)).bitwiseOR(message_rows.bits(of_more(m))) for m in masks}
         both["acked_us"] = F.least("acked_us", of_more("acked_us"))
         both["last_acked_us"] = F.greatest("last_acked_us", of_more("last_acked_us"))
         return joined.withColumns(both).drop(*[c for c in more.columns if c.startswith("more_")])
@@ -107,7 +107,7 @@ class LogDigest:
         kept = [*masks["acked"], *masks["settled"]]
         keyed = messages.withColumns(
             {"slot": F.substring("id", 1, SLOT_BYTES), "form": form, "bin": F.when(took.isNotNull(), step)}
-            | {name: life.bits(F.col(name)) for name in kept}
+            | {name: message_rows.bits(F.col(name)) for name in kept}
         )
         return keyed.groupBy("slot", "topic", "queue", "producer_group", "source", "form", "bin", *kept).agg(
             F.count(F.lit(1)).alias("count"),
@@ -131,7 +131,7 @@ class LogDigest:
 
 
 def _any_bit(masks: list[str]) -> Column:
-    return reduce(Column.__or__, [life.bits(F.col(mask)) != 0 for mask in masks])
+    return reduce(Column.__or__, [message_rows.bits(F.col(mask)) != 0 for mask in masks])
 
 
 def _form(waits_from_us: int) -> Column:

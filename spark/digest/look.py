@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from notify.databases import reason_of
 from notify.errors import Unavailable
-from notify.spark.coverage import Coverage
+from notify.runtime.databases import reason_of
 from notify.spark.digest.comparison import Compared, Comparison, Equal
 from notify.spark.digest.drill import Drill
 from notify.spark.digest.log_slots import LogSlot, LogSlots
 from notify.spark.digest.logs import LogDigest, TooManyParts
 from notify.spark.digest.slots import LAST_SLOT, slot_of
 from notify.spark.digest.tables import TableDigest, TableSlots
-from notify.spark.in_time import InTime
-from notify.spark.life import Groups
+from notify.spark.judge.coverage import Coverage
+from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.message_rows import Groups
+from notify.spark.judge.rows import producer_groups
 from notify.spark.result import Inputs
-from notify.spark.rows import producer_groups
 
 MOST_QUERIES_AT_ONCE = 4
 MOST_BEGINNINGS = 100

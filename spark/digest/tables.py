@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify.client.table import half_message, notify_inbox
-from notify.spark.databases import Database
 from notify.spark.digest import hashes
 from notify.spark.digest.slots import SLOT_CHARACTERS, SlotRange, slot_at, slot_of
-from notify.spark.expressions import Expressions
-from notify.spark.ranges import FIRST_ID, LAST_ID, Span, conditions_of, id_at, made_us
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.expressions import Expressions
+from notify.spark.inputs.ranges import FIRST_ID, LAST_ID, Span, conditions_of, id_at, made_us
 
 MOST_QUERIES = 4096
 _SETTINGS = {

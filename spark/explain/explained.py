@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify import ids
-from notify.spark import left_out
-from notify.spark.absent_logs import absent_shards, judged_span, reason_of
-from notify.spark.actions import Record
-from notify.spark.columns import name_hash
-from notify.spark.databases import Database
-from notify.spark.effects import BusinessEffects, business_effects
+from notify.protocol import ids
+from notify.protocol.wire import instant
+from notify.spark.checks import left_out
+from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.records import records_of
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
-from notify.spark.ranges import Span
-from notify.spark.replicas import unseen_from
+from notify.spark.inputs.actions import Record
+from notify.spark.inputs.columns import name_hash
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.inputs.missing_logs import absent_shards, judged_span, reason_of
+from notify.spark.inputs.ranges import Span
+from notify.spark.inputs.replicas import unseen_from
+from notify.spark.inputs.shards import halves_from_us, ids_of
+from notify.spark.judge.terms import SKEW_US
 from notify.spark.result import Inputs
-from notify.spark.shards import halves_from_us, ids_of
-from notify.spark.terms import SKEW_US
-from notify.spark.unmoved import bridged_us, bridges_of
-from notify.wire import instant
 
 
 @dataclass(frozen=True)

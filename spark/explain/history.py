@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify import ids
 from notify.kafka.subscriptions import Place
-from notify.spark.columns import ATTEMPTED, name_hash, origin_of
-from notify.spark.databases import Database
+from notify.protocol import ids
+from notify.spark.checks.late_inboxes import begins_us
+from notify.spark.checks.outbox_waiting import MOVED, WAITS, bridged_us, bridges_of, unmoved_of
 from notify.spark.digest import hashes
-from notify.spark.effects import BusinessEffects, proven_of
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
-from notify.spark.kafka_input import KafkaInput
-from notify.spark.late_inboxes import begins_us
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.columns import ATTEMPTED, name_hash, origin_of
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects, proven_of
+from notify.spark.inputs.kafka_input import KafkaInput
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.shards import ids_of
 from notify.spark.result import Inputs
-from notify.spark.shards import ids_of
-from notify.spark.unmoved import MOVED, WAITS, bridged_us, bridges_of, unmoved_of
 from notify.storage.groups import SettleKind
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.sql.rows import microseconds_of

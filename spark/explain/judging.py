@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from notify import ids
-from notify.spark.catalog import Restore
-from notify.spark.columns import name_hash
+from notify.protocol import ids
+from notify.spark.checks.outbox_waiting import DROPPED, MOVED, WAITS, WHY
 from notify.spark.explain.trace import Trace
-from notify.spark.findings import BAD
+from notify.spark.inputs.catalog import Restore
+from notify.spark.inputs.columns import name_hash
+from notify.spark.judge.findings import BAD
 from notify.spark.times import instant_text
-from notify.spark.unmoved import DROPPED, MOVED, WAITS, WHY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.spark.actions import Record, recorded
+from notify.spark.inputs.actions import Record, recorded
 from notify.spark.repair.journal import lines_of
 from notify.spark.repair.plan import Item, read_plan
 from notify.spark.result import Inputs

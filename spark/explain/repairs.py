@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from notify import ids
-from notify.spark.actions import NOBODY_KNOWS, Record
-from notify.spark.effects import BusinessEffects
+from notify.protocol import ids
 from notify.spark.explain.history import History, history_of
 from notify.spark.explain.judging import Terms, Verdict, judge
 from notify.spark.explain.trace import Trace
+from notify.spark.inputs.actions import NOBODY_KNOWS, Record
+from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.result import Inputs
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from notify.spark.changes import Left
-from notify.spark.unmoved import MOVED
+from notify.spark.checks.outbox_waiting import MOVED
+from notify.spark.inputs.changes import Left
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from notify.wire import Delivered, microseconds
+from notify.protocol.wire import Delivered, microseconds
 
 BASE = pa.schema(
     [

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
+from notify.protocol.wire import UNDECODABLE
 from notify.spark.messages.typed import decode
-from notify.wire import UNDECODABLE
 
 DEEPEST = 16
 MOST_FIELDS = 1000

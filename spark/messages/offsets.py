@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from notify.errors import InvalidRequest
-from notify.limits import digits
+from notify.protocol.limits import digits
 
 Offsets = dict[str, "TopicOffsets"]
 MOST_QUEUES = 1 << 16

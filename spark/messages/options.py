@@ -9,7 +9,7 @@ from pathlib import Path
 
 from notify.client.login import Shown
 from notify.errors import InvalidRequest
-from notify.limits import check_name, digits
+from notify.protocol.limits import check_name, digits
 
 EARLIEST, LATEST = "earliest", "latest"
 INFER = "infer"

@@ -9,12 +9,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from notify.errors import InvalidRequest
+from notify.protocol.wire import microseconds
 from notify.spark.messages.offsets import Offsets, TopicOffsets, from_text
 from notify.spark.messages.options import EARLIEST, LATEST, Options
 from notify.spark.messages.reading import Piece, cut, lost, made_anew
 from notify.spark.messages.server import Server, TopicState
 from notify.spark.messages.shipped import ShippedMessages
-from notify.wire import microseconds
 
 log = logging.getLogger("notify.spark")
 

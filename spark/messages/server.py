@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from notify.backoff import Backoff
 from notify.client.loop import LoopThread
 from notify.client.servers import Servers, more_telling
 from notify.errors import Backpressure, InvalidRequest, NotFound, NotifyError
+from notify.protocol.wire import JSON, MSGPACK, Delivered, Pulled
+from notify.runtime.backoff import Backoff
 from notify.spark.messages.options import Options
-from notify.wire import JSON, MSGPACK, Delivered, Pulled
 
 CALL_SECONDS = 30.0
 MOST_PULLED = 2000

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from notify.backoff import Backoff
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.runtime.backoff import Backoff
+from notify.spark.inputs.stored_file import opened
 from notify.spark.messages.columns import BASE
 from notify.spark.messages.options import Options
-from notify.spark.stored_file import opened
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.manifest import ShippedSegment
 from notify.storage.shipped.store import ObjectMissing, Store

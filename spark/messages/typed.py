@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from notify.errors import InvalidRequest
-from notify.wire import UNDECODABLE
+from notify.protocol.wire import UNDECODABLE
 
 Convert = Callable[[Any], Any]
 """The value of a JSON value. Raises ValueError for one that does not fit."""

@@ -22,15 +22,15 @@ from notify.check.listener import CheckUnavailable
 from notify.check.local import answer
 from notify.client.http import HttpClient
 from notify.errors import ForeignAnswer, NotifyError
-from notify.spark.databases import Database
-from notify.spark.effects import BusinessEffects, business_effects
+from notify.protocol.wire import JSON, instant
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.repair.checks import HELD, Now
 from notify.spark.repair.journal import Journal, done_in, lines_of
 from notify.spark.repair.plan import Item, RepairPlan
 from notify.spark.repair.planning import identities_of, names_of
 from notify.spark.repair.standing import AT_ONCE, LocalRow, parts
 from notify.spark.result import Inputs
-from notify.wire import JSON, instant
 
 CALL_SECONDS = 60.0
 DECIDED_AT_ONCE = 20

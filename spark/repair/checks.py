@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from notify.spark.effects import BusinessEffects
+from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.repair.plan import Item
 from notify.spark.repair.standing import (
     NONE,

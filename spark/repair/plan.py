@@ -13,8 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from notify.errors import InvalidRequest
+from notify.protocol.wire import UNDECODABLE
 from notify.spark.repair.journal import journal_of
-from notify.wire import UNDECODABLE
 
 VERSION = 1
 MOST_WITHOUT_FORCE = 500

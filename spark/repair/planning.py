@@ -20,9 +20,11 @@ from typing import Any
 
 import msgspec
 
-from notify import ids
-from notify.spark.effects import BusinessEffects, business_effects
-from notify.spark.findings import BY_NAME
+from notify.protocol import ids
+from notify.protocol.wire import instant
+from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.judge.findings import BY_NAME
+from notify.spark.judge.terms import SKEW_US
 from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.repair.standing import (
     NONE,
@@ -36,8 +38,6 @@ from notify.spark.repair.standing import (
     why_unmoved,
 )
 from notify.spark.result import Found, Inputs, Result
-from notify.spark.terms import SKEW_US
-from notify.wire import instant
 
 FEW = 10
 """So many lost messages, or missing effects, are no sign that a whole input is missing."""

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from notify import ids
 from notify.errors import Unavailable
-from notify.spark.changes import END
-from notify.spark.databases import ODD, Database
-from notify.spark.effects import UNNAMED, BusinessEffects, proven_of
-from notify.spark.log_input import LogInput
-from notify.spark.unmoved import MOVED, WHY, unmoved_of
+from notify.protocol import ids
+from notify.protocol.wire import instant
+from notify.spark.checks.outbox_waiting import MOVED, WHY, unmoved_of
+from notify.spark.inputs.changes import END
+from notify.spark.inputs.databases import ODD, Database
+from notify.spark.inputs.effects import UNNAMED, BusinessEffects, proven_of
+from notify.spark.inputs.log_input import LogInput
 from notify.storage.sql.rows import microseconds_of
-from notify.wire import instant
 
 AT_ONCE = 500
 """Ids in one query, and messages in one request."""

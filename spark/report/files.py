@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from notify.spark.findings import BY_NAME
+from notify.spark.judge.findings import BY_NAME
 from notify.spark.report.page import page
 from notify.spark.result import Found, Result
 

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from notify import __version__
-from notify.spark.completeness import Completeness, together
-from notify.spark.findings import FINDINGS
+from notify.spark.judge.completeness import Completeness, together
+from notify.spark.judge.findings import FINDINGS
 from notify.spark.report import charts
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.result import LATENCIES, Found, Result

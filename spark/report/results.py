@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from notify.spark.measures import TOTALS
+from notify.spark.judge.measures import TOTALS
 from notify.spark.report.files import FINDINGS, row_of
 from notify.spark.result import Result
 from notify.spark.tables import manifest as manifests

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.protocol.wire import UNDECODABLE
 from notify.storage.shipped.store import ObjectMissing, Store
-from notify.wire import UNDECODABLE
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from notify.errors import InvalidRequest
-from notify.spark.stored_file import opened
+from notify.spark.inputs.stored_file import opened
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.manifest import File
 from notify.storage.shipped.store import Store

@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 from prometheus_client import Gauge
 
-from notify.backoff import Backoff
 from notify.errors import InvalidRequest
+from notify.runtime.backoff import Backoff
+from notify.runtime.timed_call import answer_to
+from notify.runtime.urls import has_user, place_of
 from notify.spark.watch.ledger import Alarm, Ledger
 from notify.storage import crash_point
-from notify.timed_call import answer_to
-from notify.urls import has_user, place_of
 
 log = logging.getLogger("notify.audit")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from notify.spark.log_read import LogRead, SegmentRead
+from notify.spark.inputs.log_read import LogRead, SegmentRead
 from notify.spark.result import Found
 from notify.spark.times import instant_text
 from notify.spark.watch.ledger import Ledger, Noted

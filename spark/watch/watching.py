@@ -27,12 +27,12 @@ from pyspark.sql import SparkSession
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.spark.audit import Audit
-from notify.spark.findings import BY_NAME
-from notify.spark.log_read import LogRead
+from notify.spark.inputs.log_read import LogRead
+from notify.spark.inputs.shards import shard_of
+from notify.spark.judge.findings import BY_NAME
 from notify.spark.report.files import row_of
 from notify.spark.report.results import merge
 from notify.spark.result import Found, Inputs, Plan, Result
-from notify.spark.shards import shard_of
 from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import BridgeBatch
 from notify.storage import crash_point
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.log.entry import ENTRY_SIZE
@@ -17,7 +18,6 @@ from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
 from notify.storage.records import NewTransaction, Put, PutResult, State
-from notify.wire import BridgeBatch
 
 
 class Bridges:

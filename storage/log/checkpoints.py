@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from notify.clock import Clock
+from notify.runtime.clock import Clock
 from notify.storage.log import checkpoint
 from notify.storage.log.disk import Disk
 from notify.storage.log.journal import Journal

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from notify.protocol.wire import Payload, decode_payload
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.log.entry import Entry
 from notify.storage.log.journal import Journal
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.records import CheckAnswered, RecordType, encode
 from notify.storage.log.state import LogState
-from notify.wire import Payload, decode_payload
 
 
 class Checks:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from notify.storage import crash_point
 from notify.storage.log import index
-from notify.storage.log.carry import Carrier
 from notify.storage.log.checkpoints import Checkpoints
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import EntryKind
+from notify.storage.log.rewrite import Rewriter
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.sealer import Sealer
 from notify.storage.log.segments import Segments
@@ -30,7 +30,7 @@ class Dropper:
         disk: Disk,
         segments: Segments,
         state: LogState,
-        carrier: Carrier,
+        carrier: Rewriter,
         checkpoints: Checkpoints,
         sealer: Sealer,
     ) -> None:

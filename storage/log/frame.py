@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from notify.storage.log.live import LivePart
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.queues import Queue
 from notify.storage.log.segments import Segment
 
@@ -28,7 +28,7 @@ class Frame:
         "written",
     )
 
-    def __init__(self, base: int, segment: Segment, part: LivePart) -> None:
+    def __init__(self, base: int, segment: Segment, part: OpenPart) -> None:
         self.base = base
         self.segment = segment
         self.part = part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notify.keys import key_hash
+from notify.protocol.keys import key_hash
 from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,

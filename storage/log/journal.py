@@ -14,15 +14,15 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from notify.clock import Clock
 from notify.errors import DiskFull, StorageFailed, Unavailable
+from notify.runtime.clock import Clock
 from notify.storage import crash_point
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_SIZE
 from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame
 from notify.storage.log.frame import Frame
-from notify.storage.log.live import LivePart
 from notify.storage.log.meta import Meta, encoded
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RECORD_HEADER, RECORD_HEADER_SIZE, RecordType
 from notify.storage.log.segments import Segment, Segments
@@ -53,7 +53,7 @@ class Journal:
         segments: Segments,
         segment_bytes: int,
         on_durable: Callable[[Frame], None],
-        on_roll: Callable[[Segment], LivePart],
+        on_roll: Callable[[Segment], OpenPart],
         on_failure: Callable[[StorageFailed], None],
         clock: Clock,
         threads: Threads,
@@ -86,7 +86,7 @@ class Journal:
         self._sync_average = 0.0
         self.sync_seconds = 0.0
 
-    def start(self, end: int, part: LivePart) -> None:
+    def start(self, end: int, part: OpenPart) -> None:
         """Begin to write at `end`, the position after the last sound frame, for callers on the running event loop."""
         self._loop = asyncio.get_running_loop()
         segment = self._segments.last

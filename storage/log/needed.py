@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from notify.storage.log.carry import still_delayed
 from notify.storage.log.entry import Entry, EntryKind
+from notify.storage.log.rewrite import still_delayed
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.state import LogState
 from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id, redriven_id_without_topic, retry_prefix

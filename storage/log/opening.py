@@ -11,7 +11,7 @@ from notify.storage.log import checkpoint, index
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_SIZE
 from notify.storage.log.format import SEGMENT_HEADER_SIZE
-from notify.storage.log.live import LivePart
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.replay import Replay
 from notify.storage.log.sealed import SealedPart
@@ -93,7 +93,7 @@ class Opening:
             # with the next one's, and finished segments are shipped with one.
             self._checkpoint_at_the_end(self._segments.last.base, now_us)
         parts.sealed_id_max = max((part.id_max for part in parts.sealed if part.count), default=0)
-        live = [part for part in parts if isinstance(part, LivePart)]
+        live = [part for part in parts if isinstance(part, OpenPart)]
         for part, behind in zip(live, live[1:], strict=False):
             # Sealed in the background, as if it had just become full.
             part.end = behind.base
@@ -143,7 +143,7 @@ class Opening:
             self._state.parts.append(SealedPart(self._disk, name))
         except (OSError, ValueError) as error:
             log.warning("index_rebuilt", name=name, reason=str(error))
-            part = LivePart(segment.base)
+            part = OpenPart(segment.base)
             for frame in walk(self._disk, segment, 0, False, self._opened.damages):
                 self._replay.index_only(part, frame.body)
             part.index()
@@ -154,7 +154,7 @@ class Opening:
     def _apply(self, segment: Segment, position: int) -> None:
         """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
         opened = self._opened
-        part = LivePart(segment.base)
+        part = OpenPart(segment.base)
         self._state.parts.append(part)
         has_more = any(s.base > segment.base and self._has_frames(s) for s in self._segments.all())
         applied_from = 0

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notify.storage.log.entry import ENTRY_SIZE, last_offset
-from notify.storage.log.live import LivePart
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.sealed import SealedPart
 
-Part = SealedPart | LivePart
+Part = SealedPart | OpenPart
 
 PLACES = 4096
 """How many readers' places are remembered, at most: where a queue's next entries lie."""
@@ -29,7 +29,7 @@ class Parts:
         self._numbers: dict[int, int] | None = None
         self._places: dict[tuple[int, int], Part] = {}
         """(queue's key, offset) to the part in which a reader that goes on from there will find its entries."""
-        self.being_sealed: list[LivePart] = []
+        self.being_sealed: list[OpenPart] = []
         """Live parts before the last: full, and being written as sealed ones."""
         self.sealed_id_max = 0
         """First 8 bytes of the highest id in a sealed part: an id above that is in none."""
@@ -44,10 +44,10 @@ class Parts:
         return self._all[number]
 
     @property
-    def live(self) -> LivePart:
+    def live(self) -> OpenPart:
         """The part of the segment that is written to."""
         part = self._all[-1]
-        assert isinstance(part, LivePart)
+        assert isinstance(part, OpenPart)
         return part
 
     @property

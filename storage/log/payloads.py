@@ -22,7 +22,7 @@ READ_GAP_BYTES = 16 << 10
 """Between two payloads of one read: copying so much costs as much as another call to the system."""
 
 
-# RUN_HEAD of notify/wire.py, for many at once.
+# RUN_HEAD of notify/protocol/wire.py, for many at once.
 _RUN_HEAD = np.dtype([("id_high", ">u8"), ("id_low", ">u8"), ("message_no", ">u2"), ("time_us", ">u8")])
 
 

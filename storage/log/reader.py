@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from notify.keys import key_hash
+from notify.protocol.keys import key_hash
 from notify.storage.log.entry import Entry, EntryKind, table_of
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.queues import Queue

@@ -6,7 +6,7 @@ import numpy as np
 
 from notify.storage.log import meta
 from notify.storage.log.entry import Entry, EntryKind, each_of, queue_keys, table_of, transaction_ids_of
-from notify.storage.log.live import LivePart
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
 from notify.storage.log.records import (
@@ -30,12 +30,12 @@ class Replay:
     def __init__(self, state: LogState) -> None:
         self._state = state
 
-    def index_only(self, part: LivePart, body: memoryview) -> None:
+    def index_only(self, part: OpenPart, body: memoryview) -> None:
         """Add a frame's entries to a live part whose state a checkpoint has given already."""
         for record in records(body):
             part.entries += record.entries
 
-    def apply(self, part: LivePart, body: memoryview) -> None:
+    def apply(self, part: OpenPart, body: memoryview) -> None:
         """Do again what a frame's records did; `indexed` follows when the part's frames are through."""
         state = self._state
         for kind, entries, data in records(body):
@@ -60,7 +60,7 @@ class Replay:
                     carried = Entry.of(entry)
                     state.moved[carried.offset] = carried.position  # in place of an offset: where it was
 
-    def indexed(self, part: LivePart, applied_from: int) -> None:
+    def indexed(self, part: OpenPart, applied_from: int) -> None:
         """Make the part's index, and count the offsets of its entries from number `applied_from` on."""
         part.index()
         table = table_of(part.entries)[applied_from:]

@@ -14,9 +14,9 @@ import numpy as np
 
 from notify.errors import Unavailable
 from notify.storage.log.dropping import Dropper
-from notify.storage.log.husks import Husks
 from notify.storage.log.journal import Journal
 from notify.storage.log.needed import Needed
+from notify.storage.log.orphan_indexes import OrphanIndexes
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
@@ -36,7 +36,7 @@ class Retention:
         journal: Journal,
         topics: Topics,
         dropper: Dropper,
-        husks: Husks,
+        husks: OrphanIndexes,
     ) -> None:
         """Everything is kept until `keep` is called."""
         self._state = state

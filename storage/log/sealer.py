@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import structlog
 
-from notify import faults
 from notify.errors import NotifyError
+from notify.runtime import faults
 from notify.storage import crash_point
 from notify.storage.log import index
 from notify.storage.log.checkpoints import Checkpoints
 from notify.storage.log.disk import Disk
-from notify.storage.log.live import LivePart
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.parts import Parts
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.segments import Segment, Segments
@@ -23,7 +23,7 @@ from notify.storage.log.threads import Threads
 log = structlog.get_logger("notify.log")
 
 
-def seal(disk: Disk, segments: Segments, part: LivePart, end: int) -> None:
+def seal(disk: Disk, segments: Segments, part: OpenPart, end: int) -> None:
     """Write the index file of a full segment, and cut the room behind its last frame. Raises OSError."""
     assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
     crash_point.reached("seal.before_rename")
@@ -31,7 +31,7 @@ def seal(disk: Disk, segments: Segments, part: LivePart, end: int) -> None:
     disk.truncate(segments.begun_at(part.base).fd, end - part.base)
 
 
-def swap_in(disk: Disk, parts: Parts, part: LivePart) -> None:
+def swap_in(disk: Disk, parts: Parts, part: OpenPart) -> None:
     """The index file that `seal` wrote takes the part's place. Raises OSError."""
     ready = SealedPart(disk, index.index_name(part.base), is_fresh=True)
     parts.replace(part, ready)
@@ -54,13 +54,13 @@ class Sealer:
         self._snapshots: dict[int, Callable[[], bytes]] = {}
         """Where a segment begins, to the state there."""
 
-    def begin_segment(self, segment: Segment) -> LivePart:
+    def begin_segment(self, segment: Segment) -> OpenPart:
         """The part of a new segment. The state now is the state at its start, and the part before it is full."""
         full = self._parts.live
         full.end = segment.base
         self._parts.being_sealed.append(full)
         self._snapshots[segment.base] = self._checkpoints.capture(segment.base)
-        part = LivePart(segment.base)
+        part = OpenPart(segment.base)
         self._parts.append(part)
         return part
 
@@ -104,7 +104,7 @@ class Sealer:
                 return  # as above
             del waiting[0]
 
-    def _write(self, part: LivePart) -> None:
+    def _write(self, part: OpenPart) -> None:
         seal(self._disk, self._segments, part, part.end)
         snapshot = self._snapshots.get(part.end)
         if snapshot is not None:

@@ -9,11 +9,10 @@ from typing import final
 
 import structlog
 
-from notify.clock import Clock, steady_clock
 from notify.errors import DiskFull, InvalidRequest, StorageFailed
+from notify.runtime.clock import Clock, steady_clock
 from notify.storage.log.ballast import Ballast
 from notify.storage.log.bridges import Bridges
-from notify.storage.log.carry import Carrier
 from notify.storage.log.checkpoints import Checkpoints
 from notify.storage.log.checks import Checks
 from notify.storage.log.delays import Delays
@@ -23,17 +22,18 @@ from notify.storage.log.frame import Frame
 from notify.storage.log.groups import Groups
 from notify.storage.log.halves import Halves
 from notify.storage.log.history import History
-from notify.storage.log.husks import Husks
 from notify.storage.log.journal import NO_ROOM, Journal
-from notify.storage.log.live import LivePart
 from notify.storage.log.lock import DirectoryLock
 from notify.storage.log.meta import Restored
+from notify.storage.log.open_part import OpenPart
 from notify.storage.log.opening import Opening
+from notify.storage.log.orphan_indexes import OrphanIndexes
 from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.reader import Reader
 from notify.storage.log.recovery import Damage
 from notify.storage.log.retention import Retention
+from notify.storage.log.rewrite import Rewriter
 from notify.storage.log.sealer import Sealer
 from notify.storage.log.segments import Segment, Segments
 from notify.storage.log.settling import Settling
@@ -105,9 +105,9 @@ class LogStore:
         reader = Reader(state, payloads)
         delays = Delays(state, journal)
         history = History(state, journal, self.disk, segments, payloads, reader)
-        carrier = Carrier(state, segments, journal, payloads)
+        carrier = Rewriter(state, segments, journal, payloads)
         dropper = Dropper(self.disk, segments, state, carrier, self._checkpoints, self._sealer)
-        husks = Husks(self.disk, segments, state)
+        husks = OrphanIndexes(self.disk, segments, state)
         self._retention = Retention(state, segments, journal, topics, dropper, husks)
         self._retention.keep(retention_us, retention_bytes)
 
@@ -320,7 +320,7 @@ class LogStore:
             frame.part.is_complete = True
         self._sealer.work(frame.base)
 
-    def _begin_segment(self, segment: Segment) -> LivePart:
+    def _begin_segment(self, segment: Segment) -> OpenPart:
         return self._sealer.begin_segment(segment)
 
     def _failed(self, error: StorageFailed) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from notify.clock import Clock
 from notify.errors import NotFound
+from notify.runtime.clock import Clock
 from notify.storage.groups import Priorities, SettleKind, Settlement, Subscription
 from notify.storage.memory.queues import MemoryQueues
 from notify.storage.names import dead_letter_topic

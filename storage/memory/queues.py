@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from notify.errors import InvalidRequest, NotFound
-from notify.keys import key_hash
+from notify.protocol.keys import key_hash
 from notify.storage.hashing import tag_hash
 from notify.storage.message_run import LEAST, MessageRun, run_of
 from notify.storage.records import NewMessage, StoredMessage

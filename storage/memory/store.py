@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from notify.clock import Clock, wall_clock
+from notify.runtime.clock import Clock, wall_clock
 from notify.storage.groups import Subscription
 from notify.storage.memory.groups import MemoryGroups
 from notify.storage.memory.queues import MemoryQueues

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import BridgeBatch, Payload, decode_payload
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.hashing import tag_hash
@@ -22,7 +23,6 @@ from notify.storage.records import (
 )
 from notify.storage.topics import Flush
 from notify.storage.transactions import COUNTED_TO, NO_SHARDS, NO_TOKENS, without_bodies_beyond
-from notify.wire import BridgeBatch, Payload, decode_payload
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from notify.errors import InvalidRequest
+from notify.runtime.urls import without_secrets
 from notify.storage.log.disk import Disk
-from notify.urls import without_secrets
 
 WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 """Protocols whose objects appear and are replaced as a whole."""

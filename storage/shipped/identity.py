@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import Corrupt
+from notify.protocol.wire import UNDECODABLE
 from notify.storage.log.disk import Disk
-from notify.wire import UNDECODABLE
 
 NAME = "shipping.json"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notify.errors import Corrupt
-from notify.limits import digits
+from notify.protocol.limits import digits
 from notify.storage.log import checkpoint
 from notify.storage.log.disk import Disk
 from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header

@@ -15,16 +15,16 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import Conflict, Corrupt, InvalidRequest, ObjectStoreFailed
+from notify.protocol.wire import instant
 from notify.storage.log import LogStore, checkpoint
-from notify.storage.log.continuing import begin_at_the_end, last_frame_us
 from notify.storage.log.disk import Disk
 from notify.storage.log.index import index_name
+from notify.storage.log.restored_start import begin_at_the_end, last_frame_us
 from notify.storage.log.segments import segment_name
 from notify.storage.shipped import identity, manifest, records
-from notify.storage.shipped.keeping import IDS_US, first_needed
 from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
+from notify.storage.shipped.retention import IDS_US, first_needed
 from notify.storage.shipped.store import Store
-from notify.wire import instant
 
 LOG = "log"
 TRIES = 2

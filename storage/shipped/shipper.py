@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import msgspec
 
-from notify.clock import Clock, wall_clock
 from notify.errors import Conflict, Corrupt, ObjectStoreFailed
+from notify.runtime.clock import Clock, wall_clock
 from notify.storage import crash_point
 from notify.storage.log.index import index_name
 from notify.storage.log.segments import segment_name
-from notify.storage.shipped import identity, keeping, layout, records
+from notify.storage.shipped import identity, layout, records, retention
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.identity import Identity
 from notify.storage.shipped.local import LocalLog, SealedSegment
@@ -180,12 +180,12 @@ class Shipper:
         return True
 
     def drop_old(self, keep_us: int) -> int:
-        """Take segments out of the list that are older than `keep_us` and that nobody needs (keeping.py); how many.
+        """Take segments out of the list that are older than `keep_us` and that nobody needs (retention.py); how many.
 
         `remove_dropped` removes their files afterwards. Raises what `ship_next` raises.
         """
         listed, bases = self.manifest, self._log.bases()
-        kept = keeping.without_old(self.store, listed, bases[0], self._clock() - keep_us) if bases else listed
+        kept = retention.without_old(self.store, listed, bases[0], self._clock() - keep_us) if bases else listed
         if kept is listed:
             return 0
         crash_point.reached("keep.before_manifest")
@@ -198,7 +198,7 @@ class Shipper:
         Raises ObjectStoreFailed, and Conflict where another one writes to the store."""
         self._refuse_others()
         crash_point.reached("keep.before_files")
-        return keeping.remove_dropped(self.store, self.manifest.dropped_to)
+        return retention.remove_dropped(self.store, self.manifest.dropped_to)
 
     def _with_records(self, listed: Manifest) -> tuple[Manifest, records.Signature | None]:
         """The manifest with the administrators' records as they are now, and their signature."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TypeVar
 
-from notify.backoff import Backoff
 from notify.errors import NotifyError, ObjectStoreFailed
+from notify.runtime.backoff import Backoff
 from notify.storage.log.disk import Disk
 from notify.storage.shipped.bounded import Bounded
 from notify.storage.shipped.filesystem import WHOLE_PUTS, discard, opened, said, sync

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from notify.ids import message_id
+from notify.protocol.ids import message_id
+from notify.protocol.wire import Payload, decode_payload
 from notify.storage.log.entry import EntryKind
 from notify.storage.log.format import crc32c
-from notify.wire import Payload, decode_payload
 
 ROWS = 20_000
 GROUP_BYTES = 16 << 20

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from notify.backoff import Backoff
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.runtime.backoff import Backoff
 from notify.storage.shipped.shipper import SUPERSEDED, Shipper
 from notify.storage.shipped.sink import Pace
-from notify.storage.shipped.standing import Order, Standing
+from notify.storage.shipped.status import Order, Status
 from notify.storage.shipped.store import Store
 
 LOOK_SECONDS = 0.5
@@ -65,8 +65,8 @@ def _end_with_input() -> None:
 class _Worker:
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._standing = Standing()
-        self._said = Standing()
+        self._standing = Status()
+        self._said = Status()
         self._said_at = 0.0
         self._records_at = time.monotonic() + RECORDS_SECONDS
         self._keep_at = time.monotonic()

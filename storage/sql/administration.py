@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from notify.databases import TEXT
+from notify.runtime.databases import TEXT
 
 metadata = sa.MetaData()
 

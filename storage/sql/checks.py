@@ -8,14 +8,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
 from notify.storage.records import State
 from notify.storage.sql.database import Database
 from notify.storage.sql.lookups import IDS_A_STATEMENT, first_message, rows_by_id
 from notify.storage.sql.rows import UNDECIDED, content_of
 from notify.storage.sql.tables import server_half_message
-from notify.wire import Payload
 
 LOOK_EVERY_US = 500_000
 """How often a server looks for due checks of a group that polls it."""

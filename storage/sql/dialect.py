@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from sqlalchemy.engine import Engine
 
-from notify.databases import is_full
 from notify.errors import DiskFull, InvalidRequest, Unavailable
+from notify.runtime.databases import is_full
 from notify.storage.records import NewTransaction
 from notify.storage.sql.rows import COLUMNS, FIXED, Row
 

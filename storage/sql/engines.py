@@ -12,11 +12,11 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
-from notify.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.errors import InvalidRequest, StorageFailed
-from notify.extras import remedy
-from notify.pooler import REMEDY, TRANSACTION, pool_mode
-from notify.urls import check_host, without_secrets
+from notify.runtime.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
+from notify.runtime.extras import remedy
+from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
+from notify.runtime.urls import check_host, without_secrets
 
 CONNECT_SECONDS = 3
 IO_SECONDS = 10

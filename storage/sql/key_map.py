@@ -22,8 +22,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify import ids
 from notify.errors import Conflict, InvalidRequest
+from notify.protocol import ids
 from notify.storage.sql import registry
 from notify.storage.sql.movers import has_moved
 from notify.storage.sql.rows import microseconds_of, moment_of

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify import ids
+from notify.protocol import ids
 from notify.storage.hashing import tag_hash
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.storage.sql.rows import microseconds_of, payload_of

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.databases import REFUSED, has_table
+from notify.runtime.databases import REFUSED, has_table
 from notify.storage.sql import registry
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
@@ -23,7 +23,7 @@ RELAY_GONE_SECONDS = 300
 """A relay that was not heard of for so long does not run: beside a bridge, nobody waits for its marks."""
 _m, _t = server_member.c, server_half_message.c
 _refused = sa.table("notify_refused", sa.column("transaction_id"), sa.column("state"))
-"""The list of refused messages, which movers and people keep: see notify/refused.py."""
+"""The list of refused messages, which movers and people keep: see notify/movers/refused.py."""
 
 
 @dataclass(frozen=True, slots=True)

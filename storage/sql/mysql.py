@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from notify.databases import AGAIN_CODES, is_gone
+from notify.runtime.databases import AGAIN_CODES, is_gone
 from notify.storage.sql.dialect import FIXED_COLUMNS, FIXED_VALUES, TABLE, Again, Duplicate, Gone, Statements, chunks
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row

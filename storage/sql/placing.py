@@ -8,7 +8,7 @@ from collections.abc import Collection
 import structlog
 
 from notify.errors import Unavailable
-from notify.keys import key_hash
+from notify.protocol.keys import key_hash
 from notify.storage.records import NewTransaction
 from notify.storage.sql.key_map import LEASE_SECONDS, KeyMap
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.engine import Engine
 
-from notify.databases import WAKE_CHANNEL, is_gone
+from notify.runtime.databases import WAKE_CHANNEL, is_gone
 from notify.storage.sql.dialect import DECIDE, LOCK, QUOTED_COLUMNS, TABLE, Again, Duplicate, Gone, Statements, chunks
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import FIXED, Row

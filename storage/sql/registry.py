@@ -13,8 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.databases import INSTANT, database_now
 from notify.errors import Conflict, NotFound
+from notify.runtime.databases import INSTANT, database_now
 from notify.storage.sql.rows import microseconds_of
 from notify.storage.sql.tables import server_member
 

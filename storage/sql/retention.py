@@ -10,7 +10,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from notify import ids
+from notify.protocol import ids
 from notify.storage.sql.database import Database
 from notify.storage.sql.movers import Movers, is_not_listed, is_past, movers_of
 from notify.storage.sql.rows import moment_of

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.storage.records import NewTransaction
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 _encode_headers = msgspec.json.Encoder().encode
 

@@ -17,10 +17,10 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, Engine
 
-from notify import guarantees
-from notify.databases import has_table
 from notify.errors import InvalidRequest, StorageFailed
-from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
+from notify.runtime import guarantees
+from notify.runtime.databases import has_table
+from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.storage.sql import administration
 from notify.storage.sql.tables import metadata, server_half_message, server_shard
 
@@ -39,7 +39,7 @@ NEEDS = tuple(
         *administration.metadata.sorted_tables,
     )
 )
-"""A server's needs of its tables: see notify/guarantees.py."""
+"""A server's needs of its tables: see notify/runtime/guarantees.py."""
 
 
 def upgrade(engine: Engine, shard: str) -> None:

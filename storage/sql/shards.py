@@ -11,20 +11,20 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.engine import Engine
 
-from notify import faults
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.protocol.wire import Payload
+from notify.runtime import faults
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
 from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
 from notify.storage.sql import key_map
 from notify.storage.sql.decided import one_answer_each
-from notify.storage.sql.doubts import sum_of
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
+from notify.storage.sql.undecided import sum_of
 from notify.storage.topics import Topic
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, without_bodies_beyond
-from notify.wire import Payload
 
 log = structlog.get_logger("notify.sql")
 

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from notify.databases import is_doubled
+from notify.runtime.databases import is_doubled
 from notify.storage.sql.dialect import FIXED_VALUES, QUOTED_COLUMNS, TABLE, Again, Duplicate, Statements
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row

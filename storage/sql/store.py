@@ -9,10 +9,10 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Connection
 
-from notify import ids
-from notify.databases import shown_url
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
-from notify.limits import check_name
+from notify.protocol import ids
+from notify.protocol.limits import check_name
+from notify.runtime.databases import shown_url
 from notify.storage.groups import Subscription
 from notify.storage.records import (
     Decided,
@@ -23,7 +23,7 @@ from notify.storage.records import (
     State,
     Transaction,
 )
-from notify.storage.sql import doubts, registry, schema
+from notify.storage.sql import registry, schema, undecided
 from notify.storage.sql.checks import SqlChecks
 from notify.storage.sql.database import Database
 from notify.storage.sql.dialect import NUL, has_nul
@@ -180,7 +180,7 @@ class SqlStore:
         return transaction_of(rows, self.shard) if rows else None
 
     async def in_doubt(self) -> InDoubt:
-        return await self._database.run(doubts.in_doubt)
+        return await self._database.run(undecided.in_doubt)
 
     async def undecided(
         self,
@@ -191,10 +191,10 @@ class SqlStore:
         most_bytes: int | None = None,
     ) -> list[Transaction]:
         def read(connection: Connection) -> list[Transaction]:
-            wanted = sa.select(_t.transaction_id).where(doubts.condition(connection, state, producer_group))
+            wanted = sa.select(_t.transaction_id).where(undecided.condition(connection, state, producer_group))
             if older_than_us is not None:
                 wanted = wanted.where(_t.created_at <= moment_of(older_than_us))
-            names = [str(name) for name in connection.scalars(wanted.order_by(*doubts.OLDEST_FIRST).limit(limit))]
+            names = [str(name) for name in connection.scalars(wanted.order_by(*undecided.OLDEST_FIRST).limit(limit))]
             return without_bodies_beyond(self._read(connection, names, most_bytes), most_bytes)
 
         return await self._database.run(read)

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from notify.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEXT
+from notify.runtime.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEXT
 
 metadata = sa.MetaData()
 
@@ -63,7 +63,7 @@ is_waiting = sa.and_(
 )
 """Committed and not relayed yet; written out, so that SQLite and PostgreSQL see that the index serves it."""
 is_settled = server_half_message.c.relayed.in_((RELAYED, DROPPED))
-"""Relayed, or dropped by a person. What a target refused waits for one: see notify/refused.py."""
+"""Relayed, or dropped by a person. What a target refused waits for one: see notify/movers/refused.py."""
 
 
 def _relays_look(*_: Any, dialect: Any, **__: Any) -> bool:

@@ -18,10 +18,11 @@ from typing import Any
 
 import structlog
 
-from notify import faults, ids
-from notify.backoff import Backoff
-from notify.databases import is_full
 from notify.errors import InvalidRequest, NotifyError, StorageFailed, Unavailable
+from notify.protocol import ids
+from notify.runtime import faults
+from notify.runtime.backoff import Backoff
+from notify.runtime.databases import is_full
 from notify.storage.records import Decided, NewTransaction, Put, PutResult, State
 from notify.storage.sql.dialect import (
     Again,

@@ -21,8 +21,8 @@ from typing import Any
 
 from notify.bench.made_run import made_run
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs
 from notify.spark.session import open_session

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import Consumer, Message, TransactionProducer, create_tables
 from notify.client.table import half_message, notify_inbox
-from notify.databases import database_now
+from notify.protocol import ids
+from notify.runtime.databases import database_now
 from tests.audit.shop import Shop
 from tests.support.clock import eventually
 from tests.support.groups import running

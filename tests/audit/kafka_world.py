@@ -9,7 +9,6 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
-from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
@@ -20,6 +19,7 @@ from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.kafka.progress import Progress
 from notify.kafka.redriven import TOPIC, Spot
 from notify.kafka.subscriptions import Place
+from notify.protocol import ids
 from notify.storage.sql.rows import moment_of
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka import commit_offsets

@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 from notify.client import Consumer, Inbox
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.journal import lines_of
 from notify.spark.repair.plan import read_plan

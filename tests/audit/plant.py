@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import (
     CONSUMERS,
     KEYS,
@@ -25,6 +24,8 @@ from notify.bench.made_run import (
     transaction_id,
 )
 from notify.client.table import half_message, notify_inbox
+from notify.protocol import ids
+from notify.protocol.wire import BridgeBatch
 from notify.server.delivery.dead_letters import dead_payload
 from notify.storage.groups import SettleKind
 from notify.storage.log.entry import ENTRY, ENTRY_SIZE, Entry, EntryKind
@@ -36,7 +37,6 @@ from notify.storage.names import dead_letter_topic, redriven_id
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.sql.rows import moment_of
 from notify.storage.topics import Topic
-from notify.wire import BridgeBatch
 from tests.audit.leaving import Leaving, records_beside
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])

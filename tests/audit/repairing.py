@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.client.table import half_message
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.protocol import ids
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.plan import RepairPlan
 from notify.spark.result import Found, Inputs, Result

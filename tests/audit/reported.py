@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from notify.spark.causes.cause import Cause
-from notify.spark.completeness import completeness_of
-from notify.spark.findings import FINDINGS
+from notify.spark.judge.completeness import completeness_of
+from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import Covered, Found, Result
 
 T0 = 1_800_000_000_000_000

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from notify.databases import RELAYED, UNSENT
-from notify.spark.databases import Database
+from notify.protocol.wire import BridgeBatch
+from notify.runtime.databases import RELAYED, UNSENT
+from notify.spark.inputs.databases import Database
 from notify.spark.result import Inputs
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
@@ -25,7 +26,6 @@ from notify.storage.sql.rows import moment_of
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_shard
 from notify.storage.topics import Topic
-from notify.wire import BridgeBatch
 from tests.audit.trade import AGO_US, SERVICES, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, half_of, service_of
 
 SHARDS = ("a", "b")

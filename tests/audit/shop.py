@@ -10,10 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.errors import NotifyError
+from notify.protocol import ids
 from tests.support.background import repeated
 from tests.support.groups import running
 from tests.support.shop import Base, Order, make_engine

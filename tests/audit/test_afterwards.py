@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client.purge import purge_by_force
+from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
-from notify.spark.proof import MANY
+from notify.spark.judge.completeness_proof import MANY
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
-from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
 from notify.storage.log.gaps import OFFSETS_APART
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewTransaction, State
 from notify.storage.sql.rows import text_of

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
+from notify.spark.checks.malformed import malformed
 from notify.spark.explain.explained import explain
-from notify.spark.expressions import Expressions
-from notify.spark.malformed import malformed
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.expressions import Expressions
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs
 from tests.audit.audited import PLAN

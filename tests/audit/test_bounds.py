@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.errors import Unavailable
-from notify.spark.databases import Database
-from notify.spark.ranges import ROWS_A_PART, edges_by_rows
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.ranges import ROWS_A_PART, edges_by_rows
 from tests.support.databases import empty_database
 
 OWN = "SELECT current_setting('statement_timeout') AS message_id"

@@ -18,8 +18,8 @@ from notify.spark.causes.grouping import MOST, causes_of
 from notify.spark.causes.settled import LastSettled, Settled
 from notify.spark.causes.standstill import Standstill
 from notify.spark.causes.stretches import PAUSE_US
-from notify.spark.evidence import NOT_GIVEN
-from notify.spark.findings import FINDINGS
+from notify.spark.judge.evidence import NOT_GIVEN
+from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import Found, Result
 from tests.support.transactions import new_id
 

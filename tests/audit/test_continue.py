@@ -10,10 +10,11 @@ import pytest
 
 from notify.cli.audit_inputs import is_small
 from notify.errors import InvalidRequest
-from notify.spark import proved, session
+from notify.spark import session
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.judge import continue_from
 from notify.spark.result import Plan, Result
 from tests.audit.trade import COUNT, WITH_INBOX, Trade, make_trade
 
@@ -26,9 +27,9 @@ JUDGED = 90
 def go_on(spark: Any, trade: Trade, report: Path, plan: Plan = PLAN) -> tuple[Result, Plan]:
     """Audit with --continue; the result, and the plan that it chose."""
     with trade.inputs() as inputs:
-        chosen, before = proved.begun(plan, report, inputs, goes_on=True)
+        chosen, before = continue_from.begun(plan, report, inputs, goes_on=True)
         result = Audit(spark, chosen, inputs, report / "segments").run()
-        proved.conclude(report, chosen, inputs, result, before)
+        continue_from.conclude(report, chosen, inputs, result, before)
         return result, chosen
 
 
@@ -57,25 +58,25 @@ def test_an_audit_reads_what_came_since_the_last_one(
 def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
     trade, other, report = make_trade(tmp_path / "trade"), make_trade(tmp_path / "other", 2), tmp_path / "report"
     with trade.inputs() as inputs, other.inputs() as others:
-        assert proved.begun(PLAN, report, inputs, goes_on=True) == (PLAN, None), "the first one reads everything"
+        assert continue_from.begun(PLAN, report, inputs, goes_on=True) == (PLAN, None), "the first one reads everything"
         in_doubt = Result(reasons=["a segment is missing"])
-        proved.conclude(report, PLAN, inputs, in_doubt, None)
-        proved.conclude(report, replace(PLAN, to_us=7), inputs, Result(), None)
-        assert proved.begun(PLAN, report, inputs, goes_on=True)[1] is None, "neither proves anything"
-        proved.conclude(report, PLAN, inputs, Result(judged_us=7, counts={"LOST": 2, "PENDING": 3}), None)
-        chosen, before = proved.begun(PLAN, report, inputs, goes_on=True)
+        continue_from.conclude(report, PLAN, inputs, in_doubt, None)
+        continue_from.conclude(report, replace(PLAN, to_us=7), inputs, Result(), None)
+        assert continue_from.begun(PLAN, report, inputs, goes_on=True)[1] is None, "neither proves anything"
+        continue_from.conclude(report, PLAN, inputs, Result(judged_us=7, counts={"LOST": 2, "PENDING": 3}), None)
+        chosen, before = continue_from.begun(PLAN, report, inputs, goes_on=True)
         assert before is not None and (chosen.from_us, before.counts) == (7, {"LOST": 2})
-        assert proved.begun(PLAN, report, inputs, goes_on=False) == (PLAN, None)
+        assert continue_from.begun(PLAN, report, inputs, goes_on=False) == (PLAN, None)
         with pytest.raises(InvalidRequest, match="leave --from and --to out"):
-            proved.begun(replace(PLAN, from_us=5), report, inputs, goes_on=True)
+            continue_from.begun(replace(PLAN, from_us=5), report, inputs, goes_on=True)
         with pytest.raises(InvalidRequest, match="the earlier audits had other databases"):
-            proved.begun(PLAN, report, replace(inputs, databases=others.databases), goes_on=True)
+            continue_from.begun(PLAN, report, replace(inputs, databases=others.databases), goes_on=True)
         replaced = [LogInput(other.log, trade.log.name)]
         with pytest.raises(InvalidRequest, match=r"lacks the segment at \d+ that an audit has read"):
-            proved.begun(PLAN, report, replace(inputs, logs=replaced), goes_on=True)
-        (report / proved.FILE).write_text("{")
+            continue_from.begun(PLAN, report, replace(inputs, logs=replaced), goes_on=True)
+        (report / continue_from.FILE).write_text("{")
         with pytest.raises(InvalidRequest, match="cannot be read"):
-            proved.begun(PLAN, report, inputs, goes_on=True)
+            continue_from.begun(PLAN, report, inputs, goes_on=True)
 
 
 def test_what_an_audit_goes_on_with_may_be_small_in_a_large_log(

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from notify import ids
-from notify.spark.damage import examine
+from notify.protocol import ids
+from notify.spark.inputs.damage import examine
 from notify.storage.log.entry import ENTRY, EntryKind
 from notify.storage.log.format import FRAME_HEADER_SIZE, frame
 from notify.storage.log.records import RECORD_HEADER, RecordType

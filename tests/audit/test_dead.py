@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from notify.client.table import half_message, notify_inbox
 from notify.errors import InvalidRequest
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.delivery.dead_letters import dead_payload
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
@@ -21,7 +22,6 @@ from notify.storage.log.store import LogStore
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 from tests.audit.audited import PLAN
 from tests.audit.trade import COUNT, TOPICS, WITH_INBOX, WITHOUT_INBOX, Trade, effect_of, half_of, make_trade, row_of
 

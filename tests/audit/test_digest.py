@@ -17,23 +17,23 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from notify import ids
 from notify.bench.made_run import made_run
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.digest import hashes
 from notify.spark.digest.slots import SLOT_US, ranges_of, slot_at, slot_of
 from notify.spark.digest.tables import TableDigest, TableSlots, topic_text
-from notify.spark.ranges import Span
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.ranges import Span
 from notify.spark.result import Plan, Result
 from notify.spark.small_table import small_table
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
-from notify.wire import Payload, encode_msgpack
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import WITH_EFFECTS, differences, planted
 from tests.audit.trade import (

@@ -18,7 +18,7 @@ import pytest
 
 from notify.errors import InvalidRequest
 from notify.spark.audit import Audit
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs, Plan, Result
 from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, crc32c
 from notify.storage.log.store import LogStore

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import notify_inbox
 from notify.errors import InvalidRequest
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.effects import UNNAMED, BusinessEffects
 from notify.spark.explain.explained import explain
-from notify.spark.ranges import Span
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import UNNAMED, BusinessEffects
+from notify.spark.inputs.ranges import Span
 from notify.spark.repair.checks import Now
 from notify.spark.repair.plan import RepairPlan, read_plan
 from notify.spark.repair.planning import plan_of

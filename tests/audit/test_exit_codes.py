@@ -18,7 +18,7 @@ import pytest
 
 from notify.cli import audit as command
 from notify.errors import NotifyError
-from notify.ids import new_id
+from notify.protocol.ids import new_id
 from notify.spark.watch import watching
 from tests.audit.trade import SERVICES, Trade, make_trade
 from tests.support import commands
@@ -115,7 +115,7 @@ def test_without_spark_or_java(trade: Trade, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("what", ["run", "explain", "watch"])
 def test_without_the_client_of_kafka(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a traceback, and in JSON "a fault of the audit itself"."""
-    monkeypatch.delitem(sys.modules, "notify.spark.kafka_input", raising=False)
+    monkeypatch.delitem(sys.modules, "notify.spark.inputs.kafka_input", raising=False)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     words = {"explain": [new_id().hex()], "watch": ["--state", str(tmp_path / "state"), "--windows", "1"]}
     inputs = ["--database", f"sqlite:///{tmp_path}/shop.db", "--kafka", "kafka://127.0.0.1:9092"]

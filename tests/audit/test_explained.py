@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from notify import ids
 from notify.bench.made_run import made_run
-from notify.spark.databases import Database
+from notify.protocol import ids
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from tests.audit.campaign import planted
 

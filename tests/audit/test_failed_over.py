@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge.history import Purged
-from notify.spark.databases import Database
+from notify.spark.inputs.databases import Database
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, audited, found, wait_until_closed
 from tests.support.bridges import move, outbox

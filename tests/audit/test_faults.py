@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from notify.bench.made_run import made_run
-from notify.spark.findings import FINDINGS
+from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.spark import log_input
-from notify.spark.damage import MOST_BROKEN, Broken, Damages
-from notify.spark.facts import Facts, Hole, Scanned, Sent
-from notify.spark.log_files import SegmentFile
-from notify.spark.log_input import LogInput
-from notify.spark.ranges import Span
-from notify.spark.searches import corrupt, gaps
+from notify.spark.checks.searches import corrupt, gaps
+from notify.spark.inputs import log_input
+from notify.spark.inputs.damage import MOST_BROKEN, Broken, Damages
+from notify.spark.inputs.facts import Facts, Hole, Scanned, Sent
+from notify.spark.inputs.log_files import SegmentFile
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.ranges import Span
 from notify.storage.bridged import BridgeState
 from notify.storage.log import meta
 from notify.storage.log.format import segment_header
@@ -120,7 +120,7 @@ def test_damage_beyond_a_bound_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
         MOST_BROKEN - 1, MOST_BROKEN + 5, MOST_BROKEN - 1, MOST_BROKEN + 5,
     )  # fmt: skip
 
-    monkeypatch.setattr("notify.spark.gathered.MOST_BROKEN", MOST_BROKEN + 10)
+    monkeypatch.setattr("notify.spark.inputs.segment_facts.MOST_BROKEN", MOST_BROKEN + 10)
     log = log_of(
         tmp_path, monkeypatch, 2, lambda number: dataclasses.replace(facts, base=number * SIZE, last_us=7 + number)
     )

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from notify.cli import audit as command
 from notify.client import create_tables
 from notify.errors import HiddenRows
-from notify.spark.databases import Database
-from notify.spark.effects import BusinessEffects
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects
 from notify.storage.sql.administration import server_action
 from notify.storage.sql.schema import upgrade
 from notify.storage.sql.tables import server_key_map, server_member, server_shard

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import SOURCE, Made, made_run
 from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from notify.spark.tables.source import NotifyTable
 from notify.storage.sql import schema

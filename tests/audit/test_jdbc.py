@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.errors import InvalidRequest
-from notify.spark.databases import Database, schemas_in
+from notify.spark.inputs.databases import Database, schemas_in
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.postgresql_server import PostgreSqlServer
 from tests.support.authority import Authority

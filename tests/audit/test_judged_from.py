@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from notify.spark.judge.verdict import LIVE_US, judge
 from notify.spark.result import Plan, Result
-from notify.spark.verdict import LIVE_US, judge
 
 SECOND = 1_000_000
 PLAN = Plan(max_transaction_seconds=600)

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.table import half_message
-from notify.demo.kafka import KafkaCluster
 from notify.errors import InvalidRequest, Unavailable
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.told import tell_causes
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.kafka_input import KafkaInput
-from notify.spark.proof import refuse_doubled
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.kafka_input import KafkaInput
+from notify.spark.judge.completeness_proof import refuse_doubled
 from notify.spark.result import Inputs, Plan, Result
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
 from tests.audit.shop import Shop
@@ -39,10 +39,10 @@ from notify.kafka.groups import dead_letter_topic
 from notify.kafka.progress import Progress
 from notify.kafka.redriven import Spot
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import WHEELS
-from notify.spark import kafka_parts
-from notify.spark.kafka_parts import Extent, Partition
+from notify.movers.sinks.delays.topics import make_wheels
+from notify.movers.sinks.delays.wheels import WHEELS
+from notify.spark.inputs import kafka_parts
+from notify.spark.inputs.kafka_parts import Extent, Partition
 from tests.audit.kafka_world import Sent, World
 
 ORDERS = 20

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from notify.client import Consumer
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs
 from notify.storage.groups import SettleKind, Subscription

@@ -13,15 +13,15 @@ import pytest
 import sqlalchemy as sa
 from msgspec import to_builtins
 
-from notify import ids
 from notify.cli.audit_text import show
 from notify.client.table import half_message
+from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.told import tell_causes
-from notify.spark.changes import Changes
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.changes import Changes
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.report.files import plain, write
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client import Consumer
-from notify.demo.kafka import KafkaCluster
 from notify.server.configuration.records import Records
 from notify.server.database import open_database
-from notify.spark.actions import place_of_records
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.kafka_input import KafkaInput
+from notify.spark.inputs.actions import place_of_records
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.kafka_input import KafkaInput
 from notify.spark.result import Inputs
 from tests.audit.audited import PLAN
 from tests.audit.leaving import WHO, WHY, told

@@ -11,16 +11,16 @@ import pytest
 
 from notify.client import create_tables
 from notify.errors import InvalidRequest
+from notify.protocol.workers import worker_names
 from notify.server.configuration.records import Records
 from notify.server.database import open_database
-from notify.spark.actions import place_of_records, recorded
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.actions import place_of_records, recorded
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from notify.storage.sql import administration
 from notify.testing.process import ServerProcess
-from notify.workers import worker_names
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.groups import Caller, publish, subscribe

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs, Plan
 from notify.spark.watch.watching import Auditing, Watch
 from notify.storage.sql.engines import opened

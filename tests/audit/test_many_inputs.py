@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from notify import ids
-from notify.spark.proof import MOST_LISTED, Proof
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.spark.judge.completeness_proof import MOST_LISTED, Proof
 from notify.spark.result import Result
 from notify.storage.groups import Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 from tests.audit.trade import Trade, make_trade
 
 COUNT = MOST_LISTED + 50

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from notify import ids
-from notify.spark.columns import name_hash
-from notify.spark.life import BITS, Groups
-from notify.spark.log_input import LogInput
-from notify.spark.masks import lookups
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.spark.inputs.columns import name_hash
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.masks import lookups
+from notify.spark.judge.message_rows import BITS, Groups
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 
 T0 = 1_800_000_000_000_000
 GROUPS = 200

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from notify.spark import grain, measures
-from notify.spark.grain import OTHERS, Grain, grain_of
-from notify.spark.in_time import InTime
-from notify.spark.life import Groups
+from notify.spark.judge import grain, measures
+from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.grain import OTHERS, Grain, grain_of
+from notify.spark.judge.message_rows import Groups
 from notify.spark.report.histogram import STEPS
 from notify.spark.result import LATENCIES
 

@@ -13,16 +13,16 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
-from notify.sources import NO_DATABASE
+from notify.protocol import ids
+from notify.protocol.sources import NO_DATABASE
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
+from notify.spark.checks.malformed import malformed
 from notify.spark.explain.explained import explain
-from notify.spark.malformed import malformed
-from notify.spark.ranges import Span
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.ranges import Span
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore

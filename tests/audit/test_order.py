@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from notify.spark import order
+from notify.spark.checks import order
 from notify.spark.small_table import small_table
 
 KINDS = dict.fromkeys(("group", "topic", "queue", "key_hash", "epoch", "seq", "offset"), pa.int64())

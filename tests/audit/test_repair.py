@@ -16,15 +16,15 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client import Consumer, Inbox
 from notify.client.http import HttpClient
 from notify.client.table import half_message, notify_inbox
 from notify.errors import Conflict, DeadLetter, InvalidRequest
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
 from notify.spark.explain.records import records_of
+from notify.spark.inputs.databases import Database
 from notify.spark.repair.journal import Journal
 from notify.spark.repair.plan import MOST_WITHOUT_FORCE, Item, RepairPlan, read_plan
 from notify.spark.repair.planning import plan_of

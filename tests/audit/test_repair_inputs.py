@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from notify.cli.audit_inputs import named_logs
 from notify.client.table import half_message, notify_source
 from notify.errors import Conflict, InvalidRequest
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.journal import Journal, done_beside
 from notify.spark.repair.plan import read_plan

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import Unavailable
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
-from notify.spark.pacing import Pace, waiting_sql
-from notify.spark.replicas import Replica, unseen_from
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.pacing import Pace, waiting_sql
+from notify.spark.inputs.replicas import Replica, unseen_from
 from notify.spark.result import Inputs, Result
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS

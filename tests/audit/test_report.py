@@ -11,13 +11,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from notify.spark.completeness import completeness_of, percent
-from notify.spark.log_read import LogRead
+from notify.spark.inputs.log_read import LogRead
+from notify.spark.judge.completeness import completeness_of, percent
+from notify.spark.judge.verdict import judge
 from notify.spark.report.files import plain, write
 from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
 from notify.spark.result import Plan, Result
-from notify.spark.verdict import judge
 from tests.audit.reported import COMMANDS, T0, result, serving
 
 

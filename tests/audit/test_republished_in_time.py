@@ -7,8 +7,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from notify import ids
-from notify.spark.log_input import LogInput
+from notify.protocol import ids
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.planning import plan_of
 from notify.testing.process import ServerProcess
 from tests.audit.repairing import carried_out, in_queue, lost, opened, outbox_row, result_of

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.planning import plan_of
-from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.store import LogStore
 from tests.audit.audited import PLAN
 from tests.audit.trade import COUNT, WITH_INBOX, Trade, effect_of, row_of

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 from notify.client import create_tables
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.effects import BusinessEffects
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.repair.planning import plan_of
 from tests.audit.audited import PLAN
 from tests.audit.trade import WITH_INBOX, Trade

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import InvalidRequest
-from notify.spark import log_input
-from notify.spark.columns import ATTEMPTED, name_hash
-from notify.spark.log_input import LogInput
-from notify.spark.log_source import NotifyLogSource
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.spark.inputs import log_input
+from notify.spark.inputs.columns import ATTEMPTED, name_hash
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.log_source import NotifyLogSource
 from notify.storage import crash_point
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.entry import ID_AT, EntryKind
@@ -23,7 +24,6 @@ from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_H
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State, StoredMessage
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 
 T0 = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -149,7 +149,7 @@ def test_who_settled_what_in_which_segment(log: Any, read: LogInput) -> None:
 
 
 def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, log: Any, read: LogInput) -> None:
-    from notify.spark.life import Groups
+    from notify.spark.judge.message_rows import Groups
 
     groups = Groups(read.groups())
     messages = read.messages(spark, groups)
@@ -251,7 +251,7 @@ def test_the_last_segment_is_copied_once_if_nobody_writes_to_it(log: Any, tmp_pa
 
 
 def test_segments_with_the_same_groups_are_one_branch_of_a_plan(spark: Any, tmp_path: Path) -> None:
-    from notify.spark.life import Groups
+    from notify.spark.judge.message_rows import Groups
 
     async def live() -> None:
         store = LogStore(tmp_path / "log", segment_bytes=8192)

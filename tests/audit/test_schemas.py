@@ -17,8 +17,8 @@ from notify.cli.audit_inputs import Schemas, opened
 from notify.client.table import half_message, metadata, notify_inbox, notify_source
 from notify.errors import InvalidRequest
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
+from notify.spark.inputs.databases import Database
 from notify.spark.result import Result
 from tests.audit.audited import PLAN, found
 from tests.audit.trade import SERVICES, WITH_INBOX, Trade, effect_of, make_trade, row_of

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from notify import ids
 from notify.bench.made_run import made_run
 from notify.errors import InvalidRequest, ObjectStoreFailed, Unavailable
-from notify.spark import log_input
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
-from notify.spark.log_shipped import ShippedFiles
-from notify.spark.log_source import NotifyLogSource
+from notify.spark.inputs import log_input
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.log_shipped import ShippedFiles
+from notify.spark.inputs.log_source import NotifyLogSource
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs, Plan, Result
 from notify.storage.shipped import manifest

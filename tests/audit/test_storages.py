@@ -10,12 +10,12 @@ import sqlalchemy as sa
 
 from notify.errors import InvalidRequest
 from notify.spark.audit import Audit
-from notify.spark.coverage import cover
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.proof import Proof, refuse_doubled, refuse_foreign
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.shards import halves_from_us
+from notify.spark.judge.completeness_proof import Proof, refuse_doubled, refuse_foreign
+from notify.spark.judge.coverage import cover
 from notify.spark.result import Inputs, Result
-from notify.spark.shards import halves_from_us
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import server_key_map, server_key_map_change, server_member

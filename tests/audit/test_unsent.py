@@ -13,18 +13,18 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
+from notify.protocol.wire import BridgeBatch
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
 from notify.spark.explain.explained import explain
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.checks import Now
 from notify.spark.repair.plan import Item
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Found, Inputs, Result
 from notify.storage.log.store import LogStore
 from notify.testing.process import ServerProcess
-from notify.wire import BridgeBatch
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.audit.trade import COUNT, make_trade, row_of

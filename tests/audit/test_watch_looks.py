@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client.table import half_message
 from notify.errors import Unavailable
-from notify.spark.databases import Database
+from notify.protocol import ids
+from notify.spark.checks.rows_outside_range import strays
+from notify.spark.inputs.databases import Database
 from notify.spark.result import Found, Plan, Result
-from notify.spark.strays import strays
 from notify.spark.watch import ledger as ledger_module
 from notify.spark.watch.looks import LATER, LOOKS, ROUND, SOON
 from notify.spark.watch.watching import DEATHS, Watch

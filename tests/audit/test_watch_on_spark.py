@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from notify.client.table import half_message, notify_inbox
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.protocol import ids
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs, Plan
 from notify.spark.tables.reading import files_of, read_file
 from notify.spark.watch.looks import SOON

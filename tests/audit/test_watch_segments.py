@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from notify.bench.made_run import Made, make_log, payload_of, transaction_id
-from notify.spark.log_input import LogInput
-from notify.spark.log_read import LogRead
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.log_read import LogRead
 from notify.spark.result import Plan, Result
 from notify.spark.watch.watching import Watch
-from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
 

@@ -15,11 +15,12 @@ import msgspec
 import pytest
 
 from notify.errors import NotifyError
-from notify.spark.absent_logs import absent_shards
+from notify.protocol.workers import worker_names
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
-from notify.spark.ranges import Span
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.inputs.missing_logs import absent_shards
+from notify.spark.inputs.ranges import Span
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs, Result
@@ -27,7 +28,6 @@ from notify.storage.log.store import LogStore
 from notify.storage.records import State
 from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
-from notify.workers import worker_names
 from tests.audit.audited import AT_ONCE, found, wait_until_closed
 from tests.audit.repairing import in_queue, outbox_row
 from tests.audit.shop import Shop

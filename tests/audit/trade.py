@@ -16,20 +16,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
-from notify.digest import body_digest
-from notify.spark.databases import Database
-from notify.spark.log_input import LogInput
+from notify.protocol import ids
+from notify.protocol.digest import body_digest
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 
 COUNT = 300
 STEP_US = 10_000

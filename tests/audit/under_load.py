@@ -16,7 +16,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from notify.spark.findings import BAD
+from notify.spark.judge.findings import BAD
 from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
 from tests.support.verdict import judged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from notify.cli.main import main
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from notify.spark.watch import watching
 from notify.spark.watch.lines import Lines
 
@@ -11,6 +11,6 @@ FILE_BYTES = 1500
 KEPT_FILES = 8
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         watching.Lines = lambda ledger: Lines(ledger, FILE_BYTES, KEPT_FILES)  # type: ignore[misc, assignment]
         main()

@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify import ids
+from notify.protocol import ids
 from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.queues import Store

@@ -23,16 +23,16 @@ from notify.check.local import answer
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client import create_tables, use_explicit_begin
-from notify.client.claims import Guard, claim, claim_all
 from notify.client.inbox import check as check_inbox
+from notify.client.inbox_rows import Guard, claim, claim_all
 from notify.client.old_rows import delete_transactions, note_purged, oldest_transactions
 from notify.client.places import Places
 from notify.client.rows import MODES, HalfRows
 from notify.client.table import SENDS, half_message, notify_source
-from notify.databases import database_now
 from notify.errors import InvalidRequest
-from notify.message import ReceivedMessage
-from notify.wire import PackedMessage
+from notify.protocol.message import ReceivedMessage
+from notify.protocol.wire import PackedMessage
+from notify.runtime.databases import database_now
 from tests.support.databases import DATABASES, empty_database
 from tests.support.transactions import new_id
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, DiskFull, NotifyError, StorageFailed, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import BridgeBatch, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from notify.server.core.bridges import Bridges
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse
 from notify.storage.records import NewTransaction, Put, PutResult, State
-from notify.wire import BridgeBatch, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.contract.stores import T0, Bench, bodies
 from tests.support.transactions import sent
 

@@ -25,16 +25,22 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids, refused
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
 from notify.client import Inbox, create_tables
-from notify.client.claims import claim
+from notify.client.inbox_rows import claim
 from notify.client.making_tables import drop_tables
 from notify.client.purge import purge_by_force
 from notify.client.table import half_message, has_digest, has_replay, metadata, notify_inbox
-from notify.clock import wall_clock
-from notify.databases import (
+from notify.movers import refused
+from notify.movers.refused import Refusal
+from notify.movers.relay.leases import leases_of, lock_name
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.protocol.message import ReceivedMessage
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.runtime.clock import wall_clock
+from notify.runtime.databases import (
     database_now,
     has_table,
     has_undone,
@@ -42,13 +48,9 @@ from notify.databases import (
     is_gone,
     is_savepoint_gone,
 )
-from notify.message import ReceivedMessage
-from notify.refused import Refusal
-from notify.relay.leases import leases_of, lock_name
-from notify.relay.relay import Relay
-from notify.spark.databases import Database
 from notify.spark.digest.tables import TableDigest
-from notify.spark.table_parts import TableParts
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.table_parts import TableParts
 from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.sql.database import dialect_of
 from notify.storage.sql.dialect import Again, Duplicate, Gone
@@ -57,7 +59,6 @@ from notify.storage.sql.schema import upgrade
 from notify.storage.sql.store import SqlStore
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
-from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import DATABASES, empty_database, have_md5, own_mariadb, own_mysql
 from tests.support.servers import make_storage

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from notify.errors import InvalidRequest
+from notify.protocol.wire import Receive, SettleItem, decode_payload
 from notify.server.core.flow import Flow
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
-from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
 from notify.storage.log.gaps import OFFSETS_APART
 from notify.storage.log.records import progressed, records
 from notify.storage.log.recovery import walk
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.segments import Segments
 from notify.storage.topics import Backlog, Topic
-from notify.wire import Receive, SettleItem, decode_payload
 from tests.contract.stores import T0, Bench, bodies, commit
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import sent

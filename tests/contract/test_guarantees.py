@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from notify.client import create_tables
 from notify.client.table import CHECKS, EVERYTHING, PURGES, SENDS, half_message, notify_inbox
 from notify.errors import HiddenRows, UnsafeTable
-from notify.guarantees import DELETE, INSERT, SELECT, UPDATE, Need, faults, verify, verify_once
-from notify.outbox import MOVES, READS
+from notify.movers.outbox import MOVES, READS
+from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need, faults, verify, verify_once
 from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine
 from tests.support.databases import DATABASES, empty_database

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notify import faults, ids
 from notify.errors import Corrupt
+from notify.protocol import ids
+from notify.runtime import faults
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore, journal, settlements
 from notify.storage.memory import MemoryStore

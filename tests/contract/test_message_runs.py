@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify import ids
 from notify.client.received import each_of
+from notify.protocol import ids
+from notify.protocol.wire import Delivered, Payload, Receive, Received, SettleItem, encode_msgpack
 from notify.server.data.encode import packed_deliveries, packed_runs
 from notify.server.delivery import Delivery
 from notify.server.delivery.cursor import READ_BYTES
@@ -22,7 +23,6 @@ from notify.storage.message_run import LEAST, KeptRuns, MessageRun
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Delivered, Payload, Receive, Received, SettleItem, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.transactions import sent
 

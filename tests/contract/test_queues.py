@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import InvalidRequest, NotFound
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import Priorities, PriorityClass, SettleKind, Subscription
 from notify.storage.hashing import tag_hash
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.topics import Backlog, Flush, Topic
-from notify.wire import Payload, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.transactions import bodies_in, message, sent
 

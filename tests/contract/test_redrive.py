@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.core.core import Core
 from notify.server.groups import Chosen
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.jobs import dead_letters
 from notify.server.jobs.dead_letters import DeadLetters
-from notify.server.jobs.wanted import Wanted
-from notify.settings import Settings
+from notify.server.jobs.letter_query import LetterQuery
+from notify.server.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.names import redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 from tests.contract.stores import T0, Bench
 
 
@@ -107,11 +107,11 @@ def test_letters_are_sent_and_dropped_in_lots_of_bytes(
         names = [ids.message_id(transaction.id, 0) for transaction in sent]
         letters = OwnLetters(core)
         # The third is closed before.
-        await (await letters.redrive("g", Chosen((names[2],), Wanted(), 1))).do()
+        await (await letters.redrive("g", Chosen((names[2],), LetterQuery(), 1))).do()
         if does == "drop":
             change = await letters.drop("g", (*names, "none") if by_ids else tuple(names), "of no use")
         else:
-            change = await letters.redrive("g", Chosen((*names, "none") if by_ids else None, Wanted(), 100))
+            change = await letters.redrive("g", Chosen((*names, "none") if by_ids else None, LetterQuery(), 100))
         assert change.preview["ids"] == [n for n in sorted(names) if by_ids or does == "drop" or n != names[2]]
         lots: list[int] = []
         put = b.store.put
@@ -141,7 +141,7 @@ def test_a_letter_that_is_purged_meanwhile_is_refused_alone(run: Callable[..., N
         b.store.dead_letter_soon("g", [(m, payload) for m in b.store.read("t", 0, 0, 100, 1 << 20)], T0)
         await b.store.sync()
         letters = OwnLetters(core)
-        change = await letters.redrive("g", Chosen(None, Wanted(), 100))
+        change = await letters.redrive("g", Chosen(None, LetterQuery(), 100))
         await (await letters.purge("g", 1)).do()
         items = (await change.do())["items"]
         assert sorted(item["status"] for item in items) == [201, 201, 404]

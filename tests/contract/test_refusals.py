@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import DiskFull, NotifyError, StorageFailed, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import Payload, Receive, SettleItem, encode_msgpack
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
@@ -19,7 +20,6 @@ from notify.storage.groups import SettleKind, Subscription
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.contract.stores import SECOND, T0, Bench
 
 MESSAGES = 40

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from notify.storage.groups import SettleKind
-from notify.storage.log import husks as husks_module
+from notify.storage.log import orphan_indexes as husks_module
 from notify.storage.names import redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic

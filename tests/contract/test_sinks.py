@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, Unavailable
-from notify.limits import LIMITS
-from notify.sinks.queue_server import QueueSink
-from notify.sinks.sink import PutsById, Sink
+from notify.movers.sinks.queue_server import QueueSink
+from notify.movers.sinks.sink import PutsById, Sink
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import BridgedTransaction, Item, PackedBridgeBatch, PackedMessage
 from notify.testing.process import ServerProcess
-from notify.wire import BridgedTransaction, Item, PackedBridgeBatch, PackedMessage
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
 from tests.support.kafka import patient_sink

@@ -11,12 +11,12 @@ from typing import Protocol
 
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, NotifyError, Unavailable
-from notify.limits import LIMITS
-from notify.sinks.sink import Sink
+from notify.movers.sinks.sink import Sink
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from notify.testing.process import ServerProcess
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.kafka import KafkaNode, committed, patient_sink
 from tests.support.kafka_proxy import Api, Fault, Which

@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from notify import ids
 from notify.errors import InvalidRequest
+from notify.protocol import ids
+from notify.protocol.wire import decode_payload
 from notify.server.jobs.deciding import act
 from notify.server.metrics import Metrics
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
-from notify.wire import decode_payload
 from tests.contract.stores import SECOND, T0, Bench, commit
 from tests.support.transactions import content, message, sent
 

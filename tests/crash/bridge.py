@@ -24,11 +24,11 @@ from typing import Any
 import pymysql
 import sqlalchemy as sa
 
-from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
 from notify.errors import NotFound
+from notify.protocol import ids
 from notify.testing import forked
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS

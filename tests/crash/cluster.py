@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
 from notify.errors import NotFound, NotifyError, Unavailable
-from notify.message import Message
+from notify.protocol import ids
+from notify.protocol.message import Message
 from notify.testing import forked
 from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer

@@ -21,11 +21,11 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
-from notify import ids
+from notify.protocol import ids
 from notify.spark.audit import Audit
-from notify.spark.databases import Database
-from notify.spark.findings import BAD
-from notify.spark.log_input import LogInput
+from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.judge.findings import BAD
 from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs, Result

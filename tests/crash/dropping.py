@@ -10,7 +10,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from notify import ids
+from notify.protocol import ids
 from notify.storage import crash_point
 from notify.storage.checks import Due
 from notify.storage.crash_point import POINTS

@@ -15,13 +15,10 @@ from typing import Any
 
 import msgspec
 
-from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
-from notify.storage.crash_point import POINTS
-from notify.testing.ports import free_port
-from notify.testing.process import ServerProcess
-from notify.wire import (
+from notify.protocol import ids
+from notify.protocol.wire import (
     JSON,
     Bridged,
     BridgedTransaction,
@@ -41,6 +38,9 @@ from notify.wire import (
     States,
     encode_msgpack,
 )
+from notify.storage.crash_point import POINTS
+from notify.testing.ports import free_port
+from notify.testing.process import ServerProcess
 from tests.crash.modes import some_key, watchers
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from notify.client import Consumer, Inbox, Message, Reader, TransactionProducer, create_tables
 from notify.client.table import half_message
 from notify.errors import NotifyError
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import running

@@ -12,7 +12,7 @@ import msgspec
 
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
-from notify.wire import Delivered, Receive, Received, Settle, SettledItems, SettleItem, encode_msgpack
+from notify.protocol.wire import Delivered, Receive, Received, Settle, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS
 
 KEYS = tuple(f"k{n}" for n in range(64))

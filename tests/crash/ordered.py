@@ -18,9 +18,9 @@ from notify.bench.clients import ranges
 from notify.bench.load import fill
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
+from notify.protocol.wire import Receive, Received, Settle, encode_msgpack
 from notify.testing import forked
 from notify.testing.process import ServerProcess
-from notify.wire import Receive, Received, Settle, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import subscribe
 from tests.support.http import admin

@@ -22,7 +22,6 @@ from unittest import mock
 
 import msgspec
 
-from notify import ids
 from notify.bench.verify import pulled
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.client.checker import Checker
@@ -30,9 +29,10 @@ from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient, accepted
 from notify.errors import NotFound, NotifyError
-from notify.message import Message
+from notify.protocol import ids
+from notify.protocol.message import Message
+from notify.protocol.wire import Items, OutcomeItem, Outcomes, encode_msgpack
 from notify.testing.process import ServerProcess
-from notify.wire import Items, OutcomeItem, Outcomes, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import Command
 from tests.support.http import ask

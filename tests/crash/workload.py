@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from notify import ids
 from notify.errors import NotifyError, StorageFailed
+from notify.protocol import ids
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.queues import Store
 from notify.storage.records import NewMessage, NewTransaction, State

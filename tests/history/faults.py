@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notify.demo.kafka import KafkaCluster
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.errors import NotifyError, Unavailable
 from notify.testing.process import ServerProcess
 from tests.history.administration import Failed

@@ -24,7 +24,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.demo.kafka import KafkaCluster
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer

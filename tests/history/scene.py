@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify.demo.kafka import KafkaCluster
-from notify.workers import worker_names
+from notify.cli.demo_shop.kafka import KafkaCluster
+from notify.protocol.workers import worker_names
 from tests.history.servers import Servers, over_databases, with_a_log, with_workers
 from tests.support.kafka_proxy import KafkaProxy
 

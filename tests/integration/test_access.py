@@ -22,7 +22,7 @@ from notify.server.access import lookup
 from notify.server.access.rights import Right, parse_right
 from notify.server.running import Running
 from notify.server.serve import check_host
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running

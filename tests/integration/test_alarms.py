@@ -14,9 +14,9 @@ import structlog
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.server import webhooks
 from notify.server.database import open_database
+from notify.server.settings import Settings
 from notify.server.watch import silences
 from notify.server.watch.alarm import MEANING
-from notify.settings import Settings
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.commands import cli
@@ -264,7 +264,7 @@ def test_a_stored_filter_that_is_refused_now_stops_nothing_but_itself(monkeypatc
     costly = "headers.all(a, headers.all(b, headers.all(c, true)))"
     with InMemoryServer(alarm_every_seconds=0.05) as server:
         with monkeypatch.context() as earlier:
-            earlier.setattr("notify.filter.check_cost", lambda text: 1.0)
+            earlier.setattr("notify.protocol.filter.check_cost", lambda text: 1.0)
             for topic in ("a", "b"):
                 subscribe(server.url, "g", topic, filter=costly if topic == "a" else "")
         publish(server.url, "a", ["one"])

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from notify import ids
 from notify.client import Message, TransactionProducer, alone, answers, line, thread_outgoing
 from notify.client.packing import pack
 from notify.client.transactions import OUTCOMES, TransactionClient
 from notify.errors import Timeout
+from notify.protocol import ids
+from notify.protocol.wire import Item, Items, encode_msgpack
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from notify.wire import Item, Items, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import bodies as received
 from tests.support.groups import drain, subscribe

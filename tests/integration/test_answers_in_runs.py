@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify.client.received import each_of
+from notify.protocol.wire import Received
 from notify.testing.process import ServerProcess
-from notify.wire import Received
 from tests.support.groups import publish, subscribe
 
 

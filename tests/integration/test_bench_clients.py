@@ -14,8 +14,8 @@ from notify.bench import clients
 from notify.bench.clients import CLIENTS, Run, WireGroup
 from notify.bench.load import fill
 from notify.bench.requests import subscribe
+from notify.protocol.wire import RUN_HEAD, DeliveredRun, Payload
 from notify.testing.process import ServerProcess
-from notify.wire import RUN_HEAD, DeliveredRun, Payload
 
 SHAPES: dict[str, dict[str, Any]] = {
     "wire": {"client": "wire"},

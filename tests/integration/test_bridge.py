@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge import pump
 from notify.binlog_bridge.announcing import announce, mover_of
 from notify.binlog_bridge.decoder import Unreadable
@@ -30,7 +29,15 @@ from notify.binlog_bridge.reader import Assembly, BinlogReader
 from notify.binlog_bridge.stream import BinlogStream
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
-from notify.outbox import source_name
+from notify.movers.outbox import source_name
+from notify.protocol import ids
+from notify.protocol.wire import (
+    BridgedTransaction,
+    PackedBridgeBatch,
+    PackedMessage,
+    Payload,
+    encode_msgpack,
+)
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import checkup, registry, schema
 from notify.storage.sql.engines import open_engine
@@ -39,13 +46,6 @@ from notify.storage.sql.store import SqlStore
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
-from notify.wire import (
-    BridgedTransaction,
-    PackedBridgeBatch,
-    PackedMessage,
-    Payload,
-    encode_msgpack,
-)
 from tests.support.bridges import move, numbers, outbox, write_as_statement
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import drain, subscribe

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import backfill
 from notify.binlog_bridge.pump import Bridge
+from notify.protocol.wire import instant
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
-from notify.wire import instant
 from tests.support.bridges import held_commits, is_held, move, numbers, outbox
 from tests.support.clock import eventually, eventually_async
 from tests.support.commands import cli

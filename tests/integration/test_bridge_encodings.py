@@ -10,16 +10,16 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge import source
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import PAYLOAD
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
+from notify.protocol import ids
+from notify.protocol.wire import PackedBridgeBatch, PackedMessage
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.statements import execute
-from notify.wire import PackedBridgeBatch, PackedMessage
 from tests.support.bridges import move, numbers
 from tests.support.groups import drain, subscribe
 from tests.support.record_binlog import TYPES, columns_of_every_type, decide, insert, make_tables, packets_of

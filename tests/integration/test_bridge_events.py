@@ -11,12 +11,12 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.reader import PART_BYTES
 from notify.client import create_tables
+from notify.protocol import ids
 from notify.storage.sql import schema
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer

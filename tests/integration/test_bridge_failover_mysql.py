@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge.history import Purged
 from notify.binlog_bridge.pump import Bridge
+from notify.protocol import ids
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, numbers, outbox

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge import purge, source
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.table import half_message
 from notify.errors import InvalidRequest, Unavailable
+from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, outbox

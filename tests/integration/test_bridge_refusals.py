@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.refusals import Refusals
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
-from notify.limits import LIMITS
-from notify.refused import retry
-from notify.sinks.queue_server import QueueSink
+from notify.movers.refused import retry
+from notify.movers.sinks.queue_server import QueueSink
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
-from notify.wire import Bridged, Item, PackedBridgeBatch
 from tests.support.bridges import binlog_reader, grant, move, move_until, numbers, outbox, poison
 from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe

@@ -9,18 +9,18 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge.announcing import announce, mover_of
 from notify.client.table import half_message, notify_refused
-from notify.limits import LIMITS
-from notify.refused import RETRY, WAITING, retry
+from notify.movers.refused import RETRY, WAITING, retry
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql import schema
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
-from notify.wire import Payload, encode_msgpack
 from tests.support.bridges import binlog_reader, move, move_until, numbers, outbox, poison
 from tests.support.groups import subscribe
 

@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from notify import refused
 from notify.binlog_bridge import rights
 from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.source import findings
+from notify.movers import refused
 from notify.storage.sql.checkup import Finding
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer

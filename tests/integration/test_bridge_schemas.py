@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import refused
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.binlog_bridge.source import findings
 from notify.client.table import half_message
 from notify.errors import InvalidRequest
-from notify.refused import retry
+from notify.movers import refused
+from notify.movers.refused import retry
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import binlog_reader, grant, outbox

@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
-from notify import ids
 from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.pump import Bridge
@@ -22,6 +21,7 @@ from notify.binlog_bridge.source import findings
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.errors import InvalidRequest
+from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from notify.runtime.threads import in_thread
 from notify.server.admin import writes
 from notify.testing import InMemoryServer
-from notify.threads import in_thread
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import Caller, bodies, publish, redrive, subscribe
 from tests.support.http import admin, post

@@ -26,7 +26,7 @@ from notify.client import (
 )
 from notify.client.packing import pack
 from notify.client.table import half_message, notify_source
-from notify.databases import database_now
+from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.dying import lose_outcomes

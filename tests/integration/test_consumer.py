@@ -32,7 +32,7 @@ from notify.client import (
 from notify.client.hand import IN_HAND_BYTES
 from notify.client.http import HttpClient
 from notify.errors import BindingRefused, Unavailable
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from notify.cli.demo import show_summary
-from notify.demo.end import POINTS
-from notify.demo.run import Demo
+from notify.cli.demo_shop.end import POINTS
+from notify.cli.demo_shop.run import Demo
 from tests.support.commands import cli
 
 DEMO_SECONDS = 900

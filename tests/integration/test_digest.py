@@ -13,8 +13,8 @@ from notify.client import Message, TransactionProducer
 from notify.client.making_tables import create_tables
 from notify.client.rows import Mode
 from notify.client.table import half_message
-from notify.digest import body_digest
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
+from notify.protocol.digest import body_digest
 from notify.testing.process import ServerProcess
 from tests.support.groups import drain, subscribe
 from tests.support.shop import Base, Order

@@ -16,7 +16,7 @@ from django.db import IntegrityError, close_old_connections, connections, transa
 from django.db.transaction import TransactionManagementError
 
 from notify.client import Message
-from notify.client.django import listening
+from notify.client.django import transactions as listening
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS

@@ -17,7 +17,7 @@ from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client.django import create_tables, drop_tables
 from notify.errors import BindingRefused
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.testing import Crashed, InMemoryServer, crashing
 from notify.testing.reachable import NotAvailable
 from tests.support.databases import empty_database

@@ -11,7 +11,7 @@ from django.db import IntegrityError, ProgrammingError, connections, transaction
 from notify.client import AsyncConsumer, Consumer, Message
 from notify.client.django import DjangoInbox
 from notify.errors import DeadLetter, InvalidRequest
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.django_project.shop import Shop
 from tests.support.groups import subscribe

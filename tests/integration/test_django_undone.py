@@ -11,7 +11,7 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 
 from notify.client.django import DjangoInbox
 from notify.errors import BindingRefused, InvalidRequest
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.django_project.shop import Shop
 from tests.support.transactions import new_id

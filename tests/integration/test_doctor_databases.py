@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import source
 from notify.client import create_tables
-from notify.databases import is_gone
+from notify.runtime.databases import is_gone
 from notify.storage.sql import checkup, schema
 from notify.storage.sql.engines import open_engine
 from notify.testing import InMemoryServer

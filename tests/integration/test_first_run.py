@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from notify.cli.serve import greeting
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.testing import InMemoryServer
 from notify.testing.process import launch
 from tests.support.clock import PATIENCE_SECONDS, eventually

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from notify.client import Message, TransactionProducer
+from notify.protocol.workers import worker_names
 from notify.server.parent import STACK
 from notify.testing.process import ServerProcess
-from notify.workers import worker_names
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import process_of, stop_if_running
@@ -95,7 +95,7 @@ START = """
 import os, socket, sys, time
 from notify.errors import StorageFailed
 from notify.server.parent import Parent
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 settings = Settings(workers=2, worker_timeout_seconds=1)
 sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]

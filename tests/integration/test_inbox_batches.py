@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Inbox, ReceivedMessage
-from notify.client.claims import ASKED_AT_ONCE
+from notify.client.inbox_rows import ASKED_AT_ONCE
 from notify.client.table import notify_inbox
 from notify.errors import InvalidRequest
-from notify.message import FIRST_ID
+from notify.protocol.message import FIRST_ID
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Order
 

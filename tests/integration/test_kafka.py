@@ -21,9 +21,9 @@ from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProdu
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.records import header, listed
-from notify.relay.relay import Relay
-from notify.relay.rows import Rows
-from notify.sinks.delays.releaser import Releaser
+from notify.movers.relay.relay import Relay
+from notify.movers.relay.rows import Rows
+from notify.movers.sinks.delays.releaser import Releaser
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import running

@@ -25,15 +25,15 @@ from confluent_kafka.admin import AdminClient
 
 from notify.cli.kafka import allowed
 from notify.cli.kafka.seen import Seen
-from notify.kafka import asker
-from notify.kafka.asker import Asker
+from notify.kafka import admin_process
+from notify.kafka.admin_process import AdminProcess
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.rights import GROUP, Need, Needs
 from notify.server.groups.kafka.snapshot import take
 from tests.support.kafka_consumers import make_topic
 
-CHILD = b"notify.kafka.asker_child"
+CHILD = b"notify.kafka.admin_process_child"
 
 
 @pytest.fixture
@@ -108,15 +108,15 @@ def test_no_process_is_left_when_the_server_is_killed(server: ServerProcess) -> 
 
 
 def test_a_refusal_passes_from_the_process() -> None:
-    with closing(Asker(Cluster.of("kafka://127.0.0.1:9"))) as process, pytest.raises(KafkaException):
+    with closing(AdminProcess(Cluster.of("kafka://127.0.0.1:9"))) as process, pytest.raises(KafkaException):
         process.ask(partial(AdminClient.list_topics, timeout=0.1))
 
 
 def test_a_process_that_hangs_is_killed_and_replaced(kafka_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(Asker(Cluster.of(kafka_url))) as process:
+    with closing(AdminProcess(Cluster.of(kafka_url))) as process:
         assert process.ask(take).unknown == frozenset()
         with monkeypatch.context() as patch:
-            patch.setattr(asker, "ANSWER_SECONDS", 0)  # no process is so quick
+            patch.setattr(admin_process, "ANSWER_SECONDS", 0)  # no process is so quick
             with pytest.raises(TimeoutError):
                 process.ask(take)
         assert process.ask(take).unknown == frozenset()
@@ -134,9 +134,9 @@ def aborting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int],
         left.write_text("x" * times)
         planted = (
             f"import os, pathlib; p = pathlib.Path({str(left)!r}); t = p.read_text(); p.write_text(t[1:])\n"
-            f"if t: os.abort()\n{asker.CHILD}"
+            f"if t: os.abort()\n{admin_process.CHILD}"
         )
-        monkeypatch.setattr(asker, "CHILD", planted)
+        monkeypatch.setattr(admin_process, "CHILD", planted)
 
     return abort
 
@@ -156,7 +156,7 @@ def test_an_audit_survives_an_abort_of_kafkas_client(
 ) -> None:
     """It asked itself, and an abort ended it: also the audit that watches for days."""
     pytest.importorskip("pyspark")
-    from notify.spark.kafka_groups import KafkaGroups
+    from notify.spark.inputs.kafka_groups import KafkaGroups
 
     aborting(1)
     assert list(KafkaGroups.of(Cluster.of(kafka_url)).progress[group].values()) == [Progress(3)]

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge import backfill
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.refusals import Refusals
 from notify.client.table import half_message, notify_refused
-from notify.clock import wall_clock
 from notify.errors import InvalidRequest
-from notify.refused import Refusal, retry
-from notify.sinks.kafka import KafkaSink
-from notify.wire import Bridged, PackedBridgeBatch
+from notify.movers.refused import Refusal, retry
+from notify.movers.sinks.kafka import KafkaSink
+from notify.protocol import ids
+from notify.protocol.wire import Bridged, PackedBridgeBatch
+from notify.runtime.clock import wall_clock
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.kafka import KafkaNode, committed

@@ -26,7 +26,7 @@ from notify.client.kafka.feed import Feed
 from notify.kafka import control
 from notify.kafka.groups import dead_letter_topic, old_retry_topics, retry_topic
 from notify.kafka.progress import Progress
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import snapshot
 from tests.support.kafka_consumers import (
     admin_of,

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from notify.clock import wall_clock
 from notify.errors import Unavailable
 from notify.kafka.cluster import Cluster
 from notify.kafka.leaving import leave
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.sinks.delays import background, cleaning, earlier, made_anew, release
-from notify.sinks.delays.background import releasing as delays_released
-from notify.sinks.delays.delayed import delayed_headers
-from notify.sinks.delays.releaser import Releaser
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
+from notify.movers.sinks.delays import background, cleaning, earlier, made_anew, release
+from notify.movers.sinks.delays.background import releasing as delays_released
+from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.releaser import Releaser
+from notify.movers.sinks.delays.topics import make_wheels
+from notify.movers.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
+from notify.runtime.clock import wall_clock
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.delayed import Interrupted, interrupt_producers, send_at, send_delayed, signal_self, texts_of
@@ -401,7 +401,7 @@ def test_what_was_frozen_on_the_way_to_its_slot_is_placed_again(
     clock = Clock()
     clock.now_us = wall_clock()  # on the node of other tests, whose slots are read by this one's time
     frozen_us, next_us = (clock.now_us + seconds * SECOND_US for seconds in (5, 5 + 128))
-    monkeypatch.setattr("notify.sinks.kafka.wall_clock", clock)
+    monkeypatch.setattr("notify.movers.sinks.kafka.wall_clock", clock)
 
     def freeze() -> None:
         clock.now_us += 100 * SECOND_US

@@ -24,11 +24,11 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.compacted import newest
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscribed
+from notify.movers.sinks.kafka import KafkaSink
+from notify.protocol.wire import PackedBridgeBatch
 from notify.server.groups.kafka import oldest
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position
-from notify.sinks.kafka import KafkaSink
-from notify.wire import PackedBridgeBatch
 from tests.support.kafka_consumers import make_topic, produce
 from tests.support.kafka_groups import Group, admin, look_again, showing
 

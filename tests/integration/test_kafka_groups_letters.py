@@ -12,7 +12,7 @@ import pytest
 from notify.client import Consumer as NotifyConsumer
 from notify.client import DeadLetter, ReceivedMessage
 from notify.server.groups import Chosen
-from notify.server.jobs.wanted import RedriveSpec, Wanted
+from notify.server.jobs.letter_query import LetterQuery, RedriveSpec
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
@@ -32,7 +32,7 @@ from notify.kafka.redriven import TOPIC
 from notify.server.groups.kafka import dead_letters, letters
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.dead_letters import KafkaLetters
-from notify.server.groups.kafka.look import Look
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.redriven import Redriven
 from notify.server.groups.kafka.thread import BrokersThread
 from tests.support.delayed import interrupt_producers
@@ -316,16 +316,16 @@ def test_large_letters_are_sent_again_without_gathering_them(
 
     async def redrive() -> list[dict[str, Any]]:
         thread = BrokersThread(group.cluster)
-        look = Look(thread.brokers)
+        look = LatestSnapshot(thread.brokers)
         own = KafkaLetters(thread, look)
         try:
             if by == "ids":
-                change = await own.redrive(group.name, Chosen(None, Wanted(), 100))
+                change = await own.redrive(group.name, Chosen(None, LetterQuery(), 100))
                 return list((await change.do())["items"])
             _, end, _ = await own.bounds(group.name)
             items: list[dict[str, Any]] = []
             offset = 0
-            while (sent := await own.send_next(RedriveSpec(group.name, Wanted(), end), offset, 100)) is not None:
+            while (sent := await own.send_next(RedriveSpec(group.name, LetterQuery(), end), offset, 100)) is not None:
                 items, offset = items + sent[0], sent[1]
             return items
         finally:

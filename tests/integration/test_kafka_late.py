@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client import Consumer, DeadLetter, create_tables
 from notify.client.table import half_message
 from notify.errors import Conflict, Unavailable
-from notify.relay.relay import Relay
-from notify.sinks.sink import Sink
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.movers.relay.relay import Relay
+from notify.movers.sinks.sink import Sink
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.history.kafka_log import open_transactions
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
@@ -49,15 +49,15 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic, transactional_id
 from notify.kafka.records import ID
 from notify.kafka.undelivered import UndeliveredList
+from notify.movers.sinks.delays.background import in_background
+from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.releaser import Releaser, wall_us
+from notify.movers.sinks.delays.topics import make_wheels
+from notify.movers.sinks.delays.wheels import SECOND_US, wheels_of
+from notify.movers.sinks.kafka import KafkaSink
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.letters import read as dead_letters
 from notify.server.groups.kafka.redriven import Redriven
-from notify.sinks.delays.background import in_background
-from notify.sinks.delays.delayed import delayed_headers
-from notify.sinks.delays.releaser import Releaser, wall_us
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import SECOND_US, wheels_of
-from notify.sinks.kafka import KafkaSink
 from tests.support.delayed import refuse, texts_of
 from tests.support.kafka_consumers import admin_of, make_topic, produce, progress
 

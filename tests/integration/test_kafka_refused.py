@@ -11,8 +11,8 @@ import pytest
 
 from notify.errors import InvalidRequest
 from notify.kafka.records import ID
+from notify.protocol.wire import RefusedReport, RefusedTransaction
 from notify.testing.process import ServerProcess
-from notify.wire import RefusedReport, RefusedTransaction
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.http import ask
@@ -23,10 +23,10 @@ pytest.importorskip("confluent_kafka")
 from notify.kafka.cluster import Cluster
 from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
+from notify.movers.sinks.kafka import KafkaSink
 from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
-from notify.sinks.kafka import KafkaSink
 from tests.support.delayed import refuse
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 

@@ -10,12 +10,12 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from notify import ids
 from notify.client import Consumer
 from notify.errors import Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
-from notify.sinks.sink import Sink, open_sink, running_beside
+from notify.movers.sinks.sink import Sink, open_sink, running_beside
+from notify.protocol import ids
+from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from notify.testing.process import ServerProcess
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import running
@@ -30,8 +30,8 @@ from notify.kafka import rights
 from notify.kafka.brokers import known_topics, make_topics
 from notify.kafka.cluster import SETTINGS_FILE, Cluster
 from notify.kafka.compacted import newest
+from notify.kafka.diagnosis import why_unreachable
 from notify.kafka.groups import dead_letter_topic
-from notify.kafka.hindrance import hindrance
 from notify.kafka.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Need, Needs
 from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
 from tests.support.kafka import committed, patient_sink
@@ -82,12 +82,12 @@ def test_why_no_broker_answers_is_one_sentence(secured: SecuredKafka) -> None:
         (f"kafka://127.0.0.1:{port + 1}", Unavailable, "does not answer: .*; is it running there"),
     ]  # fmt: skip
     for url, kind, text in cases:
-        said = hindrance(Cluster.of(url), PATIENT_SECONDS)
+        said = why_unreachable(Cluster.of(url), PATIENT_SECONDS)
         assert isinstance(said, kind), (url, said)
         with pytest.raises(kind, match=text):
             raise said
         assert "\n" not in str(said)
-    assert hindrance(Cluster.of(secured.url(ADMIN))) is None
+    assert why_unreachable(Cluster.of(secured.url(ADMIN))) is None
 
 
 @pytest.mark.long
@@ -351,7 +351,7 @@ def test_a_server_needs_these_rights_and_no_more(
 @pytest.mark.long
 def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str) -> None:
     pytest.importorskip("pyspark")
-    from notify.spark.kafka_input import KafkaInput
+    from notify.spark.inputs.kafka_input import KafkaInput
 
     topic, plain = f"orders.{unique}", secured.cluster.url
     asyncio.run(_published(plain, unique, topic))
@@ -377,7 +377,7 @@ def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: 
 def test_what_brokers_hide_from_an_audit_is_named(secured: SecuredKafka, unique: str) -> None:
     """Their lists leave out what a user may not see: messages would be lost, and a group would not be behind."""
     pytest.importorskip("pyspark")
-    from notify.spark.kafka_input import KafkaInput
+    from notify.spark.inputs.kafka_input import KafkaInput
 
     topic, other, plain = f"orders.{unique}", f"payments.{unique}", secured.cluster.url
     for name in (topic, other):
@@ -448,7 +448,7 @@ async def _said(sink: Sink, source: str, topic: str, text: str) -> str:
 def test_a_delayed_message_waits_for_a_right_that_is_missing(
     secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("notify.sinks.delays.release.AGAIN_US", 200_000)
+    monkeypatch.setattr("notify.movers.sinks.delays.release.AGAIN_US", 200_000)
     topic = f"orders.{unique}"
     needs = rights.of_bridge(unique, [topic])
     user = secured.user(without(needs, TOPIC, topic, "Write"))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable
-from notify.limits import LIMITS
-from notify.relay.relay import Relay
-from notify.relay.rows import Rows
-from notify.sinks.sink import Sink, running_beside
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.movers.relay.relay import Relay
+from notify.movers.relay.rows import Rows
+from notify.movers.sinks.sink import Sink, running_beside
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
@@ -37,7 +37,7 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.positions import standing
 from notify.kafka.records import POSITIONS, header, listed, own_headers
-from notify.sinks import kafka
+from notify.movers.sinks import kafka
 
 MURMUR2 = {
     "21": -973932308,

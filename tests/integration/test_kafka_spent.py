@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, Unavailable
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka import KafkaNode, committed
 from tests.support.kafka_proxy import Api, Fault, Planned, Which
@@ -29,7 +29,7 @@ from confluent_kafka import KafkaException
 from notify.kafka.cluster import Cluster
 from notify.kafka.positions import Recorded
 from notify.kafka.transactional import TransactionalProducer
-from notify.sinks.kafka import KafkaSink
+from notify.movers.sinks.kafka import KafkaSink
 from tests.support.delayed import texts_of
 from tests.support.kafka_consumers import make_topic
 

@@ -16,18 +16,10 @@ import sqlalchemy as sa
 
 from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
-from notify.clock import wall_clock
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
-from notify.keys import key_hash
-from notify.relay.relay import Relay
-from notify.storage.records import State
-from notify.storage.sql import key_map, placing
-from notify.storage.sql.engines import opened
-from notify.storage.sql.key_map import KeyMap
-from notify.storage.sql.shards import SqlShards, open_storage
-from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
-from notify.testing.process import ServerProcess
-from notify.wire import (
+from notify.movers.relay.relay import Relay
+from notify.protocol.keys import key_hash
+from notify.protocol.wire import (
     Item,
     OutcomeItem,
     Outcomes,
@@ -36,6 +28,14 @@ from notify.wire import (
     PackedTransactions,
     encode_msgpack,
 )
+from notify.runtime.clock import wall_clock
+from notify.storage.records import State
+from notify.storage.sql import key_map, placing
+from notify.storage.sql.engines import opened
+from notify.storage.sql.key_map import KeyMap
+from notify.storage.sql.shards import SqlShards, open_storage
+from notify.storage.sql.tables import server_half_message, server_key_map, server_key_map_change, server_member
+from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from notify.errors import Unavailable
-from notify.maven import fetched
+from notify.runtime.maven import fetched
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import admin

@@ -10,7 +10,7 @@ import pytest
 
 from notify.errors import NotifyError
 from notify.server import serve, supervisor
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.testing import forked
 from notify.testing.ports import free_port
 from tests.support.clock import PATIENCE_SECONDS

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.binlog_bridge.position import MySqlSet, Position
 from notify.errors import Conflict, InvalidRequest
 from notify.kafka.records import SCHEME
-from notify.limits import BASE_CHARACTERS
-from notify.sinks.sink import Sink, open_sink
+from notify.movers.sinks.sink import Sink, open_sink
+from notify.protocol import ids
+from notify.protocol.limits import BASE_CHARACTERS
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from notify.testing.process import ServerProcess
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import megabyte
 
 

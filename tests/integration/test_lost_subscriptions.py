@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, session
-from notify.limits import Mode
-from notify.message import ReceivedMessage
+from notify.protocol.limits import Mode
+from notify.protocol.message import ReceivedMessage
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually

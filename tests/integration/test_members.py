@@ -20,13 +20,13 @@ from notify.client.packing import pack
 from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted
 from notify.errors import Unavailable
-from notify.message import Message
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
+from notify.protocol.message import Message
+from notify.protocol.wire import JSON
 from notify.server.cluster.membership import Idle, Membership
 from notify.storage.sql import registry
 from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
-from notify.wire import JSON
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage, session
-from notify.limits import Mode
+from notify.protocol.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually

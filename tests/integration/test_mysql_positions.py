@@ -14,7 +14,7 @@ from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.stream import BinlogStream
 from notify.errors import InvalidRequest, Unavailable
-from notify.sinks.sink import open_sink
+from notify.movers.sinks.sink import open_sink
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from tests.support.binlog import megabyte

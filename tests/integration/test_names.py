@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from tests.support.http import admin, ask
 from tests.support.servers import GuardedInMemory

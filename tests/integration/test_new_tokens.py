@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 
-from notify.clock import wall_clock
+from notify.runtime.clock import wall_clock
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.configuration.follow import Administration
 from notify.server.configuration.records import Records
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from tests.support.groups import Caller, bodies, die, publish, subscribe
 from tests.support.http import admin, ask, call, refusal

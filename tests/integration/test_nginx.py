@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Message, TransactionProducer, create_tables
 from notify.client.servers import Servers
 from notify.errors import TransactionRefused
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable

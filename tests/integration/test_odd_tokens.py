@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notify import faults
 from notify.errors import Unauthorized, Unavailable
+from notify.runtime import faults
 from notify.server.access import oidc
 from notify.server.access.oidc import ALGORITHMS, MOST_KEY_BITS, Provider
 from notify.testing import InMemoryServer

@@ -17,7 +17,7 @@ from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionP
 from notify.client.purge import counts, purge, purge_by_force
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, TooLarge, Unavailable
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.dying import lose_outcomes

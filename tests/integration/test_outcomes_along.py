@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify import ids
 from notify.client import Message
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES, TransactionClient
+from notify.protocol import ids
+from notify.protocol.wire import PROBLEM_TYPE, Item, Problem
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from notify.wire import PROBLEM_TYPE, Item, Problem
 from tests.support.http import post
 from tests.support.servers import make_storage, stop_if_running
 from tests.support.transactions import half_request, new_id

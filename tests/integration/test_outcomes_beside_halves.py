@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.check.schedule import CheckSchedule
-from notify.clock import wall_clock as now
 from notify.errors import NotifyError, StorageFailed, Unavailable
-from notify.limits import LIMITS
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import OutcomeItem
+from notify.runtime.clock import wall_clock as now
 from notify.server.core.check_log import CheckLog
 from notify.server.core.core import Core
 from notify.server.core.outcomes import Outcomes
 from notify.server.data.request import Request
 from notify.server.data.routes import DataRoutes
 from notify.server.metrics import Metrics
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.checks import CheckAnswer
 from notify.storage.memory import MemoryStore
 from notify.storage.records import Decided, State
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.tables import server_half_message
 from notify.storage.topics import Topic
-from notify.wire import OutcomeItem
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.transactions import half_request, new_id, sent
 

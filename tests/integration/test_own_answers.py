@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from notify.protocol.wire import PROBLEM, PROBLEM_TYPE
 from notify.testing.process import ServerProcess
-from notify.wire import PROBLEM, PROBLEM_TYPE
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.servers import stop_if_running
 

@@ -35,7 +35,7 @@ OWN = {
         with InMemoryServer() as server, TransactionProducer(server.url, group="own", engine=engine) as producer:
             with engine.connect() as connection, producer.transaction(connection) as transaction:
                 transaction.send(Message("own", b"x"))
-        import notify.spark.findings, notify.storage.log.store
+        import notify.spark.judge.findings, notify.storage.log.store
         print(storage.KEEPS, storage.log.LINES, spark.PLUG)
     """,
     "test_app.py": """

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from notify.check.question import read_source
 from notify.client import Message, TransactionProducer, create_tables
 from notify.errors import InvalidRequest, Unavailable
-from notify.pooler import SESSION, TRANSACTION, pool_mode
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
+from notify.runtime.pooler import SESSION, TRANSACTION, pool_mode
 from notify.storage.sql.engines import visitor_engine
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client import Consumer, Message, TransactionProducer
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES
 from notify.errors import Unavailable
-from notify.outbox import source_name
-from notify.relay.relay import Relay
+from notify.movers.outbox import source_name
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.protocol.wire import Item, Items, encode_msgpack
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from notify.wire import Item, Items, encode_msgpack
 from tests.support.bridges import move, numbers, outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, publish, running, subscribe

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol.message import DEAD_LETTER_REASON
 from notify.server import webhooks
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import (
     AsyncConsumer,
     Consumer,
@@ -29,9 +28,10 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.table import notify_inbox
-from notify.limits import Mode
-from notify.message import encode_body
-from notify.wire import BridgedTransaction, PackedMessage
+from notify.protocol import ids
+from notify.protocol.limits import Mode
+from notify.protocol.message import encode_body
+from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.dying_batches import POINTS, consume_and_die
 from tests.support.groups import running

@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import (
     AsyncConsumer,
     Consumer,
@@ -27,8 +26,9 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.errors import InvalidRequest
-from notify.message import encode_body
-from notify.wire import BridgedTransaction, PackedMessage
+from notify.protocol import ids
+from notify.protocol.message import encode_body
+from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import ask

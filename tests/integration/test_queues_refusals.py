@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.client import Consumer, Message, Reader, ReceivedMessage, TransactionProducer
 from notify.errors import Conflict, InvalidRequest
-from notify.wire import BridgedTransaction, PackedMessage
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import REASON, ask

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids, refused
 from notify.client import create_tables
 from notify.client.making_tables import _WAKE_BODY
 from notify.client.table import half_message
-from notify.databases import WAKE_CHANNEL, database_now
-from notify.refused import Refusal
-from notify.relay import relay as relays
-from notify.relay.leases import PostgreSqlLeases
-from notify.relay.relay import Relay
+from notify.movers import refused
+from notify.movers.refused import Refusal
+from notify.movers.relay import relay as relays
+from notify.movers.relay.leases import PostgreSqlLeases
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.runtime.databases import WAKE_CHANNEL, database_now
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.databases import empty_database

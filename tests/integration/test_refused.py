@@ -8,15 +8,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import refused
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.purge import purge_by_force
 from notify.client.table import half_message, notify_refused
-from notify.databases import DROPPED, REFUSED, RELAYED
 from notify.errors import InvalidRequest
-from notify.outbox import LOCAL
-from notify.refused import DROPPED_STATE, RETRY, WAITING, Refusal
-from notify.wire import Item
+from notify.movers import refused
+from notify.movers.outbox import LOCAL
+from notify.movers.refused import DROPPED_STATE, RETRY, WAITING, Refusal
+from notify.protocol.wire import Item
+from notify.runtime.databases import DROPPED, REFUSED, RELAYED
 from tests.support.shop import make_engine
 
 

@@ -12,19 +12,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
-from notify.clock import wall_clock
-from notify.databases import UNSENT
 from notify.errors import Unavailable, WrongRole
-from notify.relay.leases import BUCKETS, PostgreSqlLeases
-from notify.relay.relay import Relay
+from notify.movers.relay.leases import BUCKETS, PostgreSqlLeases
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.runtime.clock import wall_clock
+from notify.runtime.databases import UNSENT
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message
 from notify.testing.process import ServerProcess
-from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
@@ -209,7 +209,7 @@ def test_a_relay_whose_rows_are_locked_says_so_and_sends_nothing_twice(
     engines: list[sa.Engine], server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited without a word for whoever had locked its rows, and could not be stopped meanwhile."""
-    monkeypatch.setattr("notify.relay.leases.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("notify.movers.relay.leases.LOCK_SECONDS", 0.1)
     subscribe(server.url, unique, unique)
     with TransactionProducer(server.url, group=unique, engine=engines[0], mode="outbox") as producer:
         with Session(engines[0]) as session:

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from notify.cli.database import opened
 from notify.client import create_tables
 from notify.client.table import half_message
-from notify.databases import KEEPALIVE
 from notify.errors import Unavailable
-from notify.relay.leases import leases_of
-from notify.relay.relay import Relay
+from notify.movers.relay.leases import leases_of
+from notify.movers.relay.relay import Relay
+from notify.runtime.databases import KEEPALIVE
 from notify.storage.sql import engines
 from notify.storage.sql.tables import server_member
 from notify.testing.process import ServerProcess
@@ -66,7 +66,7 @@ def test_a_relay_goes_on_when_its_databases_machine_was_gone(
         await asyncio.gather(task, return_exceptions=True)
 
     with (
-        caplog.at_level(logging.INFO, "notify.relay"),
+        caplog.at_level(logging.INFO, "notify.movers.relay"),
         Proxy(str(mariadb.host), mariadb.port or 3306) as proxy,
         opened(text(mariadb.set(host="127.0.0.1", port=proxy.port))) as engine,
     ):
@@ -144,7 +144,7 @@ def test_a_relay_says_that_another_session_has_locked_a_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As a migration does. It waited for its end without a word, and could not be stopped meanwhile."""
-    monkeypatch.setattr("notify.relay.leases.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("notify.movers.relay.leases.LOCK_SECONDS", 0.1)
     subscribe(server.url, unique, unique)
     # A relay that waits without a bound fails this test as soon as the database ends the session that holds the lock.
     locks = {
@@ -166,7 +166,7 @@ def test_tables_that_are_made_later_are_relayed(
     engine_url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service's outbox came into a server's database: its rows waited until the relay was started again."""
-    monkeypatch.setattr("notify.relay.relay.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("notify.movers.relay.relay.LOOK_SECONDS", 0.2)
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
 

@@ -17,26 +17,27 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids, pages, refused
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
-from notify.clock import wall_clock
-from notify.databases import REFUSED
-from notify.limits import LIMITS
-from notify.outbox import LOCAL, source_name
-from notify.outbox import Outbox as OutboxTable
-from notify.refused import DROPPED_STATE
-from notify.relay import relay
-from notify.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
-from notify.relay.relay import Relay
-from notify.sinks.queue_server import QueueSink
+from notify.movers import pages, refused
+from notify.movers.outbox import LOCAL, source_name
+from notify.movers.outbox import Outbox as OutboxTable
+from notify.movers.refused import DROPPED_STATE
+from notify.movers.relay import relay
+from notify.movers.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases
+from notify.movers.relay.relay import Relay
+from notify.movers.sinks.queue_server import QueueSink
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Payload, encode_msgpack
+from notify.runtime.clock import wall_clock
+from notify.runtime.databases import REFUSED
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.sql.store import SqlStore
 from notify.testing import forked
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
-from notify.wire import Payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
@@ -143,7 +144,7 @@ def test_what_is_far_too_large_is_not_even_read(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of a gigabyte would end the relay for want of memory, again after each start."""
-    monkeypatch.setattr("notify.relay.rows.MOST_READ_BYTES", 1000)
+    monkeypatch.setattr("notify.movers.relay.rows.MOST_READ_BYTES", 1000)
     read: list[str] = []
     of_pages = pages.readable
 
@@ -151,7 +152,7 @@ def test_what_is_far_too_large_is_not_even_read(
         read.extend(names)
         return of_pages(connection, box, names)
 
-    monkeypatch.setattr("notify.relay.rows.readable", readable)
+    monkeypatch.setattr("notify.movers.relay.rows.readable", readable)
     large, small = outbox.add("x" * 600, "x" * 600), outbox.add("x" * 600)
     assert relay_once(outbox, server.url) == (1, 1)
     assert read == [small] and outbox.listed() == [(large, "request_too_large", 1)]
@@ -435,7 +436,7 @@ class warnings_in:
     """Adds the relay's log lines to a list while the block runs."""
 
     def __init__(self, said: list[str]) -> None:
-        self._log = logging.getLogger("notify.relay")
+        self._log = logging.getLogger("notify.movers.relay")
         self._handler = logging.Handler()
         self._handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
 

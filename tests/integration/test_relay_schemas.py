@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify import ids, refused
 from notify.client import create_tables
 from notify.client.table import half_message
-from notify.databases import database_now, within_schema
 from notify.errors import InvalidRequest, Unavailable
-from notify.relay import relay as relays
-from notify.relay.leases import BUCKETS, MySqlLease, PostgreSqlLeases
-from notify.relay.relay import Relay
-from notify.relay.sources import Sources
-from notify.schemas import AT_ONCE
+from notify.movers import refused
+from notify.movers.relay import relay as relays
+from notify.movers.relay.leases import BUCKETS, MySqlLease, PostgreSqlLeases
+from notify.movers.relay.relay import Relay
+from notify.movers.relay.sources import Sources
+from notify.protocol import ids
+from notify.runtime.databases import database_now, within_schema
+from notify.runtime.schemas import AT_ONCE
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually_async
 from tests.support.commands import cli

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from notify.storage.log import LogStore
-from notify.storage.log.continuing import begin_at_the_end
 from notify.storage.log.disk import Disk
 from notify.storage.log.gaps import OFFSETS_APART
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.testing.process import ServerProcess
 from tests.support.commands import cli
 from tests.support.disks import UnsyncedDisk

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify import refused
 from notify.client import create_tables
-from notify.refused import retry
-from notify.relay.relay import Relay
+from notify.movers import refused
+from notify.movers.refused import retry
+from notify.movers.relay.relay import Relay
 from notify.testing.process import ServerProcess
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.kafka import committed

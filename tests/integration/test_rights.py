@@ -20,7 +20,7 @@ from notify.server.access import lookup
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
 from notify.server.running import Running
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.rights import ANY_TOPIC, Asked, Caller, Case, Room, Things, covers

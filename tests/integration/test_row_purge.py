@@ -13,7 +13,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify import ids
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
@@ -24,6 +23,7 @@ from notify.client.purge import RowPurge, purge, purge_by_force
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
 from notify.errors import InvalidRequest, Timeout, Unavailable
+from notify.protocol import ids
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.http import post

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, sources
 from notify.client.table import half_message
-from notify.databases import database_now, within_schema
+from notify.runtime.databases import database_now, within_schema
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import make_engine
 from tests.support.tenants import Tenants, tenants

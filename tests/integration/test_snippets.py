@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import Backpressure
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import InvalidRequest, NotFound, ObjectStoreFailed
+from notify.protocol.wire import instant
 from notify.spark.messages.options import Options
 from notify.spark.messages.planning import Planning
 from notify.spark.messages.reading import Piece, Reading
@@ -27,7 +28,6 @@ from notify.storage.shipped.shipper import ship_directory
 from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
-from notify.wire import instant
 from tests.support.transactions import sent
 
 HOUR_US = 3_600_000_000

@@ -9,22 +9,22 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from notify import ids
 from notify.check.schedule import CheckSchedule
-from notify.clock import wall_clock as now
 from notify.errors import Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import OutcomeItem
+from notify.runtime.clock import wall_clock as now
 from notify.server import webhooks
 from notify.server.core.check_log import CheckLog
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.outcomes import Outcomes
 from notify.server.metrics import Metrics
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.records import NewTransaction, PartlyStored, Put, State
 from notify.storage.sql.checks import LOOK_EVERY_US
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.shards import SqlShards, open_storage
 from notify.storage.sql.tables import server_half_message
-from notify.wire import OutcomeItem
 from tests.support.clock import eventually_async
 from tests.support.proxy import Proxy
 from tests.support.sql_storage import two_shards

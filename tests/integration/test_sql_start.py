@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify.clock import wall_clock as now
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.protocol.wire import decode_payload
+from notify.runtime.clock import wall_clock as now
 from notify.storage.records import State
 from notify.storage.sql import registry, schema
 from notify.storage.sql.engines import open_engine, opened
@@ -18,7 +19,6 @@ from notify.storage.sql.shards import open_storage
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_key_map_change
 from notify.testing.process import ServerProcess
-from notify.wire import decode_payload
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.servers import make_storage

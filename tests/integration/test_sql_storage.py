@@ -12,11 +12,13 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify import faults, ids
 from notify.client.transactions import HALF_SECONDS
-from notify.clock import wall_clock as now
-from notify.databases import DROPPED, REFUSED, RELAYED, at_level
 from notify.errors import Conflict, DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
+from notify.runtime import faults
+from notify.runtime.clock import wall_clock as now
+from notify.runtime.databases import DROPPED, REFUSED, RELAYED, at_level
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import checks, engines, movers, registry, writer
@@ -26,7 +28,6 @@ from notify.storage.sql.engines import opened
 from notify.storage.sql.rows import moment_of, rows_of
 from notify.storage.sql.store import SqlStore
 from notify.storage.sql.tables import server_half_message, server_member
-from notify.wire import Payload, decode_payload, encode_msgpack
 from tests.support.commands import cli
 from tests.support.databases import MOST, empty_database
 from tests.support.http import ask, call

@@ -14,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.client import (
     AsyncConsumer,
     AsyncReader,
@@ -28,7 +27,8 @@ from notify.client.foreign import PollTime
 from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES
 from notify.errors import ForeignAnswer, TooLarge, Unavailable
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.bridges import move, numbers, outbox

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from notify.check import CheckMessageListener, HalfMessage, Outcome
 from notify.client import AsyncTransactionProducer, Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.errors import DeadLetter, InvalidRequest, TransactionRefused
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, running

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from notify.client import Consumer, Message, TransactionProducer
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 from notify.server.access import gate, lookup, oidc
 from notify.server.access.oidc import Provider
 from notify.server.connections import protocol, tls
@@ -36,7 +36,7 @@ from notify.server.connections.handshake import Handshake
 from notify.server.connections.tls import Certificates
 from notify.server.data.answer import Answer
 from notify.server.serve import serve
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.testing.process import ServerProcess
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

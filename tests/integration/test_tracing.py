@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy.orm import Session
 
-from notify import tracing
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
+from notify.runtime import tracing
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import eventually
 from tests.support.groups import running

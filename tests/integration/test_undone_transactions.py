@@ -11,9 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from notify.client import Inbox, Message, TransactionProducer
-from notify.client.bound import BoundTransaction
+from notify.client.pending_messages import PendingMessages
 from notify.errors import BindingRefused, InvalidRequest
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Order, Shop
 from tests.support.transactions import new_id
@@ -26,7 +26,7 @@ HEAVY = 200
 
 def _in_memory() -> int:
     gc.collect()
-    return sum(type(one) is BoundTransaction for one in gc.get_objects())  # lazy objects answer isinstance by loading
+    return sum(type(one) is PendingMessages for one in gc.get_objects())  # lazy objects answer isinstance by loading
 
 
 def _send_in_each_way(shop: Shop) -> None:

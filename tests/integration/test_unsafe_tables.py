@@ -18,12 +18,12 @@ from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client.making_tables import new_source
 from notify.client.purge import purge_by_force
 from notify.client.table import notify_source
-from notify.clock import wall_clock
 from notify.errors import BindingRefused, HiddenRows, InvalidRequest
-from notify.message import ReceivedMessage
-from notify.relay.leases import leases_of
-from notify.relay.relay import Relay
-from notify.relay.sources import Sources
+from notify.movers.relay.leases import leases_of
+from notify.movers.relay.relay import Relay
+from notify.movers.relay.sources import Sources
+from notify.protocol.message import ReceivedMessage
+from notify.runtime.clock import wall_clock
 from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.store import SqlStore

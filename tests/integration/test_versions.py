@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from notify.check.question import ask as ask_database
 from notify.client import Inbox, Reader, ReceivedMessage, TransactionProducer, create_tables
 from notify.errors import Unavailable
-from notify.relay.relay import Relay
+from notify.movers.relay.relay import Relay
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.fixtures import life

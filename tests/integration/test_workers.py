@@ -24,11 +24,11 @@ from notify.client.reader import Reader
 from notify.client.table import half_message
 from notify.client.transactions import TransactionClient
 from notify.errors import InvalidRequest, Unavailable
-from notify.keys import shard_of_key
-from notify.sinks.queue_server import QueueSink
+from notify.movers.sinks.queue_server import QueueSink
+from notify.protocol.keys import shard_of_key
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.protocol.workers import check_count, worker_names
 from notify.testing.process import ServerProcess
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
-from notify.workers import check_count, worker_names
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from tests.release import extras, licences
 
 ROOT = Path(__file__).parents[2]
@@ -196,5 +196,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

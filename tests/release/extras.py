@@ -24,8 +24,8 @@ USES = {
     "mysql": "import cryptography, sqlalchemy\nsqlalchemy.create_engine('mysql+pymysql://localhost/x')",
     "sql": "import alembic, notify.storage.sql.schema, notify.storage.sql.tables",
     "bridge": "import notify.binlog_bridge.pump",
-    "kafka": "import notify.sinks.kafka, notify.client.kafka.plan",
-    "filters": "from notify.filter import Filter\nFilter('tag == \"vip\"')",
+    "kafka": "import notify.movers.sinks.kafka, notify.client.kafka.plan",
+    "filters": "from notify.protocol.filter import Filter\nFilter('tag == \"vip\"')",
     "otel": "from notify import tracing\ntracing.export_from_environment()",
     "asyncio": "from sqlalchemy.ext.asyncio import create_async_engine\nimport greenlet\n"
     "create_async_engine('sqlite+aiosqlite://')",

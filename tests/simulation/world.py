@@ -23,16 +23,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify import ids
 from notify.errors import NotifyError, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import (
+    OutcomeItem,
+    PackedMessage,
+    PackedTransaction,
+    PackedTransactions,
+    Poll,
+    Receive,
+    SettleItem,
+)
 from notify.server.core.core import Core
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
-from notify.wire import OutcomeItem, PackedMessage, PackedTransaction, PackedTransactions, Poll, Receive, SettleItem
 from tests.support.disks import NoThreads
 from tests.support.virtual_loop import pass_seconds
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Assembly
-from notify.wire import PackedBridgeBatch
+from notify.protocol.wire import PackedBridgeBatch
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
 VARCHAR, LONG, LONGLONG, SHORT, FLOAT, DOUBLE, BLOB, DATETIME2, STRING = 15, 3, 8, 2, 4, 5, 252, 18, 254

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
-from notify import ids
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.table import half_message
+from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.mysql_server import MySqlServer

@@ -13,12 +13,12 @@ from uvicorn.server import ServerState
 from notify.errors import NotifyError
 from notify.server.access.principal import Principal
 from notify.server.connections.held import Budget
-from notify.server.connections.places import Connections
 from notify.server.connections.protocol import Protocol
+from notify.server.connections.quota import Connections
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 READ_BYTES = 16 << 10
 """The most bytes of one read of the socket."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from notify import ids
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DUE, ID, REASON, TARGET
 from notify.kafka.undelivered import TOPIC
-from notify.sinks.delays.topics import make_wheels
-from notify.sinks.delays.wheels import WHEELS
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.movers.sinks.delays.topics import make_wheels
+from notify.movers.sinks.delays.wheels import WHEELS
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka import committed, patient_sink
 

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from notify.client import Message, TransactionProducer
 from notify.client.thread_outgoing import ThreadOutgoing
 from notify.client.thread_producer import ThreadProducer
+from notify.protocol.wire import Item, PackedMessage
 from notify.testing import forked
-from notify.wire import Item, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import Order, make_engine
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from notify.kafka import rights
 from notify.server.app import App
 from notify.server.metrics import HELP, Metrics
-from notify.settings import Settings
-from notify.spark.findings import FINDINGS
+from notify.server.settings import Settings
+from notify.spark.judge.findings import FINDINGS
 from notify.storage.memory import MemoryStore
 from tests.support import command_page
 

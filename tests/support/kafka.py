@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.demo.kafka import KafkaCluster, NodeSettings
+from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings
 from notify.kafka.records import SCHEME
-from notify.sinks.sink import Sink, open_sink
+from notify.movers.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka_proxy import KafkaProxy
 
@@ -49,7 +49,7 @@ def patient_sink(url: str) -> Sink:
     """A sink whose brokers may take as long for a call as a test waits for an event."""
     if not url.startswith(SCHEME):
         return open_sink(url)
-    from notify.sinks.kafka import KafkaSink
+    from notify.movers.sinks.kafka import KafkaSink
 
     return KafkaSink(url, PATIENCE_SECONDS)
 
@@ -58,7 +58,7 @@ def commit_offsets(consumer: Any, *offsets: Any) -> None:
     """Commit a group's offsets. A node that has just started may still load what its coordinator knows."""
     from confluent_kafka import KafkaException
 
-    from notify.sinks.delays.earlier import NO_COORDINATOR
+    from notify.movers.sinks.delays.earlier import NO_COORDINATOR
 
     def is_committed() -> bool:
         try:

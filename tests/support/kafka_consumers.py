@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.errors import Unavailable
-from notify.kafka.asker import Asker
+from notify.kafka.admin_process import AdminProcess
 from notify.kafka.cluster import Cluster
 from notify.kafka.group_questions import progress_of
 from notify.kafka.progress import Progress
@@ -32,9 +32,9 @@ def admin_of(url: str) -> Any:
 
 
 @lru_cache(1)
-def asker_of(url: str) -> Asker:
+def asker_of(url: str) -> AdminProcess:
     """One process for all questions about groups."""
-    asker = Asker(Cluster.of(url))
+    asker = AdminProcess(Cluster.of(url))
     atexit.register(asker.close)
     return asker
 

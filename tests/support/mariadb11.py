@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from notify.errors import Unavailable
-from notify.maven import fetched
+from notify.runtime.maven import fetched
 from notify.testing.reachable import NotAvailable
 
 MARIADB_11 = "mariadb-11"

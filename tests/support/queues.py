@@ -8,13 +8,13 @@ from typing import Protocol
 
 import pytest
 
-from notify import ids
 from notify.client import Message
 from notify.client.loop import LoopThread
 from notify.errors import Unavailable
-from notify.message import encode_body
-from notify.sinks.sink import Sink
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.movers.sinks.sink import Sink
+from notify.protocol import ids
+from notify.protocol.message import encode_body
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support import groups
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import admin

@@ -8,9 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify import ids
 from notify.client.table import half_message
-from notify.clock import wall_clock
+from notify.protocol import ids
+from notify.runtime.clock import wall_clock
 
 DAYS = 86_400.0
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from notify.demo.kafka import KafkaCluster, NodeSettings
+from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings
 from notify.kafka.rights import Need, Needs
 from notify.testing.ports import free_port
 from tests.support.authority import Authority

@@ -6,8 +6,8 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from notify.spark.log_files import LocalFiles
-from notify.spark.scan import SegmentScan
+from notify.spark.inputs.log_files import LocalFiles
+from notify.spark.inputs.scan import SegmentScan
 from notify.storage.log import LogStore
 from notify.storage.log.format import segment_header
 from notify.storage.log.segments import segment_name

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from notify.clock import wall_clock
+from notify.runtime.clock import wall_clock
 from notify.storage.sql.store import SqlStore
 from tests.support.databases import empty_database
 from tests.support.servers import make_storage

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from notify import ending
+from notify.runtime import signals
 from tests.support.clock import PATIENCE_SECONDS
 
 CONSUMING = """
@@ -59,7 +59,7 @@ class Told:
     def tell(self, after: str, number: int) -> None:
         """Send a signal once a line with `after` has come."""
         self.wait_for(after)
-        time.sleep(ending.ONE_WISH_SECONDS)  # what comes sooner after another signal counts as the same one
+        time.sleep(signals.SAME_REQUEST_SECONDS)  # what comes sooner after another signal counts as the same one
         self._process.send_signal(number)
 
     def end(self) -> int:

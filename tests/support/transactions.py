@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.storage.records import NewMessage, NewTransaction, StoredMessage
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 
 def new_id() -> str:

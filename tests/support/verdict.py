@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from notify.ending import SIGNALS, exiting_when_told
+from notify.runtime.signals import SIGNALS, exit_on_signal
 
 END_SECONDS = 300.0
 """How long a campaign whose time is over may take to end its processes."""
@@ -24,7 +24,7 @@ def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_
     """
     overdue = _Overdue(most_seconds, end_seconds)
     try:
-        with exiting_when_told(), overdue:
+        with exit_on_signal(), overdue:
             return campaign()
     except SystemExit as ended:
         if overdue.reason or ended.code in _TOLD:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import InvalidRequest
+from notify.protocol import ids
+from notify.protocol.wire import Payload, Receive, SettleItem, encode_msgpack
 from notify.server.data.routes import _request_id
 from notify.server.delivery.answers import MOST_ANSWERS
 from notify.storage.groups import Subscription
 from notify.storage.records import NewMessage, NewTransaction
-from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 
 Given = list[tuple[str, bytes, int]]

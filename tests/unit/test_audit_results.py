@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
-from notify.spark.measures import TOTALS
+from notify.spark.judge.measures import TOTALS
 from notify.spark.report.results import DAY_US, merge
 from notify.spark.result import Covered, Found, Result
 from notify.spark.tables import manifest as manifests

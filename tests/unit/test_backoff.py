@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify.backoff import SPREAD, Backoff
+from notify.runtime.backoff import SPREAD, Backoff
 
 
 def test_waits_double_up_to_the_bound_and_are_spread() -> None:

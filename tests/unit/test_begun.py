@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from notify.server.data.begun import Begun
+from notify.server.data.eager import Eager
 
 
 class Work:
@@ -40,7 +40,7 @@ def on_a_loop(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_it_begins_at_once_and_gives_its_result_when_awaited(is_set_before: bool) -> None:
     async def scenario() -> None:
         work = Work()
-        with Begun(work.run()) as begun:
+        with Eager(work.run()) as begun:
             assert work.reached == ["begun"]
             if is_set_before:
                 work.first.set_result(7)
@@ -64,7 +64,7 @@ def test_it_may_yield_to_the_loop_or_not_wait_at_all() -> None:
         raise KeyError("x")
 
     async def scenario() -> None:
-        with Begun(yields()) as first, Begun(returns()) as second, Begun(raises()) as third:
+        with Eager(yields()) as first, Eager(returns()) as second, Eager(raises()) as third:
             assert (await first, await second) == (1, 2)
             with pytest.raises(KeyError):
                 await third
@@ -75,7 +75,7 @@ def test_it_may_yield_to_the_loop_or_not_wait_at_all() -> None:
 def test_what_nobody_awaits_is_closed() -> None:
     async def scenario() -> None:
         work = Work()
-        with pytest.raises(ZeroDivisionError), Begun(work.run()):
+        with pytest.raises(ZeroDivisionError), Eager(work.run()):
             raise ZeroDivisionError
         assert work.reached == ["begun", "ended"]
 
@@ -87,7 +87,7 @@ def test_an_error_that_nobody_awaits_is_no_line_in_the_log(caplog: pytest.LogCap
 
     async def scenario() -> None:
         work = Work()
-        with pytest.raises(ZeroDivisionError), Begun(work.run()):
+        with pytest.raises(ZeroDivisionError), Eager(work.run()):
             work.first.set_exception(KeyError("the same fault"))
             raise ZeroDivisionError
         assert work.reached == ["begun", "ended"]
@@ -102,7 +102,7 @@ def test_a_cancelled_task_ends_it() -> None:
         work = Work()
 
         async def waits() -> int:
-            with Begun(work.run()) as begun:
+            with Eager(work.run()) as begun:
                 return await begun
 
         task = asyncio.create_task(waits())

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from notify import ids
 from notify.binlog_bridge import decoder
 from notify.binlog_bridge.candidates import Unfit
 from notify.binlog_bridge.decoder import Unreadable
@@ -17,7 +16,8 @@ from notify.binlog_bridge.reader import PART_BYTES, Assembly
 from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
 from notify.binlog_bridge.tables import Returned
 from notify.errors import Unavailable
-from notify.wire import BridgedTransaction
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction
 from tests.support.binlog import (
     AT,
     COLUMNS,

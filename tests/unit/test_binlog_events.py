@@ -7,7 +7,6 @@ import struct
 
 import pytest
 
-from notify import ids
 from notify.binlog_bridge import events
 from notify.binlog_bridge.decoder import Unreadable
 from notify.binlog_bridge.events import EVENT_TYPES, Treatment
@@ -17,7 +16,8 @@ from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import PART_BYTES, Assembly
 from notify.binlog_bridge.statements import savepoint_name
 from notify.binlog_bridge.stream import Damaged
-from notify.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, summed, values
 
 MYSQL = [

@@ -15,7 +15,7 @@ from notify.binlog_bridge.compressed import events_in
 from notify.binlog_bridge.decoder import DIFFERENCES, Unreadable, length_encoded
 from notify.binlog_bridge.position import Position
 from notify.binlog_bridge.reader import Assembly
-from notify.wire import BridgedTransaction
+from notify.protocol.wire import BridgedTransaction
 from tests.support import binlog
 from tests.support.binlog import lenenc, summed
 from tests.support.record_binlog import SERVERS, id_of, recorded, scenarios

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from notify.protocol.wire import BridgeBatch
 from notify.storage.log import LogStore
 from notify.storage.log.journal import Journal
-from notify.wire import BridgeBatch
 
 T0 = 1_800_000_000_000_000
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from notify.spark.bridged import thinned
-from notify.spark.catalog import Bridged, Catalog, learn
-from notify.spark.searches import gaps
+from notify.spark.checks.searches import gaps
+from notify.spark.inputs.bridged import thinned
+from notify.spark.inputs.catalog import Bridged, Catalog, learn
 from notify.storage.bridged import BridgeState
 from notify.storage.log import meta
 

@@ -9,7 +9,7 @@ import pytest
 from notify.errors import Forbidden
 from notify.server.access.browsers import refuse_foreign_pages
 from notify.server.access.guard import token_of_cookie
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 OFF, ON = Settings(), Settings(access=True)
 OWN = ("127.0.0.1:7400", "localhost:7400", "localhost", "[::1]:7400", "[::1]", "a.localhost:7400", "192.0.2.7:1", "")

@@ -9,14 +9,14 @@ import pytest
 
 from notify.check.schedule import CheckSchedule
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Poll
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import ONLINE_US, Checks
 from notify.server.data.permission import polling
 from notify.server.data.request import Request
 from notify.server.metrics import Metrics
 from notify.storage.memory import MemoryStore
-from notify.wire import Poll
 
 
 class Clock:

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
 from notify.client.checker import THREADS, Checker, _Room
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Check, CheckedMessage, Checks, OutcomeItem, Payload, Poll, encode_msgpack
 from notify.server.core import checks as server_checks
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks as ServerChecks
@@ -26,7 +27,6 @@ from notify.storage.memory import MemoryStore
 from notify.storage.records import State
 from notify.storage.topics import Topic
 from notify.testing import InMemoryServer
-from notify.wire import Check, CheckedMessage, Checks, OutcomeItem, Payload, Poll, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.transactions import new_id, sent
 

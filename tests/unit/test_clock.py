@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from notify.clock import SteadyClock, wall_clock
+from notify.protocol.wire import JsonMessages, JsonPublished, Receive, SettleItem, Subscribe
+from notify.runtime.clock import SteadyClock, wall_clock
 from notify.server.access.principal import EVERYONE
 from notify.server.app import App
 from notify.server.core.core import Core
 from notify.server.rate import TokenBucket
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.log.store import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.topics import Topic
-from notify.wire import JsonMessages, JsonPublished, Receive, SettleItem, Subscribe
 from tests.support.transactions import sent
 
 SECOND_US = 1_000_000

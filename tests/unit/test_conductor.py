@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from notify.demo import conductor
-from notify.demo.books import Counts
-from notify.demo.conductor import Conductor
-from notify.demo.end import POINTS, End, Lost
-from notify.demo.proof import DemoFailed, Proof
+from notify.cli.demo_shop import conductor
+from notify.cli.demo_shop.books import Counts
+from notify.cli.demo_shop.conductor import Conductor
+from notify.cli.demo_shop.end import POINTS, End, Lost
+from notify.cli.demo_shop.proof import DemoFailed, Proof
 
 CHECKED_AFTER_SECONDS = 5.0
 

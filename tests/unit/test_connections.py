@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from notify.limits import LIMITS
-from notify.server.connections import places as connections
+from notify.protocol.limits import LIMITS
 from notify.server.connections import protocol
-from notify.server.connections.places import Connections, allowed_by_files
+from notify.server.connections import quota as connections
+from notify.server.connections.quota import Connections, allowed_by_files
 from notify.testing.process import ServerProcess
 from tests.support import virtual_loop
 from tests.support.clock import eventually

@@ -9,7 +9,7 @@ import pytest
 
 from notify.server.core.core import Core
 from notify.server.delivery import delivery
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
 from notify.storage.topics import Topic
 from tests.support.clock import eventually_async

@@ -12,15 +12,15 @@ from urllib.parse import parse_qs
 import pytest
 
 from notify.cli import dead_letter, writes
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.groups import Chosen
 from notify.server.groups.own_letters import OwnLetters
-from notify.server.jobs import letter_search, wanted
+from notify.server.jobs import letter_query, letter_search
+from notify.server.jobs.letter_query import LOOKED_AT, LOOKED_AT_ONCE, SEARCH_SECONDS, LetterQuery
 from notify.server.jobs.runner import Jobs
-from notify.server.jobs.wanted import LOOKED_AT, LOOKED_AT_ONCE, SEARCH_SECONDS, Wanted
-from notify.server.newest import CHUNK
+from notify.server.message_pages import CHUNK
 from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
-from notify.wire import Payload, encode_msgpack
 from tests.support.clock import eventually_async
 from tests.support.commands import cli
 from tests.support.groups import Caller, die, publish, subscribe
@@ -89,8 +89,10 @@ def searched(
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("conditions", [Wanted(key="nobody"), Wanted(filter='key == "nobody"'), Wanted(contains="x")])
-def test_a_search_yields(conditions: Wanted) -> None:
+@pytest.mark.parametrize(
+    "conditions", [LetterQuery(key="nobody"), LetterQuery(filter='key == "nobody"'), LetterQuery(contains="x")]
+)
+def test_a_search_yields(conditions: LetterQuery) -> None:
     """A search gives the loop a turn after each part. One through 60,000 letters held everyone up for 1.5 s."""
     letters, page = searched(lambda own: own.listed("g", conditions, 0, 10))
     assert page["messages"] == []
@@ -101,7 +103,7 @@ def test_a_search_yields(conditions: Wanted) -> None:
 def test_a_list_of_many_letters_yields(newest: bool) -> None:
     """Whether letters were sent again was asked about all of a list at once: 10,000 held everyone up for 1.6 s."""
     letters, page = searched(
-        lambda own: own.newest("g", Wanted(), 0, 10_000) if newest else own.listed("g", Wanted(), 0, 10_000)
+        lambda own: own.newest("g", LetterQuery(), 0, 10_000) if newest else own.listed("g", LetterQuery(), 0, 10_000)
     )
     assert len(page["messages"]) == 10_000
     assert letters.most <= 4 * LOOKED_AT_ONCE
@@ -110,15 +112,15 @@ def test_a_list_of_many_letters_yields(newest: bool) -> None:
 def test_the_newest_letters_are_looked_at_a_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 letters, of up to a megabyte each, were read and held in one go."""
     monkeypatch.setattr(letter_search, "READ_BYTES", 1)
-    letters, page = searched(lambda own: own.newest("g", Wanted(), 0, 100))
+    letters, page = searched(lambda own: own.newest("g", LetterQuery(), 0, 100))
     assert len(page["messages"]) == 100
     assert letters.most <= 2 * CHUNK
 
 
 SEARCHES: dict[str, Callable[[OwnLetters, int], Awaitable[Any]]] = {
-    "list": lambda own, place: own.listed("g", Wanted(key="nobody"), place, 10),
-    "newest": lambda own, place: own.newest("g", Wanted(key="nobody"), place, 10),
-    "redrive": lambda own, place: own.redrive("g", Chosen(None, Wanted(key="nobody"), 10, offset=place)),
+    "list": lambda own, place: own.listed("g", LetterQuery(key="nobody"), place, 10),
+    "newest": lambda own, place: own.newest("g", LetterQuery(key="nobody"), place, 10),
+    "redrive": lambda own, place: own.redrive("g", Chosen(None, LetterQuery(key="nobody"), 10, offset=place)),
 }
 
 
@@ -192,7 +194,7 @@ def test_letters_of_one_message_in_two_groups_are_both_sent_again() -> None:
 def test_commands_go_on_where_a_search_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The list and the redrive are whole although the server looks at two letters for each answer."""
     monkeypatch.setattr(letter_search, "SEARCH_SECONDS", 0.0)
-    monkeypatch.setattr(wanted, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(letter_query, "LOOKED_AT_ONCE", 2)
     with InMemoryServer() as server:
         subscribe(server.url, "g", "t")
         publish(server.url, "t", [str(n) for n in range(9)])

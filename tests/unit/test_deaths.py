@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, Receive, SettleItem, Subscribe, decode_payload, encode_msgpack
 from notify.server.delivery.plan import FREE_INTERRUPTIONS
 from notify.storage.groups import MOST_STEPS, Subscription
 from notify.storage.records import NewMessage, NewTransaction
-from notify.wire import Payload, Receive, SettleItem, Subscribe, decode_payload, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 
 LETTERS = "dead-letter.g"

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from notify.limits import LIMITS
-from notify.sinks.delays.delayed import delayed_headers, delayed_of
-from notify.sinks.delays.wheels import DAY_US, LATE_US, SECOND_US, SHAPE, WHEELS, Place, Wheel, wheels_of
+from notify.movers.sinks.delays.delayed import delayed_headers, delayed_of
+from notify.movers.sinks.delays.wheels import DAY_US, LATE_US, SECOND_US, SHAPE, WHEELS, Place, Wheel, wheels_of
+from notify.protocol.limits import LIMITS
 
 NOW_US = 1_795_000_000 * SECOND_US
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError, UnknownTopic
-from notify.limits import LIMITS
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.server.delivery.cursor import RUNS_BOUND
 from notify.storage.groups import Subscription
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import MOST_GROWN, Topic
-from notify.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.delivery import SECOND, Scene
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notify import ids
-from notify.spark.catalog import Catalog
-from notify.spark.changes import Left
-from notify.spark.columns import name_hash
-from notify.spark.coverage import Coverage
+from notify.protocol import ids
 from notify.spark.digest import hashes
 from notify.spark.digest.comparison import Compared, Comparison
 from notify.spark.digest.log_slots import LogSlots
 from notify.spark.digest.logs import LATE, ODD, OPEN, PENDING, ROLLED, WAITING, WHOLE
 from notify.spark.digest.slots import SLOT_US, slot_at
 from notify.spark.digest.tables import EffectSlot, LocalSlot, TableSlots, topic_text
-from notify.spark.in_time import InTime
-from notify.spark.life import Groups
-from notify.spark.log_input import LogInput
-from notify.spark.terms import Terms
+from notify.spark.inputs.catalog import Catalog
+from notify.spark.inputs.changes import Left
+from notify.spark.inputs.columns import name_hash
+from notify.spark.inputs.log_input import LogInput
+from notify.spark.judge.coverage import Coverage
+from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.message_rows import Groups
+from notify.spark.judge.terms import Terms
 
 AT_US = 1_790_000_000_000_000 // SLOT_US * SLOT_US
 SLOT = slot_at(AT_US)

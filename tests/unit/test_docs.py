@@ -18,7 +18,7 @@ import yaml
 
 from notify.cli import main as cli
 from notify.errors import InvalidRequest
-from notify.settings import environment_name, load
+from notify.server.settings import environment_name, load
 from tests.support.clock import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
-from notify.settings import Settings, environment_name
+from notify.server.settings import Settings, environment_name
 from notify.storage.memory import MemoryStore
 from tests.support import command_page, error_codes, written_commands
 

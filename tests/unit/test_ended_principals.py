@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from notify.clock import wall_clock
+from notify.runtime.clock import wall_clock
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.gate import Access
-from notify.settings import Settings
+from notify.server.settings import Settings
 from tests.support.provider import Provider
 
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from notify import ending
 from notify.client import Message, TransactionProducer
+from notify.runtime import signals
 from notify.testing import InMemoryServer
 from tests.support.groups import lag
 from tests.support.told import CONSUMING, Told
 
 WORKING = """
 import asyncio, sys
-from notify.ending import run_until_told
+from notify.runtime.signals import run_until_signal
 
 async def work():
     print("begun", flush=True)
@@ -27,17 +27,17 @@ async def work():
             if sys.argv[1] == "heeds":
                 raise
 
-run_until_told(work)
+run_until_signal(work)
 print("ended", flush=True)
 """
 
 EXITING = """
 import signal, sys, time
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 
 if sys.argv[1:] == ["nohup"]:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with exiting_when_told():
+with exit_on_signal():
     try:
         print("begun", flush=True)
         time.sleep(3600)
@@ -50,13 +50,13 @@ def test_signals_close_together_are_one_wish() -> None:
     """Ctrl-C reaches a program twice where what started it passes it on."""
 
     def counted(times: Sequence[float]) -> list[int]:
-        wishes = ending.Wishes(iter(times).__next__)
+        wishes = signals.StopRequests(iter(times).__next__)
         return [wishes.count() for _ in times]
 
     assert counted([5.0, 5.01, 5.09, 5.5, 5.51, 9.0]) == [1, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("number", ending.SIGNALS)
+@pytest.mark.parametrize("number", signals.SIGNALS)
 def test_work_is_cancelled_by_the_first_signal_and_cut_by_the_second(number: int) -> None:
     with Told(WORKING, "heeds") as heeding, Told(WORKING, "ignores") as deaf:
         heeding.tell("begun", number)

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify import faults
 from notify.errors import Unavailable
+from notify.runtime import faults
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.pushes import Push, Pushes
 from notify.server.core.subscriptions import Subscriptions

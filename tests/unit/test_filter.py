@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from notify.errors import InvalidRequest
-from notify.filter import AT_ONCE_US, Filter
-from notify.filter_cost import MOST_MICROSECONDS, check_cost
+from notify.protocol.filter import AT_ONCE_US, Filter
+from notify.protocol.filter_cost import MOST_MICROSECONDS, check_cost
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.delivery import pace
 from notify.server.metrics import Metrics
 from notify.testing import InMemoryServer
-from notify.wire import Payload, encode_msgpack
 from tests.support.groups import publish, subscribe
 from tests.support.http import post
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, ENTRY_TAIL
@@ -16,7 +17,6 @@ from notify.storage.log.recovery import walk
 from notify.storage.log.segments import Segments
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.topics import Topic
-from notify.wire import Payload, encode_msgpack
 
 ID = bytes.fromhex("018f0e4c3a5b7c6d8e9fa0b1c2d3e4f5")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from notify import ids
 from notify.errors import InvalidId
+from notify.protocol import ids
 
 IDS = [ids.to_text(ids.new_id()) for _ in range(ids.FEW_IDS + 3)]
 

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from notify.extras import EXTRA_OF
+from notify.runtime.extras import EXTRA_OF
 from tests.release import extras
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -191,6 +191,6 @@ def test_the_pytest_plugin_needs_only_pytest() -> None:
     """pytest loads the plugin wherever this package is installed, also where only the SDK's libraries are."""
     missing = ("fastapi", "uvicorn", "numpy", "structlog", "typer", "notify.storage", "notify.server")
     lines = ["import sys", f"sys.modules.update(dict.fromkeys({missing}))"]
-    lines += ["import notify.pytest_plugin, notify.client, notify.check, notify.tracing", "print('begun')"]
+    lines += ["import notify.pytest_plugin, notify.client, notify.check, notify.runtime.tracing", "print('begun')"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "begun", done.stderr

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from pymysql.connections import Connection as MySqlConnection
 
 from notify.errors import InvalidRequest
-from notify.spark import jdbc_urls
-from notify.spark.jdbc_urls import Reached
+from notify.spark.inputs import jdbc_urls
+from notify.spark.inputs.jdbc_urls import Reached
 from tests.support.authority import Authority
 
 DB = Reached("db.example", "192.0.2.1", 5432, "shop", "auditor", "s3cret")

@@ -9,7 +9,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError
 
 from notify.kafka.cluster import Cluster
-from notify.kafka.hindrance import refusal, refuses
+from notify.kafka.diagnosis import refusal, refuses
 
 CLUSTER = Cluster.of("kafka://127.0.0.1:1?security.protocol=SSL")
 VERIFY_FAILED = "error:0A000086:SSL routines::certificate verify failed"

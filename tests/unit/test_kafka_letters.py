@@ -18,7 +18,7 @@ from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.letter_failures import LetterFailures
 from notify.server.groups.kafka.letter_search import PART_SECONDS
 from notify.server.groups.kafka.letters import Letter
-from notify.server.jobs.wanted import SEARCH_SECONDS, Wanted
+from notify.server.jobs.letter_query import SEARCH_SECONDS, LetterQuery
 
 PARTITIONS = 2
 
@@ -45,7 +45,7 @@ def test_pages_of_the_newest_have_every_letter_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dead_letters, "HELD_BYTES", 20_000)
     group, before, numbers, pages = letters_of(held), 200, [], 0
     while True:
-        page, before = group._newest("g", Wanted(), (10, before), most)
+        page, before = group._newest("g", LetterQuery(), (10, before), most)
         numbers += [x.number for x in page]
         pages += 1
         assert len(page) <= most and pages < 200
@@ -58,7 +58,7 @@ def test_a_search_for_the_newest_looks_at_a_bounded_number(monkeypatch: pytest.M
     monkeypatch.setattr(dead_letters, "FIRST_WINDOW", 10)
     monkeypatch.setattr(dead_letters, "LOOKED_AT", 100)
     group = letters_of([letter(number) for number in range(1000)])
-    page, before = group._newest("g", Wanted(contains="nothing like it"), (0, 1000), 10)
+    page, before = group._newest("g", LetterQuery(contains="nothing like it"), (0, 1000), 10)
     assert page == [] and 0 < before <= 900
 
 
@@ -105,12 +105,12 @@ def test_a_list_is_bounded_in_bytes_and_in_what_it_looks_at(monkeypatch: pytest.
     monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     held = [letter(number, size=200 if number % 5 else 15_000) for number in range(10, 90) if number % 7]
     group, offset, numbers = letters_of(held), 0, []
-    while (answer := group._listed("g", Wanted(), offset, most))[1] > offset:
+    while (answer := group._listed("g", LetterQuery(), offset, most))[1] > offset:
         page, offset = answer
         numbers += [x.number for x in page]
         assert len(page) <= most and sum(x.size for x in page) < 20_000 + 16_000
     assert numbers == [x.number for x in held]
-    page, offset = group._listed("g", Wanted(contains="nothing like it"), 0, most)
+    page, offset = group._listed("g", LetterQuery(contains="nothing like it"), 0, most)
     assert (page, offset) == ([], held[9].number + 1)
 
 
@@ -142,10 +142,10 @@ def test_a_page_of_a_list_is_empty_only_at_its_end(monkeypatch: pytest.MonkeyPat
     """Whoever stopped at an empty page missed the letters behind those that one call looks at."""
     monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     group, here = listing([letter(number, "found" if number == 73 else "else") for number in range(90)])
-    page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
+    page = asyncio.run(group.listed("g", LetterQuery(contains="found"), 0, 5))
     assert (page, here.calls) == ({"messages": ["m73"], "next_offset": 80}, 8)
-    page = asyncio.run(group.listed("g", Wanted(contains="found"), 80, 5))
-    assert (page, asyncio.run(group.listed("g", Wanted(contains="found"), 90, 5))) == (
+    page = asyncio.run(group.listed("g", LetterQuery(contains="found"), 80, 5))
+    assert (page, asyncio.run(group.listed("g", LetterQuery(contains="found"), 90, 5))) == (
         {"messages": [], "next_offset": 90},
         {"messages": [], "next_offset": 90},
     )
@@ -155,9 +155,9 @@ def test_a_search_that_takes_long_answers_and_goes_on_where_it_ended(monkeypatch
     monkeypatch.setattr(letter_search, "LOOKED_AT", 10)
     group, here = listing([letter(number, "found" if number == 13 else "else") for number in range(90)])
     here.call_seconds = SEARCH_SECONDS
-    page = asyncio.run(group.listed("g", Wanted(contains="found"), 0, 5))
+    page = asyncio.run(group.listed("g", LetterQuery(contains="found"), 0, 5))
     assert page == {"messages": [], "next_offset": 10}
-    page = asyncio.run(group.listed("g", Wanted(contains="found"), 10, 5))
+    page = asyncio.run(group.listed("g", LetterQuery(contains="found"), 10, 5))
     assert page["messages"] == ["m13"]
 
 
@@ -194,7 +194,7 @@ def test_a_redrive_by_conditions_goes_on_from_request_to_request(monkeypatch: py
     chosen: list[tuple[list[str], int]] = []
     offset = 0
     while len(chosen) < 9:
-        wanted = Chosen(None, Wanted(contains="found"), 2, offset=offset)
+        wanted = Chosen(None, LetterQuery(contains="found"), 2, offset=offset)
         change = asyncio.run(group.redrive("g", wanted))
         offset = change.preview["next_offset"]
         chosen.append((change.preview["ids"], offset))
@@ -215,7 +215,7 @@ def test_ids_are_looked_for_from_request_to_request(monkeypatch: pytest.MonkeyPa
 
     def answer(names: tuple[str, ...], offset: int) -> tuple[list[tuple[str, int]], int]:
         if does == "redrive":
-            change = asyncio.run(group.redrive("g", Chosen(names, Wanted(), 100, offset=offset)))
+            change = asyncio.run(group.redrive("g", Chosen(names, LetterQuery(), 100, offset=offset)))
         else:
             change = asyncio.run(group.drop("g", names, "of no use", offset))
         result = carried_out(change)
@@ -237,8 +237,8 @@ def test_a_request_goes_on_from_part_to_part_in_turns_with_others() -> None:
     """A part ends after its time as well: letters may have a megabyte each."""
     group, here, _ = redriving([letter(number) for number in range(9)], closed=set())
     here.letter_seconds = PART_SECONDS / 4
-    change = asyncio.run(group.redrive("g", Chosen(None, Wanted(), 100)))
+    change = asyncio.run(group.redrive("g", Chosen(None, LetterQuery(), 100)))
     assert change.preview["ids"] == [f"m{number}" for number in range(9)] and change.preview["next_offset"] == 0
     assert here.calls == 1 + 3  # the first one asks for the group
-    page = asyncio.run(group.listed("g", Wanted(), 0, 100))
+    page = asyncio.run(group.listed("g", LetterQuery(), 0, 100))
     assert page == {"messages": ["m0", "m1", "m2", "m3"], "next_offset": 4}

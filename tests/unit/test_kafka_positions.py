@@ -10,7 +10,7 @@ import pytest
 from notify.errors import InvalidRequest
 from notify.kafka import positions
 from notify.kafka.cluster import Cluster
-from notify.long_positions import LONG, LongPosition
+from notify.movers.long_positions import LONG, LongPosition
 
 CLUSTER = cast(Cluster, None)
 FIRST, SECOND = "a" * 2 * LONG, "b" * 2 * LONG

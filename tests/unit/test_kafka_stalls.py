@@ -5,7 +5,7 @@ from __future__ import annotations
 from notify.kafka.groups import owner_topic, retry_topic
 from notify.kafka.progress import Progress
 from notify.server.groups.kafka.snapshot import KafkaGroup, Member, Position
-from notify.server.groups.kafka.stalls import STALLED_SECONDS, Stalls
+from notify.server.groups.kafka.stuck import STALLED_SECONDS, Stuck
 
 A, B = Member("a", "h", (("t", 0),)), Member("b", "h", (("t", 1), (retry_topic("g"), 3)))
 
@@ -29,7 +29,7 @@ class Clock:
 def states(*looks: KafkaGroup, paused: frozenset[str] = frozenset()) -> list[str]:
     """The members' states after these looks, a little more than the bound apart."""
     clock = Clock()
-    stalls = Stalls(clock)
+    stalls = Stuck(clock)
     for look in looks:
         clock.now += STALLED_SECONDS + 1
         stalls.look([look], paused)

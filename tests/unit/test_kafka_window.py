@@ -8,8 +8,8 @@ import pytest
 
 from notify.client.kafka import partitions, retries
 from notify.client.kafka.window import Item, Window
-from notify.clock import SteadyClock
 from notify.kafka.progress import MOST_BEGUN, MOST_FAILED, MOST_SPAN, Progress
+from notify.runtime.clock import SteadyClock
 
 BIG = 1 << 30
 

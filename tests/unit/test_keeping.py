@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import Inbox, create_tables, inbox, keeping, use_explicit_begin
+from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_explicit_begin
 from notify.client.hand import Hand
 from notify.client.inbox import DAY
-from notify.client.keeping import Keeping
+from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Work
 from notify.client.table import notify_inbox
 from notify.errors import InvalidRequest
@@ -44,13 +44,13 @@ class Failing:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("INBOX_LOOK_SECONDS", "INBOX_WAIT_SECONDS", "INBOX_WAIT_MAX_SECONDS"):
-        monkeypatch.setattr(keeping, name, 0.001)
+        monkeypatch.setattr(inbox_maintenance, name, 0.001)
 
 
 def test_a_consumer_waits_for_its_inboxs_database() -> None:
     async def scenario() -> None:
         ask = Failing(*FAILURES)
-        await Keeping(Inbox(sa.create_engine("sqlite://")), ask).until_good(asyncio.Event())
+        await InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).until_good(asyncio.Event())
         assert ask.calls == len(FAILURES) + 1
 
     asyncio.run(scenario())
@@ -63,7 +63,7 @@ def test_an_inbox_is_kept_after_a_failure() -> None:
     async def scenario() -> None:
         work = Work("g", "i", {}, Hand(lambda: None, lambda messages, error: None, 1, 1), 30, 1)
         ask = Failing(*FAILURES, RuntimeError("a fault of an engine's listener"))
-        running = asyncio.ensure_future(Keeping(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
+        running = asyncio.ensure_future(InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
         await eventually_async(lambda: running.done() or work.inbox_from is not None, "the inbox's age to be read")
         assert not running.done()
         running.cancel()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from notify import log_output
-from notify.log_output import LogOutput
+from notify.runtime import log_output
+from notify.runtime.log_output import LogOutput
 from tests.support.clock import PATIENCE_SECONDS
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from notify.binlog_bridge.position import MySqlSet, Position
 from notify.errors import InvalidRequest
-from notify.limits import BASE_CHARACTERS, POSITION_CHARACTERS
-from notify.long_positions import LONG, MOST_CHANGED, LongPosition, refers_to_base
+from notify.movers.long_positions import LONG, MOST_CHANGED, LongPosition, refers_to_base
+from notify.protocol.limits import BASE_CHARACTERS, POSITION_CHARACTERS
 from tests.support.binlog import megabyte
 
 

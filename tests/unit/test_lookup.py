@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from notify.clock import wall_clock
 from notify.errors import Backpressure, Unauthorized, Unavailable
+from notify.runtime.clock import wall_clock
 from notify.server.access import gate, lookup, tokens
 from notify.server.access.credential import Credential
 from notify.server.access.gate import Access
 from notify.server.access.oidc import Claims
 from notify.server.access.principal import Principal
-from notify.settings import Settings
+from notify.server.settings import Settings
 from tests.support.provider import Provider
 from tests.support.virtual_loop import VirtualLoop, pass_seconds
 

@@ -17,7 +17,7 @@ import yaml
 from notify.cli import main
 from notify.server import health
 from notify.server.data.request import PROBES
-from notify.settings import Settings, environment_name
+from notify.server.settings import Settings, environment_name
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 VERSION = "1.33"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from notify.errors import Unavailable
-from notify.maven import fetched
+from notify.runtime.maven import fetched
 
 # A Maven that takes its time, says that it ran, and writes two jars; the second one only if it is to succeed.
 MAVEN = """#!/bin/sh

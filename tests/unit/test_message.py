@@ -15,9 +15,9 @@ from sqlalchemy.exc import OperationalError
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
 from notify.errors import InvalidRequest, NotifyError, TooLarge
-from notify.message import Message, resolve_key
+from notify.protocol.message import Message, resolve_key
+from notify.protocol.wire import Item, PackedMessage, encode_msgpack
 from notify.testing import InMemoryServer
-from notify.wire import Item, PackedMessage, encode_msgpack
 
 SURROGATE = "\ud800"
 WRONG: dict[str, dict[str, Any]] = {

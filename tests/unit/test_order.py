@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 
-from notify import ids
+from notify.movers.sinks.order import HeldBack, steps_of
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedMessage, PackedTransaction, PackedTransactions
 from notify.server.core.core import Core
 from notify.server.core.flow import RateLimits
-from notify.settings import Settings
-from notify.sinks.order import HeldBack, steps_of
+from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
-from notify.wire import BridgedTransaction, PackedMessage, PackedTransaction, PackedTransactions
 from tests.contract.stores import T0
 
 

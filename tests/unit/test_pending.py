@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify import ids
+from notify.protocol import ids
 from notify.storage.log.pending import LEAST_COMPACTED, Pending, PendingTable
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from notify.errors import Forbidden
-from notify.limits import NAME_CHARACTERS
+from notify.protocol.limits import NAME_CHARACTERS
 from notify.server.access.principal import REMEMBERED, Principal
 from notify.server.access.rights import parse_rights
 

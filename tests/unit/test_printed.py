@@ -21,8 +21,8 @@ from notify.cli import api, backup, dead_letter, group, main, message, printed, 
 from notify.cli.audit_failures import spark_errors
 from notify.cli.overview import screen_of
 from notify.cli.printed import Output, OutputLost, Rows, cell, console, say
-from notify.log_output import discard
-from notify.visible import visible
+from notify.runtime.log_output import discard
+from notify.runtime.visible import visible
 from tests.support.commands import cli
 
 HOSTILE = [

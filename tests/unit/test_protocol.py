@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notify.errors import Unauthorized, Unavailable
-from notify.settings import Settings
+from notify.server.settings import Settings
 from tests.support.connection import READ_BYTES, SERVICE, Served, head, settled
 
 BODY = b"x" * (1 << 20)

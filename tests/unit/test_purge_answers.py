@@ -9,7 +9,7 @@ import pytest
 
 from notify.client.purge import _ask
 from notify.errors import Unavailable
-from notify.wire import Item, Items, encode_msgpack
+from notify.protocol.wire import Item, Items, encode_msgpack
 from tests.support.transactions import new_id
 
 

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from notify.spark.ranges import EPOCH_US, Span, conditions_of, id_at
+from notify.spark.inputs.ranges import EPOCH_US, Span, conditions_of, id_at
 
 HOUR_US = 3_600_000_000
 STARTS_US = [EPOCH_US, *(1_700_000_000_000_000 + n * 977 * HOUR_US for n in range(24))]

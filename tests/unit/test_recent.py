@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from notify.server.delivery.recent import MOST_FAILED, MOST_RUNS, Failed, Holder, Recent
+from notify.server.delivery.ack_memory import MOST_FAILED, MOST_RUNS, AckMemory, Failed, Holder
 
 
-def holder(recent: Recent, topic: str, queue: int, offset: int) -> Holder | None:
+def holder(recent: AckMemory, topic: str, queue: int, offset: int) -> Holder | None:
     """The consumer that group g's message was acknowledged by."""
     return recent.holders_of(topic, queue, offset).get("g")
 
 
 def test_the_oldest_are_forgotten_and_since_when_is_said() -> None:
-    recent = Recent(0)
+    recent = AckMemory(0)
     for n in range(MOST_RUNS + 10):
         recent.acknowledged(("g", "t", 0, [(n * 2, 1)], [(n * 2, n * 2, "i", n + 1)], n + 1))
     assert recent.since_us == 10
@@ -24,7 +24,7 @@ def test_the_oldest_are_forgotten_and_since_when_is_said() -> None:
 
 
 def test_nothing_is_said_that_is_not_certain() -> None:
-    recent = Recent(0)
+    recent = AckMemory(0)
     recent.acknowledged(("g", "t", 0, [(0, 10)], [(0, 8, "one", 1), (1, 9, "two", 2)], 3))
     assert holder(recent, "t", 0, 0) is None  # of several consumers
     recent.acknowledged(("g", "t", 1, [(0, 10)], [(0, 6, "one", 1), (4, 8, "one", 2)], 3))
@@ -34,7 +34,7 @@ def test_nothing_is_said_that_is_not_certain() -> None:
 
 
 def test_acknowledgements_do_not_push_failures_out() -> None:
-    recent = Recent(0)
+    recent = AckMemory(0)
     recent.failed(Failed("g", "t", 0, 7, 1, "i", 1, 2, "why"))
     for n in range(MOST_RUNS * 2):
         recent.acknowledged(("g", "t", 0, [(n, 1)], [], n))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from notify.outbox import OUTBOXES
-from notify.relay.by_position import ByPosition
-from notify.relay.leases import Leases
-from notify.relay.mover import Relayed
-from notify.relay.rows import Page, Rows
-from notify.sinks.sink import TRAILER_SECONDS, Sink
-from notify.wire import Bridged, BridgedTransaction, PackedBridgeBatch
+from notify.movers.outbox import OUTBOXES
+from notify.movers.relay.by_position import ByPosition
+from notify.movers.relay.leases import Leases
+from notify.movers.relay.mover import Relayed
+from notify.movers.relay.rows import Page, Rows
+from notify.movers.sinks.sink import TRAILER_SECONDS, Sink
+from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch
 
 OUTBOX = OUTBOXES[0]
 NOTHING = f'["{OUTBOX.table.name}", []]'

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notify.storage.log import LogStore, carry
+from notify.storage.log import LogStore, rewrite
 from notify.storage.log.disk import Disk
 from notify.storage.log.format import segment_header
 from notify.storage.records import State
@@ -173,13 +173,13 @@ def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
 ) -> None:
     """A log of 10,000 small segments would else be read as a whole for each segment that is dropped."""
     read: list[int] = []
-    below = carry._below
+    below = rewrite._below
 
     def counted(entries: Any, high: int) -> Any:
         read.append(len(entries))
         return below(entries, high)
 
-    monkeypatch.setattr(carry, "_below", counted)
+    monkeypatch.setattr(rewrite, "_below", counted)
 
     async def scenario(store: LogStore) -> None:
         late = sent(b"late")

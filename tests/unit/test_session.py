@@ -12,7 +12,7 @@ from notify.client.hand import Hand
 from notify.client.handlers import Cancelled, Handler
 from notify.client.session import Session, Work
 from notify.errors import DeadLetter, ForeignAnswer, Unavailable
-from notify.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 LEASE = 30.0

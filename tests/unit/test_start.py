@@ -15,8 +15,8 @@ from notify.server.access import guard
 from notify.server.app import App
 from notify.server.data.request import PROBES, Request
 from notify.server.serve import serve
+from notify.server.settings import Settings, load, mistyped
 from notify.server.supervisor import supervise
-from notify.settings import Settings, load, mistyped
 from notify.storage.memory import MemoryStore
 
 

@@ -18,11 +18,12 @@ from notify.storage import crash_point
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
 from notify.storage.records import State
-from notify.storage.shipped import keeping, manifest
+from notify.storage.shipped import manifest
+from notify.storage.shipped import retention as keeping
 from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.restoring import Restoring
 from notify.storage.shipped.shipper import Shipper, ship_directory
-from notify.storage.shipped.standing import Order
+from notify.storage.shipped.status import Order
 from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from tests.support.clock import eventually

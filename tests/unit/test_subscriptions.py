@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from notify import ids
 from notify.errors import Conflict, InvalidRequest
+from notify.protocol import ids
+from notify.protocol.wire import Payload, Receive, SettleItem, Subscribe, encode_msgpack
 from notify.server.groups import Move
 from notify.server.groups.own import OwnGroups
 from notify.storage.groups import Priorities, PriorityClass
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, Receive, SettleItem, Subscribe, encode_msgpack
 from tests.support.delivery import SECOND, Scene
 
 

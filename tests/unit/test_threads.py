@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import notify
+from notify.runtime.threads import in_thread
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
 from notify.testing import InMemoryServer
-from notify.threads import in_thread
 
 NOTIFY = Path(notify.__file__).parent
 BOUND_SECONDS = 30.0
@@ -81,4 +81,4 @@ def test_a_stopped_server_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_part_leaves_a_thread_that_nobody_waits_for(part: str) -> None:
     left = [path.name for path in (NOTIFY / part).rglob("*.py") if "asyncio.to_thread(" in path.read_text()]
     # The thread that reads a binlog ahead uses a connection of its own, and ends by itself.
-    assert set(left) <= {"read_ahead.py"}, "use notify.threads.in_thread"
+    assert set(left) <= {"read_ahead.py"}, "use notify.runtime.threads.in_thread"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from notify.timed_call import _Deadline, answer_to
+from notify.runtime.timed_call import _Deadline, answer_to
 from tests.support.clock import PATIENCE_SECONDS
 
 HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"

@@ -7,13 +7,13 @@ import itertools
 from collections import Counter
 from typing import Any
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import Payload, Receive, SettleItem, encode_msgpack
 from notify.server.delivery.instances import ACTIVE_US, AT_LEAST, Instance, states
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Priorities, PriorityClass, Subscription
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, Receive, SettleItem, encode_msgpack
 from tests.support.delivery import T0, Scene
 
 CLASSES = Priorities(

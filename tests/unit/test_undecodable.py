@@ -17,13 +17,13 @@ from notify.client.http import _problem, items_of
 from notify.errors import DeadLetter, InvalidRequest, ObjectStoreFailed, Unavailable
 from notify.kafka import control, positions, subscriptions
 from notify.kafka.progress import Progress
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
+from notify.protocol.wire import UNDECODABLE
 from notify.server.groups.kafka import compacted
 from notify.server.groups.kafka.compacted import KEY_BYTES, CompactedTopics, News
 from notify.server.groups.kafka.sources import Sources
 from notify.server.json_body import decoded
 from notify.storage.shipped import manifest
-from notify.wire import UNDECODABLE
 
 JSON = {
     "nothing": b"",

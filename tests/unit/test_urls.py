@@ -10,16 +10,16 @@ import sqlalchemy as sa
 from notify.cli.doctor import _server_findings
 from notify.client import Consumer, Message, Reader, TransactionProducer
 from notify.client.http import HttpClient
-from notify.databases import shown_url
 from notify.errors import InvalidRequest
+from notify.movers.sinks.sink import open_sink
+from notify.runtime.databases import shown_url
+from notify.runtime.urls import place_of, server_address, without_secrets
 from notify.server.access.oidc import Provider
+from notify.server.settings import Settings
 from notify.server.webhooks import check_address
-from notify.settings import Settings
-from notify.sinks.sink import open_sink
 from notify.spark.watch.alarms import Alarms
 from notify.storage.shipped.filesystem import opened
 from notify.storage.sql.engines import open_engine, visitor_engine
-from notify.urls import place_of, server_address, without_secrets
 
 SECRET = "s3cret"
 

@@ -16,7 +16,7 @@ import pytest
 
 from notify.errors import InvalidRequest, Unavailable
 from notify.server import webhooks
-from notify.settings import Settings
+from notify.server.settings import Settings
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS
 

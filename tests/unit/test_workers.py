@@ -12,16 +12,7 @@ import pytest
 
 from notify.admin_api.declaration import FanOut
 from notify.errors import InvalidRequest
-from notify.server import doorway
-from notify.server.doorway import PEEKED, Doorway, worker_of
-from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
-from notify.server.parent import said_in
-from notify.server.spread import spread
-from notify.server.spread.combining import columns, combined
-from notify.server.spread.cursors import allot, offsets, shares
-from notify.server.spread.rules import job_number, job_of, rule_of
-from notify.settings import Settings
-from notify.workers import (
+from notify.protocol.workers import (
     check_count,
     divide,
     refuse_divided,
@@ -29,6 +20,15 @@ from notify.workers import (
     remember_logs,
     workers_of,
 )
+from notify.server import acceptor
+from notify.server.acceptor import PEEKED, Acceptor, worker_of
+from notify.server.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
+from notify.server.parent import said_in
+from notify.server.settings import Settings
+from notify.server.spread import spread
+from notify.server.spread.combining import columns, combined
+from notify.server.spread.cursors import allot, offsets, shares
+from notify.server.spread.rules import job_number, job_of, rule_of
 from tests.support.clock import eventually
 
 
@@ -297,12 +297,12 @@ def test_the_state_of_a_process_is_read_whatever_its_name() -> None:
 
 def test_the_parent_holds_no_more_silent_connections_than_its_files_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others go to the workers at once; it accepted nothing until they had been silent for long enough."""
-    monkeypatch.setattr(doorway, "open_files", lambda: 40)
+    monkeypatch.setattr(acceptor, "open_files", lambda: 40)
     selector = selectors.DefaultSelector()
     handed: list[int] = []
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        door = Doorway(selector, listening, lambda number, connection: not handed.append(number))
+        door = Acceptor(selector, listening, lambda number, connection: not handed.append(number))
         stack.callback(door.close, stop_watching=True)
         door.open()
         for _ in range(13):

@@ -8,7 +8,7 @@ import sys
 
 from notify.bench.backlog import Plan, run
 from notify.bench.bars.judged import judge
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 
 BARS = {
     "ratio_to_empty": (0.95, False),
@@ -43,5 +43,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

@@ -8,7 +8,7 @@ import sys
 from notify.bench import delayed, delivery, slow_group, topics
 from notify.bench.bars.judged import Tell, judge
 from notify.bench.reference import measure as measure_reference
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 
 CALLERS = 1024
 """The reference of deliveries and of delayed messages has so many callers."""
@@ -87,5 +87,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

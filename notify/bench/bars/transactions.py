@@ -20,8 +20,8 @@ from notify.bench.transactions import Plan, run
 from notify.client.loop import new_event_loop
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
-from notify.ending import exiting_when_told
-from notify.message import Message
+from notify.protocol.message import Message
+from notify.runtime.signals import exit_on_signal
 from notify.testing.process import ServerProcess
 
 PILE_MB = 400
@@ -148,5 +148,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

@@ -20,7 +20,7 @@ from notify.bench.compare.bench_run import RunFailed, run_bench
 from notify.bench.compare.checkout import Checkout, NotComparable
 from notify.bench.compare.comparison import BASE, HEAD, Comparison, measure
 from notify.bench.compare.ratios import Verdict
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 
 RUN_SECONDS = 900.0
 
@@ -101,5 +101,5 @@ def _odd(text: str) -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

@@ -22,16 +22,16 @@ from notify.bench import children
 from notify.bench.bridge import TOPIC, write
 from notify.binlog_bridge import source
 from notify.binlog_bridge.reader import BATCH_TRANSACTIONS
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.making_tables import create_tables
-from notify.demo.kafka import KafkaCluster
-from notify.ending import exiting_when_told
 from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import ID, header, listed
-from notify.sinks.kafka import KafkaSink
+from notify.movers.sinks.kafka import KafkaSink
+from notify.protocol.wire import PackedBridgeBatch
+from notify.runtime.signals import exit_on_signal
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS
-from notify.wire import PackedBridgeBatch
 
 PLAIN_TOPIC = "bench-plain"
 KINDS = ("bridge", "plain")
@@ -173,5 +173,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

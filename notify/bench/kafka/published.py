@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any
 
-from notify import ids
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import GROUP, ID, Headers
+from notify.protocol import ids
 
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.002

@@ -26,8 +26,8 @@ from notify.bench.peers.rocketmq import RocketMq
 from notify.bench.peers.rounds import Round, measure
 from notify.bench.peers.system import System, Work
 from notify.bench.peers.table import table
-from notify.ending import exiting_when_told
 from notify.errors import Unavailable
+from notify.runtime.signals import exit_on_signal
 
 SYSTEMS: tuple[System, ...] = (NotifyServer(), RocketMq(), Kafka(), PostgreSql())
 
@@ -86,7 +86,7 @@ def main(words: Sequence[str] | None = None, systems: Sequence[System] = SYSTEMS
         print(line, flush=True)
 
     try:
-        with exiting_when_told(), _alone():
+        with exit_on_signal(), _alone():
             verdict = compare(systems, given, tell)
     except Unavailable as error:
         verdict = Verdict("INCONCLUSIVE", str(error))

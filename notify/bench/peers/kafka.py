@@ -8,7 +8,7 @@ from pathlib import Path
 
 from notify.bench.peers.driver import DrivenPeer, Driver, jar_version
 from notify.bench.peers.system import Work
-from notify.demo.kafka import KafkaCluster, NodeSettings, jars
+from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings, jars
 
 JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 SETTINGS = {"log.flush.interval.messages": 1, "num.partitions": 8, "transaction.state.log.num.partitions": 8}

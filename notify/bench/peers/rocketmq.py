@@ -11,7 +11,7 @@ from pathlib import Path
 from notify.bench.peers import processes
 from notify.bench.peers.driver import SCRATCH, DrivenPeer, Driver, jar_version
 from notify.bench.peers.system import Work
-from notify.maven import fetched
+from notify.runtime.maven import fetched
 from notify.testing.ports import free_port, free_ports
 
 POM = Path(__file__).parent / "java" / "pom.xml"

@@ -23,7 +23,7 @@ from typing import Any
 
 from notify.bench.compare import checkout
 from notify.bench.compare.checkout import Checkout, NotComparable
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from notify.testing import usage
 
 ROLES = {
@@ -219,5 +219,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         sys.exit(main())

@@ -24,7 +24,7 @@ from notify.bench.siege.listener import Listener
 from notify.bench.siege.load import Load
 from notify.bench.siege.phase import Measured
 from notify.bench.siege.stage import prepare
-from notify.ending import exiting_when_told
+from notify.runtime.signals import exit_on_signal
 from notify.testing import usage
 from notify.testing.process import ServerProcess
 
@@ -132,5 +132,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with exiting_when_told():
+    with exit_on_signal():
         main()

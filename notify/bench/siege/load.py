@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from notify import ids
 from notify.client.http import HttpClient
 from notify.errors import NotifyError
-from notify.keys import shard_of_key
-from notify.wire import (
+from notify.protocol import ids
+from notify.protocol.keys import shard_of_key
+from notify.protocol.wire import (
     OutcomeItem,
     Outcomes,
     PackedMessage,
@@ -26,7 +26,7 @@ from notify.wire import (
     SettleItem,
     encode_msgpack,
 )
-from notify.workers import worker_names
+from notify.protocol.workers import worker_names
 
 CALLERS = 8
 BODY = b"x" * 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from notify import ids
 from notify.client.http import HttpClient
+from notify.protocol import ids
 from notify.testing.process import ServerProcess
 
 BIG, LETTERS = 60, 2000

@@ -12,10 +12,10 @@ from notify.cli.kafka.line import Line
 from notify.cli.kafka.seen import Seen
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import rights
-from notify.kafka.asker import Asker
+from notify.kafka.admin_process import AdminProcess
 from notify.kafka.group_questions import operations_on
 from notify.kafka.rights import GROUP, TOPIC, Need, Needs, user_of
-from notify.limits import check_name
+from notify.protocol.limits import check_name
 
 ROLES: Mapping[str, Callable[[str, list[str]], Needs]] = {
     "bridge": rights.of_bridge,
@@ -39,12 +39,12 @@ def needs_of(role: str, topics: list[str]) -> Needs:
 
 def lines(seen: Seen, needs: Needs) -> Iterator[Line]:
     """A line for each need. Topics and groups that do not exist, and transactional ids, are not checked."""
-    with closing(Asker(seen.cluster)) as asker:
+    with closing(AdminProcess(seen.cluster)) as asker:
         for need in needs.needs:
             yield _line(seen, asker, needs.role, need)
 
 
-def _line(seen: Seen, asker: Asker, role: str, need: Need) -> Line:
+def _line(seen: Seen, asker: AdminProcess, role: str, need: Need) -> Line:
     check = f"right of the {role}"
     names = _names(seen, need)
     if need.kind not in (TOPIC, GROUP) or not names:
@@ -71,7 +71,7 @@ def _names(seen: Seen, need: Need) -> list[str]:
     return [need.name] if need.name in seen.topics or "Create" not in need.operations else []
 
 
-def _lacks(seen: Seen, asker: Asker, need: Need, name: str) -> list[str]:
+def _lacks(seen: Seen, asker: AdminProcess, need: Need, name: str) -> list[str]:
     """The operations of a need that this user may not do."""
     try:
         allowed = _of_topic(seen, name) if need.kind == TOPIC else asker.ask(partial(operations_on, group=name))

@@ -11,8 +11,8 @@ import confluent_kafka
 from notify.cli.kafka.line import Level, Line, holds, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.feed import SESSION_SECONDS
-from notify.kafka.hindrance import hindrance
-from notify.sinks.kafka import TRANSACTION_SECONDS
+from notify.kafka.diagnosis import why_unreachable
+from notify.movers.sinks.kafka import TRANSACTION_SECONDS
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
 OFFSETS_MINUTES = 7 * 24 * 60
@@ -88,7 +88,7 @@ def lines(seen: Seen) -> Iterator[Line]:
 def _reached(seen: Seen) -> Iterator[Line]:
     """A line for each broker, about the address that it tells clients to use."""
     for number, address in sorted(seen.brokers.items()):
-        why = hindrance(dataclasses.replace(seen.cluster, brokers=address))
+        why = why_unreachable(dataclasses.replace(seen.cluster, brokers=address))
         if why is None:
             yield Line("broker", "ok", f"{number} answers at {address}")
         else:

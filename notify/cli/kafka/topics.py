@@ -13,8 +13,8 @@ from notify.kafka.brokers import COMPACTED as CONFIG
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.topics import LARGEST_RECORD
-from notify.limits import digits
-from notify.sinks.delays.wheels import WHEELS
+from notify.movers.sinks.delays.wheels import WHEELS
+from notify.protocol.limits import digits
 
 COMPACTED = (
     POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC, refusals.TOPIC, undelivered.DECISIONS,

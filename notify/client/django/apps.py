@@ -27,6 +27,6 @@ class NotifyConfig(AppConfig):
 
 
 def _listen_to_errors(connection: Any, **_: Any) -> None:
-    from notify.client.django.listening import listen_to_errors
+    from notify.client.django.transactions import listen_to_errors
 
     listen_to_errors(connection)

@@ -6,19 +6,19 @@ from typing import Any
 
 from notify.check.listener import Outcome
 from notify.check.sources import Sources
-from notify.client.bound import BoundTransaction
-from notify.client.carrier import Carrier
-from notify.client.django.lender import Lender, django_errors
+from notify.client.django.engine import DjangoEngine, django_errors
+from notify.client.half_sender import HalfSender
+from notify.client.pending_messages import PendingMessages
 from notify.client.places import Places
 from notify.client.rows import Mode
 from notify.client.table import SENDS
 from notify.client.thread_outgoing import ThreadOutgoing
-from notify.wire import PackedMessage
+from notify.protocol.wire import PackedMessage
 
 MAKE_TABLES = "run `manage.py migrate` with notify.client.django in INSTALLED_APPS"
 
 
-class DjangoCarrier(Carrier):
+class DjangoCarrier(HalfSender):
     """Carries messages with transactions of Django's connections to one database."""
 
     def __init__(
@@ -26,7 +26,7 @@ class DjangoCarrier(Carrier):
         outgoing: ThreadOutgoing,
         group: str,
         mode: Mode,
-        lender: Lender,
+        lender: DjangoEngine,
         sources: Sources,
         *,
         keep_messages: bool,
@@ -36,7 +36,7 @@ class DjangoCarrier(Carrier):
         self._threads = outgoing
         self._lender = lender
 
-    def prepare_on(self, wrapper: Any, bound: BoundTransaction) -> None:
+    def prepare_on(self, wrapper: Any, bound: PendingMessages) -> None:
         """`prepare` in the transaction of a Django connection; errors of the database are raised as Django's errors.
 
         The first call starts the threads, so that this process answers checks. They do not start earlier, so that a

@@ -13,7 +13,7 @@ from django.db import DEFAULT_DB_ALIAS
 
 from notify.client.django.producer import DjangoProducer
 from notify.client.running import FLUSH_SECONDS, check_flush
-from notify.message import Message
+from notify.protocol.message import Message
 
 OPTIONS = (
     "SCHEMA",

@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client.claims import Guard, has_ended, is_claimed, refuse_partial
 from notify.client.django.carrier import MAKE_TABLES
-from notify.client.django.lender import django_errors, lender_of
+from notify.client.django.engine import django_engine_of, django_errors
 from notify.client.handlers import call_to_the_end
 from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
+from notify.client.inbox_rows import Guard, has_ended, is_claimed, refuse_partial
 from notify.errors import InvalidRequest
-from notify.message import ReceivedMessage
+from notify.protocol.message import ReceivedMessage
 
 
 class DjangoInbox(Inbox):
@@ -36,7 +36,7 @@ class DjangoInbox(Inbox):
     ) -> None:
         """`using`: the database's alias; `schema`, `purge_after`: see Inbox. Raises BindingRefused, InvalidRequest."""
         self.using = using
-        self._lender = lender_of(using)
+        self._lender = django_engine_of(using)
         super().__init__(self._lender.engine, schema=schema, purge_after=purge_after)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:

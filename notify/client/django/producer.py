@@ -11,15 +11,15 @@ from django.utils.asyncio import async_unsafe
 from notify.check.sources import Sources
 from notify.client.choosing import Chooser, room_then_load
 from notify.client.django.carrier import DjangoCarrier
-from notify.client.django.lender import lender_of
-from notify.client.django.listening import listener_of
+from notify.client.django.engine import django_engine_of
+from notify.client.django.transactions import listener_of
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
 from notify.client.rows import Mode
 from notify.client.running import Plan
 from notify.client.thread_producer import ThreadProducer
 from notify.client.transactions import HALF_SECONDS
-from notify.message import Message
+from notify.protocol.message import Message
 
 
 class DjangoProducer(ThreadProducer):
@@ -50,7 +50,7 @@ class DjangoProducer(ThreadProducer):
         chooser: Chooser = room_then_load,
         wait_for_outcome: bool = False,
     ) -> None:
-        lender = lender_of(using)
+        lender = django_engine_of(using)
         plan = Plan(
             url=url,
             group=group,

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from notify.client import making_tables, table
-from notify.client.django.lender import django_errors, lender_of
+from notify.client.django.engine import django_engine_of, django_errors
 
 
 def create_tables(using: str = DEFAULT_DB_ALIAS, schema: str | None = None) -> str:
@@ -45,7 +45,7 @@ def _borrowed(using: str) -> Iterator[sa.Connection]:
     with _in_transaction(using):
         wrapper = connections[using]
         with django_errors(wrapper):
-            yield lender_of(using).borrow_in_place(wrapper)
+            yield django_engine_of(using).borrow_in_place(wrapper)
 
 
 def _in_transaction(using: str) -> Any:
@@ -58,6 +58,6 @@ def missing_tables(using: str) -> list[str]:
     """The names of Notify's tables that the database lacks, sorted."""
     wrapper = connections[using]
     with wrapper.temporary_connection(), django_errors(wrapper):
-        connection = lender_of(using).borrow_in_place(wrapper)
+        connection = django_engine_of(using).borrow_in_place(wrapper)
         existing = sa.inspect(connection).get_table_names(schema=_schema(connection))
     return sorted(table.metadata.tables.keys() - set(existing))

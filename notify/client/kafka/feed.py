@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from notify.backoff import Backoff
 from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.refusals import error_of, is_final, refusal
@@ -20,9 +19,10 @@ from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.brokers import known_topics
 from notify.kafka.cluster import Cluster
+from notify.kafka.diagnosis import refuses
 from notify.kafka.groups import RETRY
-from notify.kafka.hindrance import refuses
 from notify.kafka.leaving import leave
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 T = TypeVar("T")

@@ -19,14 +19,14 @@ from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.window import Item, Window
-from notify.clock import steady_clock
 from notify.errors import DeadLetter
-from notify.filter import Filter
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import EXPIRES, ID, TAG, TARGET, listed, split, text_of, why_dead
-from notify.limits import digits
-from notify.message import REPLAY
-from notify.wire import Delivered
+from notify.protocol.filter import Filter
+from notify.protocol.limits import digits
+from notify.protocol.message import REPLAY
+from notify.protocol.wire import Delivered
+from notify.runtime.clock import steady_clock
 
 log = logging.getLogger("notify.consumer")
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 
-from notify.backoff import Backoff
 from notify.client.kafka.loop import KafkaLoop
 from notify.client.kafka.plan import Plan
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 

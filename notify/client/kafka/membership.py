@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from notify.backoff import Backoff
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Place
@@ -17,6 +16,7 @@ from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final
 from notify.client.kafka.settling import commit_offsets
 from notify.client.kafka.starting import Starts
 from notify.kafka.progress import Progress
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 T = TypeVar("T")

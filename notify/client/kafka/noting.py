@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 
-from notify.backoff import Backoff
 from notify.client.kafka.handling import Handling
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.settling import RETRY_MAX_SECONDS, RETRY_SECONDS, Settling
 from notify.client.kafka.window import Item, Window
+from notify.runtime.backoff import Backoff
 
 
 class Noting:

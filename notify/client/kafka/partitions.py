@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from notify.client.kafka.window import Item, Window
-from notify.clock import steady_clock
 from notify.kafka.progress import Progress
+from notify.runtime.clock import steady_clock
 
 log = logging.getLogger("notify.consumer")
 

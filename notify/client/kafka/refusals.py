@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import KafkaError, KafkaException
 
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
-from notify.kafka import hindrance, rights
+from notify.kafka import diagnosis, rights
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
 
@@ -22,8 +22,8 @@ messages are delivered again there."""
 def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
     """Notify's error for an error that ends a call of the client. `group`: the name of Kafka's group."""
     code, brokers = error.code(), cluster.brokers
-    if hindrance.refuses(error):
-        return hindrance.refusal(error, cluster)
+    if diagnosis.refuses(error):
+        return diagnosis.refusal(error, cluster)
     missing_right = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
     if missing_right is not None:
         return missing_right
@@ -49,7 +49,7 @@ def is_final(error: KafkaError) -> bool:
     """Whether a retry cannot mend the error."""
     return (
         error.fatal()
-        or hindrance.refuses(error)
+        or diagnosis.refuses(error)
         or error.code() in rights.REFUSED
         or error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
     )

@@ -8,11 +8,11 @@ from typing import Any
 
 from notify.client.handlers import Handler, reason_of
 from notify.client.kafka.window import Item, Window
-from notify.clock import steady_clock
 from notify.errors import DeadLetter
 from notify.kafka import records
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_partition, retry_topic
 from notify.kafka.records import Headers
+from notify.runtime.clock import steady_clock
 
 MAX_ATTEMPTS, RETRY_MIN_SECONDS, RETRY_MAX_SECONDS = 16, 1.0, 300.0
 """The policy for a message of a topic without a handler in this instance."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from notify.backoff import Backoff
 from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Partitions, Place
@@ -26,6 +25,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, GONE
 from notify.kafka.progress import Progress
 from notify.kafka.rights import REFUSED
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from notify.errors import Forbidden
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 HOST_BYTES = 300

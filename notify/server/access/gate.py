@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from notify import faults
-from notify.clock import Clock, steady_clock
 from notify.errors import NotifyError, Unauthorized, Unavailable
-from notify.log_rate import LogRate
+from notify.runtime import faults
+from notify.runtime.clock import Clock, steady_clock
+from notify.runtime.log_rate import LogRate
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown
 from notify.server.access.principal import EVERYONE, Principal, Quota
 from notify.server.access.rights import Right, parse_rights
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 if TYPE_CHECKING:
     from notify.server.access.oidc import Provider

@@ -14,7 +14,7 @@ from notify.errors import TooLarge, Unauthorized, Unavailable
 from notify.server.access.browsers import refuse_foreign_pages
 from notify.server.access.gate import SHOWN_BYTES, Access
 from notify.server.access.principal import EVERYONE, NOBODY, Principal
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 COOKIE = "notify_token"
 """The console's cookie with the token; scripts cannot read it, and pages of other sites do not send it."""

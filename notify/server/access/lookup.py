@@ -10,8 +10,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from notify import faults
 from notify.errors import Unavailable
+from notify.runtime import faults
 
 LOOKS_A_SECOND = 20
 """The most looks in a second, for all waiting requests together."""

@@ -12,8 +12,8 @@ import jwt
 import structlog
 
 from notify.errors import InvalidRequest, Unauthorized, Unavailable
-from notify.timed_call import answer_to
-from notify.urls import has_user, without_secrets
+from notify.runtime.timed_call import answer_to
+from notify.runtime.urls import has_user, without_secrets
 
 log = structlog.get_logger("notify.server")
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from notify.errors import Backpressure, Forbidden, Unauthorized
-from notify.limits import NAME_CHARACTERS
+from notify.protocol.limits import NAME_CHARACTERS
 from notify.server.access.rights import Right
 from notify.server.rate import TokenBucket
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify.limits import check_between
+from notify.protocol.limits import check_between
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Desk
-from notify.threads import in_thread
-from notify.wire import instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

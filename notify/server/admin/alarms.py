@@ -8,10 +8,10 @@ from fastapi import APIRouter
 
 from notify.admin_api.server import Silenced, Unsilenced
 from notify.errors import NotFound
+from notify.protocol.wire import instant
 from notify.server.admin.writes import Desk, Who
 from notify.server.watch.alarm import MEANING
 from notify.server.watch.silences import Silence
-from notify.wire import instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

@@ -9,10 +9,10 @@ from fastapi.responses import HTMLResponse
 
 from notify.admin_api.server import AuditWrite
 from notify.errors import NotFound
-from notify.limits import check_between
+from notify.protocol.limits import check_between
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Desk, Who
-from notify.threads import in_thread
-from notify.wire import instant
 
 NO_SCRIPT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 

@@ -15,11 +15,11 @@ from pydantic import Field
 from notify import __version__
 from notify.admin_api.declaration import Write
 from notify.errors import Conflict, InvalidRequest, NotFound
+from notify.protocol.workers import SHARED
+from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.storage.log import LogStore
 from notify.storage.shipped import records
-from notify.threads import in_thread
-from notify.workers import SHARED
 
 AT_ONCE = 3
 """The most snapshots that may exist: each holds the disk space of segments that the log has dropped since."""

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from notify.admin_api.server import WebhooksWrite
-from notify.limits import check_name
+from notify.protocol.limits import check_name
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import WEBHOOKS

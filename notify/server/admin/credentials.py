@@ -11,13 +11,13 @@ from pydantic import Field
 from notify.admin_api.declaration import Write
 from notify.admin_api.server import CredentialWrite
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import check_name
+from notify.protocol.limits import check_name
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.rights import parse_rights
 from notify.server.admin.writes import Desk, Who
-from notify.threads import in_thread
-from notify.wire import instant
 
 LAST_ADMIN = "no other credential has the right admin: make another one with that right before you revoke this one"
 

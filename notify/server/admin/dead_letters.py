@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 
 from notify.admin_api.dead_letters import MOST_TEXT, Drop, LetterConditions, Redrive
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import check_between
+from notify.protocol.limits import check_between
 from notify.server.admin.writes import Desk, Who
 from notify.server.groups import Chosen
 from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
-from notify.server.jobs.wanted import Wanted
+from notify.server.jobs.letter_query import LetterQuery
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -22,9 +22,9 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     _dropping(routes, desk)
 
 
-def _wanted(conditions: LetterConditions) -> Wanted:
+def _wanted(conditions: LetterConditions) -> LetterQuery:
     """Raises InvalidRequest for a filter that does not parse."""
-    return Wanted(**conditions.plain())
+    return LetterQuery(**conditions.plain())
 
 
 def _views(routes: APIRouter, desk: Desk) -> None:

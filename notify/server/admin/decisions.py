@@ -8,17 +8,17 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify import ids
 from notify.admin_api.transactions import Decision, TransactionConditions
 from notify.errors import InvalidRequest
-from notify.limits import check_name
+from notify.protocol import ids
+from notify.protocol.limits import check_name
+from notify.protocol.wire import decode_payload, microseconds
 from notify.server.access.principal import Principal
 from notify.server.admin.shown import receivers
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs import deciding
 from notify.storage.records import State, Transaction
-from notify.wire import decode_payload, microseconds
 
 YOUNG_SECONDS = 600.0
 """Younger PREPARED transactions may still run at their producer, as audits assume (max_transaction_seconds)."""

@@ -10,13 +10,13 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from notify.admin_api.declaration import Write
 from notify.admin_api.groups import PrioritiesWrite, Reset, SubscriptionWrite
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import check_between, check_name, instant_us
+from notify.protocol.limits import check_between, check_name, instant_us
+from notify.protocol.wire import Subscribe
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.storage.groups import Priorities, PriorityClass
-from notify.wire import Subscribe
 
 WEIGHTS = (6, 3, 1)
 """Default weights of a group's first, second and third class."""

@@ -8,10 +8,10 @@ from fastapi import APIRouter
 
 from notify.admin_api.declaration import Write
 from notify.errors import Conflict
-from notify.limits import check_between
+from notify.protocol.limits import check_between
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Asker, Desk, Who
-from notify.threads import in_thread
-from notify.wire import instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

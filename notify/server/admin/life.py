@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from notify import ids
 from notify.errors import NotFound
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol import ids
+from notify.protocol.message import DEAD_LETTER_REASON
+from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import json_unplaced, transaction_row
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
+from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Lease
-from notify.server.delivery.recent import Recent
 from notify.server.jobs.dead_letters import DeadLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import StoredMessage, Transaction
-from notify.wire import decode_payload, instant
 
 Event = tuple[int, dict[str, Any]]
 """A time in microseconds since 1970, and the event at that time."""
@@ -102,7 +102,7 @@ def _group_of(letter: StoredMessage) -> str:
 
 
 def _delivery_events(
-    recent: Recent, place: StoredMessage, settlements: Sequence[Settlement], groups_with_letter: set[str]
+    recent: AckMemory, place: StoredMessage, settlements: Sequence[Settlement], groups_with_letter: set[str]
 ) -> list[Event]:
     """The deliveries of a message from the log; and from `recent` their instances, and why they failed.
 

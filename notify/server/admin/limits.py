@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from notify.admin_api.server import LimitsWrite
-from notify.limits import check_name
+from notify.protocol.limits import check_name
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.flow import RateLimits
 

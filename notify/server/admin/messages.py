@@ -10,14 +10,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from notify.errors import InvalidRequest
-from notify.limits import LIMITS, check_between
+from notify.protocol.limits import LIMITS, check_between
+from notify.protocol.wire import microseconds
 from notify.server.admin.life import life
 from notify.server.admin.writes import Desk
 from notify.server.data.encode import json_pulled
-from notify.server.newest import Place, page
+from notify.server.message_pages import Place, page
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.wire import microseconds
 
 From = Annotated[datetime | None, Query(alias="from")]
 To = Annotated[datetime | None, Query(alias="to")]

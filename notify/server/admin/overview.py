@@ -9,10 +9,10 @@ from fastapi import APIRouter
 
 from notify import __version__
 from notify.errors import Unavailable
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Desk, SpanName
 from notify.storage.capabilities import shard_names
-from notify.threads import in_thread
-from notify.wire import instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

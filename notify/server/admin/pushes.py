@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from notify.admin_api.declaration import Write
 from notify.admin_api.groups import PushWrite
 from notify.errors import NotFound
-from notify.limits import check_name
+from notify.protocol.limits import check_name
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.pushes import Push
 

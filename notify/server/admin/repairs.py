@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter
 
-from notify import ids
 from notify.admin_api.dead_letters import Redeliver
 from notify.admin_api.server import Lost, Republish
 from notify.errors import Conflict, NotFound, NotifyError
-from notify.message import FIRST_ID
+from notify.protocol import ids
+from notify.protocol.message import FIRST_ID
+from notify.protocol.wire import PackedMessages, PackedPublished, decode_payload
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_before
@@ -23,7 +24,6 @@ from notify.server.jobs.sending_again import send_to_group
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage
-from notify.wire import PackedMessages, PackedPublished, decode_payload
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify import ids
 from notify.admin_api.dead_letters import EditLetter
 from notify.admin_api.topics import SendMessage
+from notify.protocol import ids
+from notify.protocol.wire import JsonMessages, JsonPublished
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.admission import new_messages
 from notify.server.groups import Edited
-from notify.wire import JsonMessages, JsonPublished
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

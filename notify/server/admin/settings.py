@@ -10,13 +10,13 @@ from fastapi import APIRouter
 
 from notify.admin_api.server import Rollback, SettingsWrite
 from notify.errors import Conflict
-from notify.limits import check_between
+from notify.protocol.limits import check_between
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.settings import Settings, environment_name
-from notify.threads import in_thread
-from notify.wire import instant
+from notify.server.settings import Settings, environment_name
 
 SECRET = "(secret)"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from notify import ids
+from notify.protocol import ids
+from notify.protocol.wire import instant
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.storage.records import State, StoredMessage, Transaction
-from notify.wire import instant
 
 
 def transaction_row(transaction: Transaction, now_us: int, shard: str = "") -> dict[str, Any]:

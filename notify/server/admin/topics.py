@@ -12,7 +12,7 @@ from notify.admin_api.declaration import Write
 from notify.admin_api.queue_rows import kept, sent
 from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest
-from notify.limits import check_between, check_name
+from notify.protocol.limits import check_between, check_name
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.core.core import Core

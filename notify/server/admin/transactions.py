@@ -6,16 +6,16 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify import ids
 from notify.admin_api.declaration import Write
 from notify.errors import InvalidRequest, NotFound
-from notify.limits import LIMITS, check_between, check_name
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS, check_between, check_name
+from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import receivers, transaction_row
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs.deciding import force
 from notify.storage.records import State, StoredMessage, Transaction
-from notify.wire import decode_payload, instant
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:

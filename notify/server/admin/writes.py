@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 import structlog
 from fastapi import Depends, Header, Request
 
-from notify import faults
 from notify.admin_api.declaration import Write
 from notify.errors import NotFound, NotifyError
+from notify.runtime import faults
+from notify.runtime.threads import in_thread
 from notify.server.access.principal import EVERYONE, Principal
 from notify.server.running import Running
 from notify.storage.topics import Topic
-from notify.threads import in_thread
 
 log = structlog.get_logger("notify.server")
 

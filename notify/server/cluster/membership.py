@@ -12,13 +12,13 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.engine import Engine
 
-from notify import faults
-from notify.clock import SteadyClock, boot_clock, wall_clock
+from notify.runtime import faults
+from notify.runtime.clock import SteadyClock, boot_clock, wall_clock
+from notify.runtime.threads import in_thread
 from notify.server.tasks import ended
 from notify.storage.sql import key_map, registry
 from notify.storage.sql.registry import Member
 from notify.storage.sql.rows import microseconds_of
-from notify.threads import in_thread
 
 if TYPE_CHECKING:
     from notify.storage.sql.key_map import KeyMap

@@ -10,10 +10,10 @@ from typing import Any
 
 from notify.client.http import HttpClient
 from notify.client.login import TlsFiles
+from notify.protocol.wire import JSON
 from notify.server.cluster.membership import shown
-from notify.settings import Settings
+from notify.server.settings import Settings
 from notify.storage.sql.registry import Member
-from notify.wire import JSON
 
 DIED, HUNG = "died", "hung"
 """How a worker ended that is started again: it died, or it hung and its parent killed it."""

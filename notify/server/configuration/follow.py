@@ -14,19 +14,19 @@ import structlog
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from notify import faults
-from notify.clock import Clock
 from notify.errors import NotifyError, Unavailable
+from notify.protocol.wire import instant
+from notify.runtime import faults
+from notify.runtime.clock import Clock
+from notify.runtime.threads import in_thread
 from notify.server.access.credential import Credential
 from notify.server.access.gate import Access, provider_of
 from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
+from notify.server.settings import Settings
 from notify.server.tasks import ended, repeated
-from notify.settings import Settings
-from notify.threads import in_thread
-from notify.wire import instant
 
 log = structlog.get_logger("notify.server")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import StorageFailed
+from notify.protocol.wire import UNDECODABLE
 from notify.server import kept_file
 from notify.server.access.credential import Credential
 from notify.server.configuration.revisions import Revision
-from notify.wire import UNDECODABLE
 
 FILE = "registry.json"
 CREDENTIALS_SECONDS = 3600.0

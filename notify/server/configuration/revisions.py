@@ -9,7 +9,7 @@ from typing import Any
 
 from notify.server.core.flow import RateLimits
 from notify.server.core.pushes import Push
-from notify.settings import Settings, changed
+from notify.server.settings import Settings, changed
 
 LIMITS, WEBHOOKS, PUSHES = "limits", "check_webhooks", "pushes"
 """The keys under which a revision has the rate limits, and the webhooks of producer and consumer groups."""

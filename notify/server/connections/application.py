@@ -6,7 +6,7 @@ from typing import Protocol
 
 from notify.server.access.guard import Door
 from notify.server.connections.held import Budget
-from notify.server.connections.places import Connections
+from notify.server.connections.quota import Connections
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Hashable
 from typing import Any, Protocol
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
 from notify.server.access.principal import NOBODY
 from notify.server.connections.application import Application
 from notify.server.connections.held import SMALL_BODY_BYTES

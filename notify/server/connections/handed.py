@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from notify import faults
+from notify.runtime import faults
 
 AT_ONCE = 64
 

@@ -7,9 +7,9 @@ import ssl
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-from notify import faults
-from notify.server.connections.places import Place
+from notify.runtime import faults
 from notify.server.connections.protocol import Protocol
+from notify.server.connections.quota import Place
 from notify.server.connections.secured import SecuredTransport
 
 HANDSHAKE_SECONDS = 10.0

@@ -10,7 +10,7 @@ from httptools import HttpRequestParser
 from notify.errors import WrongShard
 from notify.server.access.principal import NOBODY
 from notify.server.data.request import PROBES, Request
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 Fields = list[tuple[bytes, bytes]]
 """Header fields: (name in lower case, value)."""

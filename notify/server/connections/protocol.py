@@ -34,7 +34,7 @@ from notify.server.connections.cycle import ANSWERED, TOO_MUCH, DataCycle
 from notify.server.connections.head import another_worker, data_request, own_path, without_upgrade
 from notify.server.connections.held import Held
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, Pipeline, PipelineFlow, is_known
-from notify.server.connections.places import Place, too_many
+from notify.server.connections.quota import Place, too_many
 from notify.server.connections.timers import Timers
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer

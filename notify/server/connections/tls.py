@@ -8,9 +8,9 @@ import ssl
 import structlog
 
 from notify.errors import InvalidRequest
+from notify.runtime.threads import in_thread
+from notify.server.settings import Settings
 from notify.server.tasks import repeated
-from notify.settings import Settings
-from notify.threads import in_thread
 
 log = structlog.get_logger("notify.server")
 

@@ -15,9 +15,9 @@ from notify.admin_api.declaration import AdminWrite, Input
 from notify.admin_api.groups import class_inputs
 from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
+from notify.runtime.threads import in_thread
 from notify.server.console.api import Api, path_of
 from notify.server.console.rendering import failed, page
-from notify.threads import in_thread
 
 FORM_FIELDS = 5000
 LARGE_FORM_BYTES = 64 << 10

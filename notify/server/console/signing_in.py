@@ -10,7 +10,7 @@ from notify.server.access.guard import COOKIE, Door
 from notify.server.console.forms import form_of
 from notify.server.console.open_pages import login_page, own_path
 from notify.server.console.rendering import SECURITY
-from notify.settings import Settings
+from notify.server.settings import Settings
 
 SIGNED_IN_SECONDS = 12 * 3600
 SIGN_IN_FIELDS = 16

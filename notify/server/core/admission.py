@@ -7,12 +7,12 @@ import binascii
 from collections.abc import Callable, Iterable, Sequence
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, WrongShard
-from notify.keys import shard_of_key
-from notify.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.keys import shard_of_key
+from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
 from notify.server.access.principal import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
-from notify.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
 
 
 def check_sender(sender: Principal | None, messages: Iterable[JsonMessage | PackedMessage]) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from notify import ids, tracing
-from notify.clock import Clock
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
-from notify.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_between, check_name
+from notify.protocol import ids
+from notify.protocol.limits import BASE_CHARACTERS, LIMITS, POSITION_CHARACTERS, check_between, check_name
+from notify.protocol.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
+from notify.runtime import tracing
+from notify.runtime.clock import Clock
 from notify.server.core.admission import new_messages
 from notify.server.topics import Topics
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge
 from notify.storage.queues import Store
 from notify.storage.records import NewTransaction, Put
 from notify.storage.topics import Topic
-from notify.wire import Bridged, Item, JsonBridgeBatch, PackedBridgeBatch, instant
 
 PREPARED_CHECK_US = 86_400_000_000
 """How long the stored parts of a large transaction wait for the bridge's commit before they are checked."""

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from notify import faults
-from notify.backoff import Backoff
 from notify.errors import NotifyError
+from notify.protocol.wire import UNDECODABLE, OutcomeItem, Outcomes, Poll, encode_json
+from notify.runtime import faults
+from notify.runtime.backoff import Backoff
+from notify.runtime.urls import place_of
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.tasks import ended
-from notify.urls import place_of
-from notify.wire import UNDECODABLE, OutcomeItem, Outcomes, Poll, encode_json
 
 POLL_SECONDS = 5.0
 AT_ONCE = 50

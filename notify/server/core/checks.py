@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from notify import ids, tracing
 from notify.check.schedule import CheckSchedule
-from notify.clock import Clock
-from notify.limits import LIMITS, check_between, check_name, check_text
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS, check_between, check_name, check_text
+from notify.protocol.wire import Payload, Poll
+from notify.runtime import tracing
+from notify.runtime.clock import Clock
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
 from notify.storage.transactions import TransactionStore
-from notify.wire import Payload, Poll
 
 ONLINE_US = 5_000_000
 """A producer polls again as soon as its poll is answered: a group without a poll for this long is offline."""

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from notify import faults
 from notify.check.schedule import CheckSchedule
-from notify.clock import Clock, SteadyClock, steady_clock
 from notify.errors import Unavailable, WrongRole
-from notify.log_rate import LogRate
+from notify.runtime import faults
+from notify.runtime.clock import Clock, SteadyClock, steady_clock
+from notify.runtime.log_rate import LogRate
 from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
@@ -24,8 +24,8 @@ from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics
+from notify.server.settings import Settings
 from notify.server.topics import Topics
-from notify.settings import Settings
 from notify.storage.capabilities import Retaining, Tended
 from notify.storage.queues import Store
 from notify.storage.transactions import TransactionStore

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from notify.clock import Clock
 from notify.errors import Backpressure, NotifyError
+from notify.runtime.clock import Clock
 from notify.server.access.principal import Principal
 from notify.server.delivery import Delivery
 from notify.server.metrics import Metrics

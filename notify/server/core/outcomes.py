@@ -7,11 +7,12 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from notify import ids
 from notify.check.schedule import CheckSchedule
-from notify.clock import Clock
 from notify.errors import InvalidId, InvalidRequest, NotifyError
-from notify.limits import check_count, check_name, digits
+from notify.protocol import ids
+from notify.protocol.limits import check_count, check_name, digits
+from notify.protocol.wire import Item, OutcomeItem
+from notify.runtime.clock import Clock
 from notify.server.core.admission import failed
 from notify.server.core.check_log import CheckLog
 from notify.server.metrics import Metrics
@@ -19,7 +20,6 @@ from notify.storage.capabilities import shard_names
 from notify.storage.checks import CheckAnswer
 from notify.storage.records import STATE_NAMES, Decided, PartlyDecided, State
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, TransactionStore
-from notify.wire import Item, OutcomeItem
 
 _OUTCOMES = {"COMMIT": State.COMMITTED, "ROLLBACK": State.ROLLED_BACK, "UNKNOWN": None}
 UNKNOWN = "no transaction by this id is known here"

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from notify import faults
-from notify.backoff import Backoff
 from notify.errors import InvalidRequest, NotFound, Unavailable
+from notify.protocol.wire import Receive, SettleItem, encode_json, instant
+from notify.runtime import faults
+from notify.runtime.backoff import Backoff
+from notify.runtime.urls import place_of
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.delivery.leases import Handed
 from notify.server.tasks import ended
-from notify.urls import place_of
-from notify.wire import Receive, SettleItem, encode_json, instant
 
 MOST_IN_ALL = 1000
 """The most calls of all groups at once."""

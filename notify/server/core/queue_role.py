@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from notify.clock import Clock
+from notify.runtime.clock import Clock
 from notify.server.core.bridges import Bridges
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.delivery import Delivery

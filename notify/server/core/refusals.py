@@ -1,7 +1,7 @@
 """Reports of movers (bridges and relays) about the lists of refused messages beside their sources, for people.
 
-The lists are in the sources' databases (notify/refused.py), which a server cannot read. The reports are kept in memory:
-a mover repeats its report every few seconds.
+The lists are in the sources' databases (notify/movers/refused.py), which a server cannot read. The reports are kept in
+memory: a mover repeats its report every few seconds.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from notify.clock import Clock
 from notify.errors import Backpressure
-from notify.limits import check_between, check_name
-from notify.wire import RefusedReport, instant
+from notify.protocol.limits import check_between, check_name
+from notify.protocol.wire import RefusedReport, instant
+from notify.runtime.clock import Clock
 
 MOST_SOURCES = 1000
 MOST_SHOWN = 20

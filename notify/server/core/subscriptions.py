@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import structlog
 
 from notify.admin_api.groups import SubscriptionWrite
-from notify.clock import Clock
 from notify.errors import Conflict, InvalidRequest, NotFound
-from notify.filter import Filter
-from notify.limits import LIMITS, MODES, check_between, check_name
+from notify.protocol.filter import Filter
+from notify.protocol.limits import LIMITS, MODES, check_between, check_name
+from notify.protocol.wire import Subscribe, instant
+from notify.runtime.clock import Clock
 from notify.server.delivery import Delivery, inboxes
 from notify.server.delivery.following import SETTINGS, asked_for
 from notify.server.delivery.instances import ACTIVE_US
@@ -24,7 +25,6 @@ from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
-from notify.wire import Subscribe, instant
 
 log = structlog.get_logger("notify.server")
 

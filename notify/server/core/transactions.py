@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notify import ids, tracing
-from notify.clock import Clock
 from notify.errors import Backpressure, InvalidId, InvalidRequest, NotifyError
-from notify.limits import LIMITS, check_between, check_count, check_name, check_text
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS, check_between, check_count, check_name, check_text
+from notify.protocol.wire import (
+    Item,
+    JsonMessage,
+    JsonMessages,
+    JsonTransaction,
+    JsonTransactions,
+    PackedMessage,
+    PackedMessages,
+    PackedTransaction,
+    PackedTransactions,
+)
+from notify.runtime import tracing
+from notify.runtime.clock import Clock
 from notify.server.access.principal import Principal
 from notify.server.core.admission import (
     check_place,
@@ -23,17 +35,6 @@ from notify.storage.bridged import UNNAMED
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
-from notify.wire import (
-    Item,
-    JsonMessage,
-    JsonMessages,
-    JsonTransaction,
-    JsonTransactions,
-    PackedMessage,
-    PackedMessages,
-    PackedTransaction,
-    PackedTransactions,
-)
 
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 CHECK_AFTER_US = 5_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from http import HTTPStatus
 
-from notify import faults
 from notify.errors import NotifyError, StorageFailed
+from notify.protocol.wire import PROBLEM, PROBLEM_TYPE, Problem, encode_json
+from notify.runtime import faults
 from notify.server.core.flow import retry_after
-from notify.wire import PROBLEM, PROBLEM_TYPE, Problem, encode_json
 
 
 def fault_of(event: str, method: str, path: str) -> NotifyError:

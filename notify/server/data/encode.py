@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from notify import ids, tracing
-from notify.server.delivery.leases import Handed
-from notify.storage.message_run import RUN_FIELDS, encoded_messages
-from notify.storage.records import StoredMessage
-from notify.wire import (
+from notify.protocol import ids
+from notify.protocol.wire import (
     DeliveryHead,
     Payload,
     ReplayedHead,
@@ -18,6 +15,10 @@ from notify.wire import (
     encode_msgpack,
     instant,
 )
+from notify.runtime import tracing
+from notify.server.delivery.leases import Handed
+from notify.storage.message_run import RUN_FIELDS, encoded_messages
+from notify.storage.records import StoredMessage
 
 _MAP_HEADS = [bytes((n,)) for n in range(256)]
 
@@ -44,7 +45,7 @@ def packed_deliveries(handed: list[Handed]) -> bytes:
 
 
 def packed_runs(handed: list[Handed]) -> list[bytes]:
-    """{"messages": [], "runs": […]} in msgpack, in parts; see `DeliveredRun` in notify/wire.py."""
+    """{"messages": [], "runs": […]} in msgpack, in parts; see `DeliveredRun` in notify/protocol/wire.py."""
     parts = [b"\x82\xa8messages\x90\xa4runs" + array_head(len(handed))]
     for h in handed:
         fields: dict[str, Any] = {"lease": h.token[:-1]}

@@ -1,4 +1,5 @@
-"""The data routes in the OpenAPI document: their schemas come from notify/wire.py, so that they cannot drift apart."""
+"""The data routes in the OpenAPI document: their schemas come from notify/protocol/wire.py, so that they cannot drift
+apart."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from notify import wire
+from notify.protocol import wire
 
 SUBSCRIPTION = "/v1/groups/{group}/subscriptions/{topic}"
 REFUSED = "/v1/sources/{source}/refused"

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from notify.clock import Clock
 from notify.errors import TooLarge, Unauthorized
-from notify.limits import LIMITS, check_between, check_name
+from notify.protocol.limits import LIMITS, check_between, check_name
+from notify.runtime.clock import Clock
 from notify.server.access.principal import ENDED, EVERYONE, Principal
 from notify.server.data.request import Request
 

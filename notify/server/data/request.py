@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest
+from notify.protocol.wire import JSON, MSGPACK, encode_json, encode_msgpack
 from notify.server.access.browsers import is_own_host, refuse_foreign_host, refuse_foreign_pages
 from notify.server.access.principal import EVERYONE
-from notify.settings import Settings
-from notify.wire import JSON, MSGPACK, encode_json, encode_msgpack
+from notify.server.settings import Settings
 
 PROBES = ("/livez", "/readyz")
 """Paths that are answered without a token, and as directly as data routes: orchestrators call them often."""

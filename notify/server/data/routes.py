@@ -13,29 +13,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
-from notify.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
-from notify.server.access.principal import EVERYONE
-from notify.server.core.admission import failed
-from notify.server.core.core import Core
-from notify.server.data.addresses import reached
-from notify.server.data.answer import Answer, fault_of
-from notify.server.data.begun import Begun
-from notify.server.data.encode import (
-    json_check,
-    json_deliveries,
-    json_pulled,
-    packed_deliveries,
-    packed_pulled,
-    packed_runs,
-    trace,
-)
-from notify.server.data.permission import check, check_subscriber, may_consume, polling
-from notify.server.data.request import Request
-from notify.server.topics import described
-from notify.storage import crash_point
-from notify.storage.names import DEAD_LETTER_PREFIX
-from notify.visible import one_line
-from notify.wire import (
+from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
+from notify.protocol.wire import (
     JSON,
     MSGPACK,
     Item,
@@ -58,6 +37,27 @@ from notify.wire import (
     WholeInbox,
     encode_json,
 )
+from notify.runtime.visible import one_line
+from notify.server.access.principal import EVERYONE
+from notify.server.core.admission import failed
+from notify.server.core.core import Core
+from notify.server.data.addresses import reached
+from notify.server.data.answer import Answer, fault_of
+from notify.server.data.eager import Eager
+from notify.server.data.encode import (
+    json_check,
+    json_deliveries,
+    json_pulled,
+    packed_deliveries,
+    packed_pulled,
+    packed_runs,
+    trace,
+)
+from notify.server.data.permission import check, check_subscriber, may_consume, polling
+from notify.server.data.request import Request
+from notify.server.topics import described
+from notify.storage import crash_point
+from notify.storage.names import DEAD_LETTER_PREFIX
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500
@@ -180,7 +180,7 @@ class DataRoutes:
             self._check_names_worker(request)
         self.core.transactions.check(body)
         if body.outcomes:
-            with Begun(self._recorded(request, body)) as recorded:
+            with Eager(self._recorded(request, body)) as recorded:
                 items, outcomes = await self.core.transactions.put(body, request.principal), await recorded
         else:
             items, outcomes = await self.core.transactions.put(body, request.principal), None

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable
 
 from notify.errors import InvalidRequest, NotifyError
-from notify.filter import Filter
+from notify.protocol.filter import Filter
+from notify.protocol.wire import decode_payload
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.hashing import tag_hash
@@ -14,7 +15,6 @@ from notify.storage.message_run import MessageRun
 from notify.storage.progress import to_runs
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.wire import decode_payload
 
 RUNS_BOUND = 100_000
 """The most runs of settled offsets above the floor, and retries: beyond it the queue pauses for the group until gaps

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from notify.message import DEAD_LETTER_REASON, REPLAY
+from notify.protocol.message import DEAD_LETTER_REASON, REPLAY
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.storage.records import StoredMessage
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 
 def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str, replay: int, deaths: int = 0) -> bytes:

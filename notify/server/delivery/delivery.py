@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from notify.clock import Clock
 from notify.errors import InvalidRequest, NotFound, Unavailable
-from notify.limits import LIMITS, check_between, check_count, check_name
+from notify.protocol.limits import LIMITS, check_between, check_count, check_name
+from notify.protocol.wire import Receive, SettledItem, SettleItem
+from notify.runtime.clock import Clock
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, Broadcasts
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.following import Following
@@ -18,7 +19,6 @@ from notify.server.delivery.waiters import May, Waiter, Waiters
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.queues import Store
-from notify.wire import Receive, SettledItem, SettleItem
 
 RELEASE_BATCH = 5_000
 RELEASE_SECONDS = 0.25

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
-from notify.clock import Clock
+from notify.runtime.clock import Clock
+from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.pace import Pace
-from notify.server.delivery.recent import Recent
 from notify.server.delivery.schedule import Schedule
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
@@ -32,7 +32,7 @@ class Followers:
         self._metrics = metrics
         self._schedule = schedule
         self._pace = Pace(metrics, clock())
-        self.recent = Recent(clock())
+        self.recent = AckMemory(clock())
         self._rates: dict[str, TokenBucket] = {}
         self._instances: dict[str, list[Group]] = {}
         """The instances of each broadcasting group."""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.admin_api.groups import SubscriptionWrite
-from notify.clock import Clock
 from notify.errors import NotFound
-from notify.limits import check_name
+from notify.protocol.limits import check_name
+from notify.protocol.wire import Subscribe
+from notify.runtime.clock import Clock
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.delivery.start import Start, offset_of
@@ -20,7 +21,6 @@ from notify.storage.groups import Priorities, Subscription
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.topics import Topic
-from notify.wire import Subscribe
 
 
 class Following:

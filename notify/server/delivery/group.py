@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from notify.errors import Conflict, NotifyError
-from notify.limits import OWNED
+from notify.protocol.limits import OWNED
+from notify.protocol.wire import SettledItem, SettleItem
+from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.answers import Answers
-from notify.server.delivery.asked import Asked
 from notify.server.delivery.cursor import Cursor, is_full
+from notify.server.delivery.demand import Demand
 from notify.server.delivery.growth import Growth
 from notify.server.delivery.instances import Instances
 from notify.server.delivery.leases import Handed, Leases
@@ -17,7 +19,6 @@ from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
-from notify.server.delivery.recent import Recent
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.settling import Settling
 from notify.server.delivery.turns import Turns
@@ -28,7 +29,6 @@ from notify.storage.message_run import MessageRun
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.wire import SettledItem, SettleItem
 
 
 class Group:
@@ -41,7 +41,7 @@ class Group:
         metrics: Metrics,
         lease_ids: Iterator[int],
         pace: Pace,
-        recent: Recent,
+        recent: AckMemory,
         holders: dict[int, str] | None = None,
     ) -> None:
         """`lease_ids` yields the id of each new lease; `recent` is shared by all groups; `holders`: see Leases."""
@@ -166,7 +166,7 @@ class Group:
         if self._growth.before:
             self._growth.look()
         try:
-            self._hand_out(handed, Asked(instance, topics, limit, lease_us, now_us, may, is_beside_others, in_runs))
+            self._hand_out(handed, Demand(instance, topics, limit, lease_us, now_us, may, is_beside_others, in_runs))
         except NotifyError:
             if not handed:  # what is leased already must reach its consumer
                 raise
@@ -174,7 +174,7 @@ class Group:
             self.rate.take(sum([h.count for h in handed]), now_us)
         return handed
 
-    def _hand_out(self, handed: list[Handed], asked: Asked) -> None:
+    def _hand_out(self, handed: list[Handed], asked: Demand) -> None:
         """Add leases to `handed`, queue by queue, up to the number of messages that the request asks for."""
         size = count = 0
         limit, now_us = asked.limit, asked.now_us
@@ -262,7 +262,7 @@ class Group:
                     "topic_is_taken",
                 )
 
-    def _owns(self, asked: Asked, topic: str) -> bool:
+    def _owns(self, asked: Demand, topic: str) -> bool:
         """Whether the instance owns the topic; it becomes the owner if there is none any more."""
         instance, now_us = asked.instance, asked.now_us
         owner = self._owners.by_topic.get(topic)
@@ -280,7 +280,7 @@ class Group:
         cursor: Cursor,
         taken: list[StoredMessage],
         offsets: Sequence[int],
-        asked: Asked,
+        asked: Demand,
         run: MessageRun | None = None,
     ) -> Handed:
         count = len(offsets)

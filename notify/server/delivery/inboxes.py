@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from notify import ids
 from notify.errors import Conflict
-from notify.limits import digits
-from notify.message import FIRST_ID
+from notify.protocol import ids
+from notify.protocol.limits import digits
+from notify.protocol.message import FIRST_ID
+from notify.protocol.wire import Payload, instant
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.wire import Payload, instant
 
 NEVER_TOLD = -1
 """`inbox_from_us` of a subscription whose consumers have not reported an inbox."""

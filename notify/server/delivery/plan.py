@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from notify.errors import Forbidden, InvalidRequest, NotifyError, StaleReceipt
-from notify.limits import LIMITS, check_between
+from notify.protocol.limits import LIMITS, check_between
+from notify.protocol.wire import SettleItem
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.leases import Lease
 from notify.server.delivery.receipts import places_of_each
 from notify.storage.groups import Subscription
-from notify.wire import SettleItem
 
 RENEW_SECONDS = 30.0
 """How long a lease is renewed if the request does not say."""

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Iterator
 
-from notify.clock import Clock
+from notify.runtime.clock import Clock
 from notify.server.delivery.group import Group
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection
 from itertools import chain
 
 from notify.errors import NotifyError
+from notify.protocol.wire import SettledItem, SettleItem
+from notify.server.delivery.ack_memory import REASON_CHARACTERS, AckMemory, Failed, Held
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.dead_letters import dead_payload
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
 from notify.server.delivery.owners import Owners
 from notify.server.delivery.plan import Acked, Attempt, Dead, Plan, ended
-from notify.server.delivery.recent import REASON_CHARACTERS, Failed, Held, Recent
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
@@ -21,7 +22,6 @@ from notify.storage.groups import SettleKind
 from notify.storage.progress import to_runs
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
-from notify.wire import SettledItem, SettleItem
 
 READ_BYTES = 8 << 20
 
@@ -38,7 +38,7 @@ class Settling:
         owners: Owners,
         turns: Turns,
         retries: Retries,
-        recent: Recent,
+        recent: AckMemory,
     ) -> None:
         self._group = group
         self._store = store
@@ -244,7 +244,7 @@ def _runs(acked: dict[Lease, Acked]) -> list[tuple[int, int]]:
 def _held(acked: dict[Lease, Acked]) -> list[Held]:
     """The leases of acknowledged messages, each with the first and last offset that the consumer named.
 
-    The offsets of a lease rise, except for retries among them: see `Recent.holders_of`.
+    The offsets of a lease rise, except for retries among them: see `AckMemory.holders_of`.
     """
     held: list[Held] = []
     for lease, lease_acked in acked.items():

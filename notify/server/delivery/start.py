@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from notify.errors import InvalidRequest
+from notify.protocol.wire import microseconds
 from notify.storage.queues import Store
-from notify.wire import microseconds
 
 Start = str | int | datetime
 

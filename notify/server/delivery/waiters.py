@@ -6,13 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from notify.clock import Clock
 from notify.errors import NotifyError
+from notify.protocol.wire import Receive
+from notify.runtime.clock import Clock
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Handed
 from notify.server.delivery.schedule import Schedule
 from notify.server.metrics import Metrics
-from notify.wire import Receive
 
 May = Callable[[str], bool]
 """Whether the consumer has the right, at this moment, to consume the topic of this name."""

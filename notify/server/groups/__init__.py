@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from notify.server.jobs.wanted import Redriving, Wanted
+from notify.server.jobs.letter_query import LetterQuery, Redriving
 from notify.server.watch.figures import Counted
 from notify.server.watch.group_state import Watched
 
@@ -39,7 +39,7 @@ class Chosen:
 
     ids: tuple[str, ...] | None
     """Message ids; None: letters that match `wanted`, at most `most`."""
-    wanted: Wanted
+    wanted: LetterQuery
     most: int
     replay_effects: bool = False
     force: bool = False
@@ -102,14 +102,14 @@ class Letters(Redriving, Protocol):
         """Drop the letters with these ids: they can no longer be redriven. `next_offset`: see `redrive`."""
         ...
 
-    async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+    async def listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> dict[str, Any]:
         """The letters of a group that match, from an offset on, and the offset for the next call.
 
         There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
         """
         ...
 
-    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+    async def newest(self, name: str, wanted: LetterQuery, before: int, most: int) -> dict[str, Any]:
         """The matching letters before an offset (0: the end), the newest first, and the offset for the next call (0: no
         more). There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
         """

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify import ids
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol import ids
+from notify.protocol.message import DEAD_LETTER_REASON
+from notify.protocol.wire import decode_payload
 from notify.server.core.core import Core
 from notify.server.jobs.dead_letters import DeadLetters
 from notify.server.jobs.failures import Failures
-from notify.server.jobs.wanted import LOOKED_AT_ONCE
+from notify.server.jobs.letter_query import LOOKED_AT_ONCE
 from notify.storage.records import StoredMessage
-from notify.wire import decode_payload
 
 LOOKED_AT_A_TIME = 2_000
 """The most letters that one call of `look` reads: thousands after a start must not hold up other work."""

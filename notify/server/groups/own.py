@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import NotFound
+from notify.protocol.wire import instant
 from notify.server.core.core import Core
-from notify.server.delivery import following, held_back, inboxes
+from notify.server.delivery import explanations, following, inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
@@ -21,7 +22,6 @@ from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.server.jobs.sending_again import next_replay
 from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
-from notify.wire import instant
 
 WORST = 10
 """How many groups with the largest lags an overview shows."""
@@ -133,7 +133,7 @@ class OwnGroups:
                 for lease in list(g.leases.values())[:MOST_LEASES]
             ],
             "instances": _instances(g, self._core.clock()),
-            "held_back": held_back.reasons(g, self._core.clock()),
+            "held_back": explanations.reasons(g, self._core.clock()),
         }
 
     def _group(self, name: str) -> Group:

@@ -10,7 +10,8 @@ from typing import Any
 
 from notify.admin_api.dead_letters import AT_ONCE
 from notify.errors import Conflict, NotFound
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import instant
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.groups import Change, Chosen, Edited, purging, rewriting
@@ -25,11 +26,10 @@ from notify.server.jobs.dead_letters import (
     place_of,
 )
 from notify.server.jobs.failures import Failure
+from notify.server.jobs.letter_query import LetterQuery, RedriveSpec
 from notify.server.jobs.letter_search import LetterSearch
-from notify.server.jobs.wanted import RedriveSpec, Wanted
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import StoredMessage
-from notify.wire import instant
 
 
 class OwnLetters:
@@ -56,17 +56,17 @@ class OwnLetters:
                 rows.append({"group": name, "count": count, "redriven": letters - count})
         return heapq.nlargest(most, rows, key=lambda row: (row["count"], row["redriven"]))
 
-    async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+    async def listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> dict[str, Any]:
         search = self._listing(name, wanted, most)
         next_offset = await search.forwards(offset)
         return {"messages": search.results, "next_offset": next_offset}
 
-    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+    async def newest(self, name: str, wanted: LetterQuery, before: int, most: int) -> dict[str, Any]:
         search = self._listing(name, wanted, most)
         next_before = await search.backwards(before)
         return {"messages": search.results, "next_before": next_before}
 
-    def _listing(self, name: str, wanted: Wanted, most: int) -> LetterSearch[dict[str, Any]]:
+    def _listing(self, name: str, wanted: LetterQuery, most: int) -> LetterSearch[dict[str, Any]]:
         letters = DeadLetters(self._core, name)
         return LetterSearch(letters, wanted, _shown, most, LIMITS.reply_bytes, self._monotonic)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import NotFound
+from notify.protocol.wire import instant
 from notify.server.core.core import Core
-from notify.server.newest import backwards
+from notify.server.message_pages import backwards
 from notify.server.topics import described
 from notify.storage.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from notify.wire import instant
 
 INTERNAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 READ_BYTES = 1 << 20

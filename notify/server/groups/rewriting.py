@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest
-from notify.message import EDITED
+from notify.protocol.message import EDITED
+from notify.protocol.wire import JsonMessage, PackedMessage, Payload, decode_payload, encode_msgpack
 from notify.server.core.admission import new_messages
 from notify.storage.records import StoredMessage
-from notify.wire import JsonMessage, PackedMessage, Payload, decode_payload, encode_msgpack
 
 BODY = ("body", "body_base64")
 

@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from notify import ids
-from notify.message import FIRST_ID
+from notify.protocol import ids
+from notify.protocol.message import FIRST_ID
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.server.core.core import Core
+from notify.server.jobs.letter_query import LOOKED_AT_ONCE
 from notify.server.jobs.sending_again import send_to_group
-from notify.server.jobs.wanted import LOOKED_AT_ONCE
-from notify.server.newest import backwards
+from notify.server.message_pages import backwards
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
 from notify.storage.topics import Topic
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 """How many letters a redrive sends if it names neither ids nor `max`."""
 READ_BYTES = 8 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from notify import ids
+from notify.protocol import ids
 from notify.server.core.core import Core
 from notify.storage.records import Decided, State
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Generic, TypeVar
 
 from notify.server.jobs.dead_letters import READ_BYTES, DeadLetters, Fate
-from notify.server.jobs.wanted import LOOKED_AT, SEARCH_SECONDS, Wanted
+from notify.server.jobs.letter_query import LOOKED_AT, SEARCH_SECONDS, LetterQuery
 from notify.storage.records import StoredMessage
 
 MATCHING_AT_ONCE = 50
@@ -26,7 +26,7 @@ class LetterSearch(Generic[T]):
     def __init__(
         self,
         letters: DeadLetters,
-        wanted: Wanted,
+        wanted: LetterQuery,
         result: Callable[[StoredMessage, Fate], T | None],
         most: int,
         most_bytes: float = inf,

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from notify import faults
-from notify.clock import Clock
 from notify.errors import Conflict
+from notify.runtime import faults
+from notify.runtime.clock import Clock
+from notify.runtime.threads import in_thread
 from notify.server.core.core import Core
 from notify.server.jobs import deciding
+from notify.server.jobs.letter_query import LetterQuery, RedriveSpec, Redriving
 from notify.server.jobs.records import JobRecords
-from notify.server.jobs.wanted import RedriveSpec, Redriving, Wanted
 from notify.server.tasks import ended
-from notify.threads import in_thread
 
 BATCH = 500
 Step = Callable[[int], Awaitable[tuple[list[dict[str, Any]], int] | None]]
@@ -102,7 +102,7 @@ class Jobs:
 
     def _redriving(self, spec: dict[str, Any]) -> Step:
         """The step that sends or drops matching dead letters. Raises InvalidRequest if the filter is refused now."""
-        wanted = Wanted(**spec["wanted"])
+        wanted = LetterQuery(**spec["wanted"])
         how = {name: spec[name] for name in ("replay_effects", "force", "drop") if name in spec}
         chosen = RedriveSpec(spec["group"], wanted, spec["until"], **how)
 

@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from notify import ids
 from notify.errors import InvalidRequest, NotFound, NotifyError
-from notify.message import FIRST_ID, REPLAY
+from notify.protocol import ids
+from notify.protocol.message import FIRST_ID, REPLAY
+from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_letter
 from notify.storage.groups import Subscription
 from notify.storage.names import retry_topic
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage
 from notify.storage.topics import Topic
-from notify.wire import Payload, decode_payload, encode_msgpack
 
 
 def next_replay(subscription: Subscription) -> Subscription:

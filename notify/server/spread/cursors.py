@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from notify.errors import InvalidRequest
-from notify.limits import digits
+from notify.protocol.limits import digits
 from notify.server.spread.combining import Answer
 
 OVER = "-"

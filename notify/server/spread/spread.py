@@ -19,18 +19,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from notify.admin_api.dead_letters import REDRIVEN
 from notify.admin_api.declaration import FanOut
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, Unavailable
-from notify.keys import shard_of_key
-from notify.limits import digits
+from notify.protocol.keys import shard_of_key
+from notify.protocol.limits import digits
 from notify.server import problems
 from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
 from notify.server.json_body import body_of
 from notify.server.running import Running
+from notify.server.settings import Settings
 from notify.server.spread import cursors
 from notify.server.spread.combining import Answer
 from notify.server.spread.rules import Rule, job_of, refuse_offsets, renumbered, rule_of
-from notify.settings import Settings
 
 ADMIN = "/v1/admin/"
 METRICS = "/metrics"

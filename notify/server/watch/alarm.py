@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from notify.wire import instant
+from notify.protocol.wire import instant
 
 MEANING = {
     "in_doubt": (

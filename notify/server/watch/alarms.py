@@ -13,6 +13,8 @@ import structlog
 
 from notify.admin_api.words import duration
 from notify.errors import Unavailable, WrongRole
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
@@ -22,8 +24,6 @@ from notify.server.watch.group_state import GroupState, Watched
 from notify.server.watch.notices import Notices
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
-from notify.threads import in_thread
-from notify.wire import instant
 
 log = structlog.get_logger("notify.server")
 

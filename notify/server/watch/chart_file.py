@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from notify.protocol.wire import UNDECODABLE
+from notify.runtime.threads import in_thread
 from notify.server import kept_file
 from notify.server.tasks import ended
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.series import Kept
-from notify.threads import in_thread
-from notify.wire import UNDECODABLE
 
 log = structlog.get_logger("notify.server")
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from notify.clock import Clock
 from notify.errors import NotifyError
+from notify.runtime.clock import Clock
 from notify.server.tasks import ended, repeated
 from notify.server.watch.series import SPANS, Field, Kept, Series
 

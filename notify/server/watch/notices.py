@@ -8,11 +8,11 @@ from typing import Any
 
 import structlog
 
-from notify import faults
 from notify.errors import NotifyError
+from notify.protocol.wire import encode_json
+from notify.runtime import faults
 from notify.server import webhooks
 from notify.server.core.core import Core
-from notify.wire import encode_json
 
 log = structlog.get_logger("notify.server")
 

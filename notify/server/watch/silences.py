@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict, NotFound
-from notify.threads import in_thread
-from notify.wire import instant
+from notify.protocol.wire import instant
+from notify.runtime.threads import in_thread
 
 MOST_SILENCES = 1000
 

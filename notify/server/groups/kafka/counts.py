@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notify.errors import NotFound
-from notify.server.groups.kafka.look import Look
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.watch.figures import Counts
 
 
 class KafkaCounts:
     """Lags only: rates and ages would need requests to the brokers each minute."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: LatestSnapshot) -> None:
         self._look = look
 
     def topics(self) -> Sequence[str]:

@@ -17,21 +17,21 @@ from notify.admin_api.dead_letters import AT_ONCE
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.groups import DEAD_LETTER, dead_letter_topic, retry_topic
 from notify.kafka.redriven import Spot
-from notify.limits import LIMITS
+from notify.protocol.limits import LIMITS
+from notify.protocol.wire import microseconds
 from notify.server.groups import Change, Chosen, Edited
 from notify.server.groups.kafka import letters, offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.letter_counts import LetterCounts
 from notify.server.groups.kafka.letter_failures import LetterFailures
 from notify.server.groups.kafka.letter_search import LetterSearch, Part
 from notify.server.groups.kafka.letters import Letter
-from notify.server.groups.kafka.look import Look
 from notify.server.groups.kafka.redriven import Redriven, has
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own_letters import not_letters
 from notify.server.jobs.dead_letters import EFFECTS_KEPT, LETTER_DROPPED
-from notify.server.jobs.wanted import LOOKED_AT, SEARCH_SECONDS, RedriveSpec, Wanted
-from notify.wire import microseconds
+from notify.server.jobs.letter_query import LOOKED_AT, SEARCH_SECONDS, LetterQuery, RedriveSpec
 
 LOT_BYTES = 8 << 20
 FIRST_WINDOW, LARGEST_WINDOW = 500, 8_000
@@ -48,7 +48,9 @@ NO_REPLAY = (
 class KafkaLetters:
     """The letters of one cluster's groups. Every method raises Unavailable while the brokers do not answer."""
 
-    def __init__(self, thread: BrokersThread, look: Look, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, thread: BrokersThread, look: LatestSnapshot, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """`monotonic`: a clock in seconds, which bounds searches."""
         self._monotonic = monotonic
         self._thread = thread
@@ -89,7 +91,7 @@ class KafkaLetters:
         rows = [{"group": n, "count": count} for n, count in sorted(counts.items()) if count and n.startswith(prefix)]
         return heapq.nlargest(most, rows, key=lambda row: row["count"])
 
-    async def listed(self, name: str, wanted: Wanted, offset: int, most: int) -> dict[str, Any]:
+    async def listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> dict[str, Any]:
         def find(offset: int) -> dict[str, Any]:
             chosen, next_offset = self._listed(name, wanted, offset, most)
             return {"messages": self._shown(name, chosen), "next_offset": next_offset}
@@ -101,7 +103,7 @@ class KafkaLetters:
                 return page
             offset = page["next_offset"]
 
-    def _listed(self, name: str, wanted: Wanted, offset: int, most: int) -> tuple[list[Letter], int]:
+    def _listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> tuple[list[Letter], int]:
         """(the matching letters from a number on, the number for the next call).
 
         There may be fewer than `most` if few match, or if letters are large.
@@ -117,7 +119,7 @@ class KafkaLetters:
                     break
         return chosen, part.next
 
-    async def newest(self, name: str, wanted: Wanted, before: int, most: int) -> dict[str, Any]:
+    async def newest(self, name: str, wanted: LetterQuery, before: int, most: int) -> dict[str, Any]:
         def find() -> dict[str, Any]:
             start, end = letters.numbers(self._look.now().letters_of(name))
             chosen, next_before = self._newest(name, wanted, (start, min(end, before or end)), most)
@@ -125,7 +127,7 @@ class KafkaLetters:
 
         return await self._thread.call(find)
 
-    def _newest(self, name: str, wanted: Wanted, span: tuple[int, int], most: int) -> tuple[list[Letter], int]:
+    def _newest(self, name: str, wanted: LetterQuery, span: tuple[int, int], most: int) -> tuple[list[Letter], int]:
         """(the newest matching letters in a span of numbers, the number for the next call; 0: there are no more).
 
         Kafka can only be read forwards: so windows are read, each before the last one. There may be fewer than `most`
@@ -169,7 +171,7 @@ class KafkaLetters:
         return lambda letter: has(sent, letter) or has(dropped, letter)
 
     async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
-        ids, next_offset = await self._choose(name, Chosen(names, Wanted(), AT_ONCE, offset=offset))
+        ids, next_offset = await self._choose(name, Chosen(names, LetterQuery(), AT_ONCE, offset=offset))
         preview = {"ids": list(ids.values()), "next_offset": next_offset}
         return Change(preview, lambda: self._carry_out(name, ids, names, next_offset, why))
 
@@ -334,7 +336,7 @@ def _is_before(number: int, letter: Letter) -> bool:
     return letter.number < number
 
 
-def _is_wanted(wanted: Wanted, letter: Letter) -> bool:
+def _is_wanted(wanted: LetterQuery, letter: Letter) -> bool:
     return wanted.fits(letter.payload(), letter.dead_us)
 
 

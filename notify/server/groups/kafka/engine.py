@@ -11,8 +11,8 @@ from notify.server.groups import QueueEngine
 from notify.server.groups.kafka.counts import KafkaCounts
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.groups import KafkaGroups
-from notify.server.groups.kafka.look import Look
-from notify.server.groups.kafka.noted import Noted
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
+from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import BrokersThread
 from notify.server.groups.kafka.topics import KafkaTopics
 
@@ -24,7 +24,7 @@ async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[Qu
     Raises InvalidRequest if Kafka's client refuses the settings.
     """
     thread = BrokersThread(cluster)
-    look, noted = Look(thread.brokers), Noted(thread.brokers)
+    look, noted = LatestSnapshot(thread.brokers), Subscriptions(thread.brokers)
     letters = KafkaLetters(thread, look)
     groups = KafkaGroups(thread, look, noted, letters, refusals)
 

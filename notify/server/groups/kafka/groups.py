@@ -14,23 +14,23 @@ import msgspec
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
+from notify.protocol.wire import microseconds
 from notify.server.core.refusals import FORGET_US, Refusals, shown
 from notify.server.delivery.following import SETTINGS_SHOWN
 from notify.server.groups import Change, Move
 from notify.server.groups.kafka import offsets, sources
 from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
-from notify.server.groups.kafka.look import Look
-from notify.server.groups.kafka.noted import Noted
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.oldest import Oldest
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position, Snapshot
 from notify.server.groups.kafka.sources import Sources
+from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.server.groups.own import WORST
 from notify.server.jobs.dead_letters import EFFECTS_KEPT
 from notify.server.watch.group_state import GroupState
-from notify.wire import microseconds
 
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
 NOT_KNOWN_OF_SUBSCRIPTIONS = (
@@ -44,7 +44,12 @@ class KafkaGroups:
     """The groups of one cluster. Every method raises Unavailable while the brokers do not answer."""
 
     def __init__(
-        self, thread: BrokersThread, look: Look, noted: Noted, letters: KafkaLetters, refusals: Refusals
+        self,
+        thread: BrokersThread,
+        look: LatestSnapshot,
+        noted: Subscriptions,
+        letters: KafkaLetters,
+        refusals: Refusals,
     ) -> None:
         """`refusals`: the reports of movers to this server."""
         self._thread = thread

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from notify.message import DEAD_LETTER_REASON
+from notify.protocol.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka.letters import Letter
 from notify.server.groups.own_letters import failure_row
 from notify.server.jobs.failures import Failures

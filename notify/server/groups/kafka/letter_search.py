@@ -9,7 +9,7 @@ from notify.admin_api.dead_letters import AT_ONCE
 from notify.kafka.redriven import Spot
 from notify.server.groups import Chosen
 from notify.server.groups.kafka.letters import Letter
-from notify.server.jobs.wanted import LOOKED_AT
+from notify.server.jobs.letter_query import LOOKED_AT
 
 PART_SECONDS = 2.0
 """How long a part reads letters, plus one call of Kafka's client."""

@@ -16,10 +16,10 @@ from notify.kafka.groups import dead_letter_topic
 from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
 from notify.kafka.redriven import Spot, letter_id
+from notify.protocol.wire import Payload, body_fields, instant
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
-from notify.wire import Payload, body_fields, instant
 
 AT_ONCE = 500
 POLL_SECONDS = 0.5

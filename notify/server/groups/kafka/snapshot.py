@@ -93,7 +93,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     """Take a snapshot. Groups with a dead-letter topic are Notify's. Raises KafkaException, TimeoutError.
 
     `in_part`: leave out partitions and groups without a leader, instead of raising. Kafka's client may abort the
-    process in this call: a server makes the call in another process (notify/kafka/asker.py).
+    process in this call: a server makes the call in another process (notify/kafka/admin_process.py).
     """
     unknown: set[str] | None = set() if in_part else None
     topics = {name: len(topic.partitions) for name, topic in admin.list_topics(timeout=CALL_SECONDS).topics.items()}

@@ -9,9 +9,9 @@ import msgspec
 import structlog
 
 from notify.kafka.positions import Standing, positions_topic
+from notify.protocol.wire import UNDECODABLE, instant
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
-from notify.wire import UNDECODABLE, instant
 
 log = structlog.get_logger("notify.server")
 

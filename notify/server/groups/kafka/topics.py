@@ -13,8 +13,8 @@ from notify.errors import NotFound
 from notify.kafka.topics import whole
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, gathered
-from notify.server.groups.kafka.look import Look
-from notify.server.groups.kafka.noted import Noted
+from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
+from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import BrokersThread
 
 NOT_OF_KAFKA: Mapping[str, Any] = {"flush": None, "ttl": 0.0, "backlog": 0, "backlog_policy": None}
@@ -26,7 +26,7 @@ KEPT: Mapping[str, Any] = {"retention": None, "retention_bytes": None}
 class KafkaTopics:
     """The topics of one cluster. Every method raises Unavailable while the brokers do not answer."""
 
-    def __init__(self, thread: BrokersThread, look: Look, noted: Noted) -> None:
+    def __init__(self, thread: BrokersThread, look: LatestSnapshot, noted: Subscriptions) -> None:
         self._thread = thread
         self._look = look
         self._noted = noted

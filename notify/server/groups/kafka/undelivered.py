@@ -12,11 +12,11 @@ import structlog
 
 from notify.kafka import refusals, undelivered
 from notify.kafka.undelivered import CODE, SOURCE, Decision, Undelivered
-from notify.limits import digits
+from notify.protocol.limits import digits
+from notify.protocol.wire import UNDECODABLE, RefusedReport, RefusedTransaction
 from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics, News
-from notify.wire import UNDECODABLE, RefusedReport, RefusedTransaction
 
 log = structlog.get_logger("notify.server")
 

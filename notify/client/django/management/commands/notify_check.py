@@ -11,8 +11,8 @@ from django.db import DEFAULT_DB_ALIAS, Error
 
 from notify.client.django import configured
 from notify.client.django.tables import missing_tables
-from notify.ending import heeding_signals
 from notify.errors import NotifyError
+from notify.runtime.signals import heeding_signals
 
 LOOK_SECONDS = 0.5
 """How often the main thread wakes up: the system may deliver a signal to any thread, and Python's handler runs only

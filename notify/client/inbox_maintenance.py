@@ -1,0 +1,91 @@
+"""Keeping: checks a consumer's inbox before anything is received, purges its old rows, and reports the purge to the
+servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.client import inbox as inboxes
+from notify.client.inbox import Inbox
+from notify.client.session import Session, Work
+from notify.errors import NotifyError
+from notify.runtime.backoff import Backoff
+from notify.runtime.databases import reason_of
+
+log = logging.getLogger("notify.consumer")
+
+INBOX_LOOK_SECONDS = 60.0
+INBOX_PURGE_SECONDS = 3600.0
+INBOX_BATCH = 1000
+INBOX_PAUSE_SECONDS = 0.2
+"""The pause between two batches of a purge, so that the purge takes little of the database's time."""
+INBOX_WAIT_SECONDS = 0.5
+INBOX_WAIT_MAX_SECONDS = 10.0
+AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
+"""Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
+"""
+NOT_KEPT = "the inbox was not purged, or the servers were not told of it; again later"
+
+
+class InboxMaintenance:
+    """Keeps the inbox of one consumer. Belongs to the consumer's event loop."""
+
+    def __init__(self, inbox: Inbox, ask: Callable[..., Awaitable[Any]]) -> None:
+        """`ask(inbox, function, *arguments)` calls a function with a connection, as the inbox's `call` does."""
+        self._inbox = inbox
+        self._ask = ask
+
+    async def until_good(self, stopping: asyncio.Event) -> None:
+        """Wait while the inbox's database is away. Raises InvalidRequest if an inbox cannot work in the database."""
+        backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
+        while not stopping.is_set():
+            try:
+                await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
+                return
+            except AWAY as error:
+                wait = backoff.next()
+                log.warning("the inbox's database is away, again in %.1f s: %s", wait, reason_of(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), wait)
+
+    async def whole_from(self) -> datetime:
+        """The time since which the inbox has a row for each message that took effect."""
+        since: datetime = await self._ask(self._inbox, inboxes.whole_from)
+        return since
+
+    async def run(self, work: Work, sessions: Mapping[str, tuple[Session, asyncio.Task[None]]]) -> None:
+        """Purge old rows in small batches until cancelled. Before that, tell the servers since when the inbox is whole.
+
+        The servers are also told after another process has purged the inbox (`Inbox.purge`).
+        """
+        inbox, loop = self._inbox, asyncio.get_running_loop()
+        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group often start together
+        while True:
+            await asyncio.sleep(INBOX_LOOK_SECONDS)
+            try:
+                is_old = False
+                if inbox.purge_after is not None and loop.time() >= purge_at:
+                    is_old = await self._ask(inbox, inboxes.note_old, inbox.purge_after)
+                    purge_at = loop.time() + INBOX_PURGE_SECONDS
+                whole_from = await self.whole_from()
+                if whole_from != work.inbox_from:
+                    work.inbox_from = whole_from
+                    for session, _ in list(sessions.values()):
+                        if session.is_subscribed:
+                            await session.tell_inbox()
+                # A session that has not subscribed yet tells its server when it does; delete nothing before that.
+                while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
+                    is_old = await self._ask(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH
+                    await asyncio.sleep(INBOX_PAUSE_SECONDS)
+            except (sa.exc.SQLAlchemyError, NotifyError, OSError) as error:
+                log.warning("%s: %s", NOT_KEPT, reason_of(error))
+            except Exception:
+                log.exception(NOT_KEPT)

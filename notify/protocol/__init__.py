@@ -1,0 +1,1 @@
+"""What crosses a wire: messages and their schemas, ids, limits, filters."""

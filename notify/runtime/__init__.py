@@ -1,0 +1,1 @@
+"""What any process of Notify needs: clocks, threads, signals, databases, logs, traces."""

@@ -1,0 +1,1 @@
+"""What an audit reads: logs, databases, Kafka."""
