@@ -1,1 +1,1 @@
-"""What moves messages from a source into a queue: the relay, the sinks, and what a relay and a bridge share."""
+"""The relay, the sinks, and code that a relay and a bridge share."""

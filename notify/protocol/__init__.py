@@ -1,1 +1,1 @@
-"""What crosses a wire: messages and their schemas, ids, limits, filters."""
+"""Messages and their schemas, ids, limits and filters, as they cross a wire."""

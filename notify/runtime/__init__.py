@@ -1,1 +1,1 @@
-"""What any process of Notify needs: clocks, threads, signals, databases, logs, traces."""
+"""Clocks, threads, signals, databases, logs and traces, for every process of Notify."""

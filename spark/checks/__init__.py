@@ -1,1 +1,1 @@
-"""Findings that are not about the row of one message: order, dead letters, damage, rows out of place."""
+"""Findings beyond one message's row: order, dead letters, damage, rows out of place."""

@@ -1,1 +1,1 @@
-"""What an audit reads: logs, databases, Kafka."""
+"""The inputs of an audit: logs, databases, Kafka."""

@@ -34,8 +34,8 @@ from notify.spark.inputs.pacing import Pace
 from notify.spark.inputs.query_bounds import READ_SECONDS, bounded
 from notify.spark.inputs.ranges import Span, conditions_of, id_at
 from notify.spark.inputs.replicas import Replica, replica_of
+from notify.spark.inputs.row_security import hidden_by_policies
 from notify.spark.inputs.table_parts import TableParts
-from notify.spark.row_security import hidden_by_policies
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of
 from notify.storage.sql.schema import check_version

@@ -27,10 +27,10 @@ from notify.spark.inputs.changes import RESET, Left
 from notify.spark.inputs.kafka_groups import KafkaGroups
 from notify.spark.inputs.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, deleted, extents, whole_from
 from notify.spark.inputs.kafka_positions import positions_of
+from notify.spark.inputs.kafka_rights import hidden_groups, hidden_topics
 from notify.spark.inputs.kafka_source import NotifyKafkaSource, read_part
 from notify.spark.judge import message_rows
 from notify.spark.judge.message_rows import Groups
-from notify.spark.kafka_rights import hidden_groups, hidden_topics
 from notify.spark.small_table import small_table
 from notify.storage.groups import Subscription
 

@@ -1,1 +1,1 @@
-"""What is wrong with a message, with the evidence, and what can be judged at all."""
+"""Findings about one message, their evidence, and the bounds of what can be judged."""
