@@ -12,6 +12,7 @@ A child is an ordinary server process: it has its own session, and signals reach
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -67,7 +68,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the child has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -202,7 +202,7 @@ def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
 ) -> None:
     """Such names are refused. A hostile server, or a foreign archive, wrote files anywhere."""
     listed = {"name": "b", "files": [{"name": name, "size": 4}]}
-    monkeypatch.setattr("notify.cli.backup.call", lambda *_, **__: {"result": listed})
+    monkeypatch.setattr("notify.cli.backup.send_write", lambda *_, **__: {"result": listed})
 
     class Hostile(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

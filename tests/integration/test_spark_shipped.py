@@ -48,7 +48,7 @@ class World:
 
     def options(self, *, store: str | None = None, **given: Any) -> Options:
         chosen = self.store if store is None else store
-        options = {"servers": self.server.url, "topics": TOPIC, "store": chosen, "timeoutSeconds": "2"}
+        options = {"servers": self.server.url, "topics": TOPIC, "store": chosen, "timeoutSeconds": "30"}
         return Options.of(options | {name: str(value) for name, value in given.items()}, "earliest")
 
     def numbers(self, **given: Any) -> list[int]:
