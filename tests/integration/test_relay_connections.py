@@ -66,7 +66,7 @@ def test_a_relay_goes_on_when_its_databases_machine_was_gone(
         await asyncio.gather(task, return_exceptions=True)
 
     with (
-        caplog.at_level(logging.INFO, "notify.movers.relay"),
+        caplog.at_level(logging.INFO, "notify.relay"),
         Proxy(str(mariadb.host), mariadb.port or 3306) as proxy,
         opened(text(mariadb.set(host="127.0.0.1", port=proxy.port))) as engine,
     ):

@@ -436,7 +436,7 @@ class warnings_in:
     """Adds the relay's log lines to a list while the block runs."""
 
     def __init__(self, said: list[str]) -> None:
-        self._log = logging.getLogger("notify.movers.relay")
+        self._log = logging.getLogger("notify.relay")
         self._handler = logging.Handler()
         self._handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
 

@@ -41,7 +41,7 @@ from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
 from notify.storage.sql import registry
 
-log = logging.getLogger("notify.movers.relay")
+log = logging.getLogger("notify.relay")
 
 RETRY_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0

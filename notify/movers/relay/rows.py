@@ -22,7 +22,7 @@ from notify.protocol.wire import BridgedTransaction, RefusedReport
 from notify.runtime.databases import REFUSED, RELAYED, is_gone
 from notify.storage.sql import registry
 
-log = logging.getLogger("notify.movers.relay")
+log = logging.getLogger("notify.relay")
 
 PAGE_TRANSACTIONS = 500
 PAGE_BYTES = 16 << 20

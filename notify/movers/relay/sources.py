@@ -20,7 +20,7 @@ from notify.runtime.databases import has_table, is_lost, reason_of, within_schem
 from notify.runtime.guarantees import verify, verify_once
 from notify.runtime.schemas import check_choice, found_in, holding, with_table
 
-log = logging.getLogger("notify.movers.relay")
+log = logging.getLogger("notify.relay")
 
 REPORTS_AT_ONCE = 20
 """The most lists of refused messages that are read at a look."""

@@ -9,7 +9,7 @@ from notify.errors import Forbidden, NotFound, NotifyError
 from notify.movers.sinks.sink import ShowsRefused
 from notify.protocol.wire import RefusedReport
 
-log = logging.getLogger("notify.movers.sinks")
+log = logging.getLogger("notify.sinks")
 
 AGAIN_SECONDS = 60.0
 """After this time the same report is sent again, because a server forgets reports when it restarts."""
