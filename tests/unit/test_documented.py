@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from notify.admin_api.writes import WRITES
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
 from notify.server.settings import Settings, environment_name
@@ -85,6 +86,17 @@ def test_every_route_is_documented() -> None:
             if not re.search(rf"`{pattern}[`?]", REFERENCE):
                 missing.append(path)
     assert missing == [], "add them to docs/reference.md"
+
+
+def test_every_declared_write_has_its_route() -> None:
+    """Forms and commands take the path from the declaration, and the server has it in the route."""
+    paths = App(Settings(), MemoryStore).fastapi.openapi()["paths"]
+    routes = [
+        (method.upper(), re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))) for path in paths for method in paths[path]
+    ]
+    for write in WRITES.values():
+        path = f"/v1/admin/{write.path}"
+        assert any(method == write.method and re.fullmatch(route, path) for method, route in routes), write.name
 
 
 def test_what_is_generated_is_current() -> None:
