@@ -18,8 +18,8 @@ from notify.testing.ports import free_ports
 POM = Path(__file__).parents[3] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 QUICK = ("-Xms320m", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""Most brokers here run only for minutes, too short for optimised compilation and concurrent collection to pay off. With
-thousands of topics, as of a whole matrix, 320 MB were full, and the node stopped to answer."""
+"""Most brokers here run only for minutes, too short for optimised compilation and concurrent collection to pay off.
+With thousands of topics, as a whole matrix makes them, 320 MB were full, and the node no longer answered."""
 
 
 def jars() -> Path:
