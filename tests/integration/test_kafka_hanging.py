@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException, Producer
 from notify.client.kafka import settling, transactions
 from notify.kafka import cluster, transactional
 from notify.kafka.groups import dead_letter_topic
+from notify.kafka.transactional import TransactionalProducer
 from tests.support.kafka_consumers import make_topic, produce, progress
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -97,7 +98,11 @@ def test_what_is_fatal_is_raised_as_an_exception(kafka_url: str, unique: str) ->
         fenced.produce(unique, b"first", partition=0)
         fenced.flush(PATIENCE_SECONDS)
         other.init_transactions(PATIENCE_SECONDS)
-        for partition in range(4):
-            fenced.produce(unique, b"second", partition=partition)
+
+        def write(fenced: TransactionalProducer = fenced) -> None:
+            for partition in range(4):
+                fenced.produce(unique, b"second", partition=partition)  # raises it too, if it is known so early
+            fenced.flush(PATIENCE_SECONDS)
+
         with ThreadPoolExecutor(1) as calls:
-            assert isinstance(calls.submit(fenced.flush, PATIENCE_SECONDS).exception(PATIENCE_SECONDS), KafkaException)
+            assert isinstance(calls.submit(write).exception(2 * PATIENCE_SECONDS), KafkaException)
