@@ -160,7 +160,7 @@ def consumed(kind: Kind, spec: dict[str, Any], plan: Plan, servers: Callable[[],
         "client_us": got["cpu_seconds"] / got["counted"] * 1e6,
         "server_us": cpu / group["received"] * 1e6,
         "handled": group["received"],
-        "lost": 0 if is_whole or got["seconds"] >= plan.seconds else plan.messages - group["unique"],
+        "lost": 0 if is_whole or got["is_cut"] else plan.messages - group["unique"],
         "doubled": group["received"] - group["unique"],
     }
 

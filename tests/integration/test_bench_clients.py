@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from notify.bench.load import fill
 from notify.bench.requests import subscribe
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Payload
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS
 
 SHAPES: dict[str, dict[str, Any]] = {
     "wire": {"client": "wire"},
@@ -67,6 +69,17 @@ def test_the_clock_starts_when_the_last_group_has_messages(before: int, counted:
     late.note_all(range(1, 5))
     assert run.is_over
     assert run.counted == counted
+
+
+def test_a_run_says_whether_its_time_was_over() -> None:
+    """Its seconds begin a little after its timer: what it had no time for was said to be lost."""
+    is_over = threading.Event()
+    cut, whole = (Run({"client": "plain", "groups": ["g"], "expected": 5, "seconds": s}) for s in (0.01, 3600.0))
+    cut.stops.append(is_over.set)
+    cut.groups[0].note(0)
+    assert is_over.wait(PATIENCE_SECONDS)
+    whole.groups[0].note_all(range(5))
+    assert (cut.is_cut, whole.is_over, whole.is_cut) == (True, True, False)
 
 
 def test_the_wires_client_says_which_messages_come_twice() -> None:

@@ -72,15 +72,15 @@ def test_a_turn_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("unique", "seconds", "lost"),
-    [(1000, 1.0, 0), (990, 1.0, 10), (990, 3.0, 0)],
+    ("unique", "is_cut", "lost"),
+    [(1000, False, 0), (990, False, 10), (990, True, 0)],
     ids=["the whole pile", "ended early", "the time was over"],
 )
 def test_a_turn_that_ran_out_of_time_lost_nothing(
-    monkeypatch: pytest.MonkeyPatch, unique: int, seconds: float, lost: int
+    monkeypatch: pytest.MonkeyPatch, unique: int, is_cut: bool, lost: int
 ) -> None:
     group = {"group": "g", "received": unique, "unique": unique}
-    got = {"groups": [group], "counted": unique, "seconds": seconds, "cpu_seconds": 0.1}
+    got = {"groups": [group], "counted": unique, "seconds": 1.0, "is_cut": is_cut, "cpu_seconds": 0.1}
     monkeypatch.setattr(consumers.children, "start", lambda *_: None)
     monkeypatch.setattr(consumers.children, "result", lambda *_: got)
     assert consumers.consumed(Kind("x", "threads"), {}, PLAN, lambda: 0.0)["lost"] == lost
