@@ -39,12 +39,13 @@ class Plan:
     """How to read: `digest`: compare digests, then read the slots that differ; `full`: read everything; "": the faster
     of the two."""
     with_strays: bool = False
-    """Whether to look also for local rows written since `from_us` whose ids lie before it, see spark.strays."""
+    """Whether to look also for local rows written since `from_us` whose ids lie before it, see
+    spark.checks.rows_outside_range."""
     closes_by_clock: bool = False
     """Whether to close transactions by this machine's clock, as `watch` does, so that a stalled input cannot hide lost
     messages."""
     continues: bool = False
-    """Whether earlier audits read everything before `from_us` (spark.proved)."""
+    """Whether earlier audits read everything before `from_us` (spark.judge.continue_from)."""
     producer_groups: tuple[str, ...] = ()
     """The producer groups that are known to have local rows; empty: the audit asks each table."""
 

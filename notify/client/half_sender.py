@@ -1,8 +1,8 @@
-"""Carrier: the part of sending within a transaction that is the same for SQLAlchemy and Django.
+"""HalfSender: the part of sending within a transaction that is the same for SQLAlchemy and Django.
 
 It collects the messages of a transaction. At the commit it stores their half with the server and writes their rows;
 after the commit it sends the outcome. A binding observes where transactions and savepoints begin, commit and roll back
-(`binding.py` for SQLAlchemy, `django/listening.py` for Django).
+(`binding.py` for SQLAlchemy, `django/transactions.py` for Django).
 """
 
 from __future__ import annotations

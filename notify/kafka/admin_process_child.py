@@ -1,4 +1,4 @@
-"""The child process that asks Kafka's brokers on behalf of its parent (asker.py)."""
+"""The child process that asks Kafka's brokers on behalf of its parent (admin_process.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of audits and check-ups about groups, which a child process asks Kafka's brokers (asker.py)."""
+"""Questions of audits and check-ups about groups, which a child process asks Kafka's brokers (admin_process.py)."""
 
 from __future__ import annotations
 

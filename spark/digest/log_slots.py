@@ -42,7 +42,8 @@ class LogSlot:
     commits: dict[tuple[str, str], dict[tuple[int, int | None], Sums]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(Sums))
     )
-    """By producer group and topic, then by COMPLETE, OPENED or COMPLETING and the origin (see spark.life)."""
+    """By producer group and topic, then by COMPLETE, OPENED or COMPLETING and the origin (see
+    spark.judge.message_rows)."""
     rolled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     """First messages that were rolled back, by producer group: how many, and combined."""
     rolled_topics: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -52,7 +53,7 @@ class LogSlot:
     topics: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Figures of each topic, as spark.measures counts them."""
     in_time: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Messages that were delivered in time, by producer group and topic, as spark.in_time counts them."""
+    """Messages that were delivered in time, by producer group and topic, as spark.judge.deadlines counts them."""
     bins: Counter[tuple[str, int]] = field(default_factory=Counter)
     """How many messages took how long from their queue to the last acknowledgement."""
     is_odd: bool = False

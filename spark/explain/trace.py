@@ -20,7 +20,7 @@ class Row:
     at_us: int
     producer_group: str
     unmoved: int = MOVED
-    """See spark.unmoved."""
+    """See spark.checks.outbox_waiting."""
     is_dated: bool = True
     """Whether its created_at is a time; otherwise `at_us` is that of the id."""
     shards: str = ""
@@ -69,7 +69,7 @@ class Trace:
     """COMMITTED, ROLLED_BACK: what servers recorded."""
     decided_us: int = 0
     unmoved: int = MOVED
-    """Whether a storage that has its half has sent it on (spark.unmoved)."""
+    """Whether a storage that has its half has sent it on (spark.checks.outbox_waiting)."""
     due_us: int = 0
     stands: list[Stand] = field(default_factory=list)
     expected: set[str] = field(default_factory=set)

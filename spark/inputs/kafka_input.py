@@ -251,7 +251,8 @@ class KafkaInput:
         return {row[0] for row in named.select("producer_group").distinct().collect()}
 
     def messages(self, spark: SparkSession, groups: Groups, number: int) -> DataFrame:
-        """Tables Q and A in the common shape of spark.life: the messages in topics, and the delayed messages."""
+        """Tables Q and A in the common shape of spark.judge.message_rows: the messages in topics, and the delayed
+        messages."""
         failed = self._failed(spark, groups)
         done = self.progress.with_progress(spark, self.queued(spark), self._all, groups)
         joined = done.join(failed, ["id", "no"], "left")

@@ -105,7 +105,7 @@ def missing_storages(inputs: Inputs, result: Result, from_us: int, to_us: int) -
     for database in inputs.databases if inputs.storages or not inputs.logs else ():
         for name, ids in _sampled(database, from_us, to_us).items():
             sampled.setdefault(name, set()).update(ids)
-            if not inputs.logs:  # otherwise a log may be the shard, see absent_logs.py
+            if not inputs.logs:  # otherwise a log may be the shard, see missing_logs.py
                 absent.setdefault(name, f"the local rows of database {database.name}")
     for name in sorted(absent.keys() - given):
         result.reasons.append(

@@ -35,7 +35,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
         "int",
         "min",
     ),  # 1 COMMITTED, 2 ROLLED_BACK (a tombstone) or 3 unknown, + 4 for mode outbox, + 8 * unmoved (see
-    # spark.unmoved), + 32 * number of the database
+    # spark.checks.outbox_waiting), + 32 * number of the database
     "topic": ("bigint", "max"),  # hash of its name
     "producer_group": ("bigint", "max"),  # hash of its name; null: sent without a transaction
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known

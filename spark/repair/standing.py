@@ -108,7 +108,7 @@ def effects_of(
 @dataclass(frozen=True, slots=True)
 class LocalRow:
     """`message`: the message's fields as the server takes them; empty where the row has no body. `unmoved`: see
-    spark.unmoved."""
+    spark.checks.outbox_waiting."""
 
     state: str
     message: dict[str, Any]

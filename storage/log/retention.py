@@ -2,7 +2,7 @@
 
 A segment expires when each topic in it has no more use for it: its last record is older than the topic keeps messages
 (counted from the commit), or newer segments hold as many bytes as the topic keeps. The server may bound the log as a
-whole, too. Ids are kept for the server's retention in any case. Live payloads are carried first (carry.py): those of
+whole, too. Ids are kept for the server's retention in any case. Live payloads are carried first (rewrite.py): those of
 undecided and delayed messages, of messages that a subscribed group has not settled, of dead letters (unless their topic
 has a retention of its own, or they were sent again), and of messages committed later than their half. The segment goes
 only after a checkpoint behind that is durable. Its index stays where entries in it are still needed: a husk.
