@@ -132,14 +132,8 @@ def _failure(result: Mapping[str, Any]) -> list[str]:
 def drop(target: str, result: Mapping[str, Any]) -> Description:
     """Dead letters that are dropped, by their ids or by a job."""
     if "ids" in result:
-        description = Description(
-            [f"{capital(messages(len(result['ids'])))[:-1]} of the dead letters of {target} will be dropped for good."]
-        )
-        description.sentences += _rest(result)
-        description.rows = Rows(
-            ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
-        )
-        return description
+        dropped = capital(messages(len(result["ids"])))[:-1]
+        return _of_ids(result, f"{dropped} of the dead letters of {target} will be dropped for good.")
     if "at_most" in result:
         job = f"A job looks at {messages(result['at_most'])} at most, and drops those that match for good."
         return Description([*_failure(result), job, "Dead letters that were sent again before stay sent."])
@@ -153,14 +147,8 @@ def redrive(target: str, result: Mapping[str, Any]) -> Description:
     if "ids" in result:
         effects = f"Effects: {result['effects']}."
         number = len(result["ids"])
-        description = Description(
-            [f"{messages(number)} of the dead letters {'goes' if number == 1 else 'go'} to {target} again.", effects]
-        )
-        description.sentences += _rest(result)
-        description.rows = Rows(
-            ["Message"], [[name] for name in result["ids"][:MOST_ROWS]], max(0, len(result["ids"]) - MOST_ROWS)
-        )
-        return description
+        goes = "goes" if number == 1 else "go"
+        return _of_ids(result, f"{messages(number)} of the dead letters {goes} to {target} again.", effects)
     if "at_most" in result:
         effects = f"Effects: {result['effects']}."
         looked_at = messages(result["at_most"])
@@ -169,6 +157,13 @@ def redrive(target: str, result: Mapping[str, Any]) -> Description:
     if "job" in result:
         return by_job(result)
     return items(target, result)
+
+
+def _of_ids(result: Mapping[str, Any], *sentences: str) -> Description:
+    """Sentences about the letters of these ids, and the ids."""
+    ids = result["ids"]
+    rows = Rows(["Message"], [[name] for name in ids[:MOST_ROWS]], max(0, len(ids) - MOST_ROWS))
+    return Description([*sentences, *_rest(result)], rows)
 
 
 def _rest(result: Mapping[str, Any]) -> list[str]:

@@ -42,6 +42,7 @@ from notify.protocol.wire import (
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
+from notify.runtime.visible import first_of
 
 log = logging.getLogger("notify.consumer")
 
@@ -186,11 +187,10 @@ class Session:
             await asyncio.gather(telling, return_exceptions=True)
         deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
         ids = sorted([delivery.id for delivery in deliveries])
-        more = f" and {len(ids) - NAMED_IN_LOG} more" if len(ids) > NAMED_IN_LOG else ""
         log.warning(
             "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
-            "for any more, and will be delivered again: %s%s",
-            len(ids), self._work.drain, ", ".join(ids[:NAMED_IN_LOG]), more,
+            "for any more, and will be delivered again: %s",
+            len(ids), self._work.drain, first_of(ids, NAMED_IN_LOG),
         )  # fmt: skip
 
     async def _tell_stopping(self) -> None:

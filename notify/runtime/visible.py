@@ -1,6 +1,8 @@
-"""Makes text from outside safe for terminals and logs."""
+"""Text for people: makes text from outside safe for terminals and logs, and shortens lists of names."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def visible(text: str) -> str:
@@ -13,3 +15,9 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """The text of `visible` on one line: line breaks are escaped too."""
     return visible(text).replace("\n", "\\n")
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first `most` of these names, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

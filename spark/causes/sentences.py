@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from notify.runtime.visible import first_of
 from notify.spark.causes.standstill import BEHIND, STILL, Standstill
 from notify.spark.causes.stretches import Stretch
 from notify.spark.causes.subjects import Subject
@@ -107,8 +108,7 @@ def _of_topics(cases: Iterable[Found]) -> str:
         return ""
     if len(topics) == 1:
         return f" of topic {topics[0]}"
-    rest = f" and {len(topics) - NAMED} more" if len(topics) > NAMED else ""
-    return f" of topics {', '.join(topics[:NAMED])}{rest}"
+    return f" of topics {first_of(topics, NAMED)}"
 
 
 def _when(stretch: Stretch, what: str = "") -> str:

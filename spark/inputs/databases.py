@@ -226,22 +226,24 @@ class Database:
     @property
     def is_unmarked(self) -> bool:
         """Whether nothing says what was purged of the inbox: nobody wrote the marks, or this user may not see them."""
-        if notify_inbox.name not in self.tables:
-            return False
-        return not self.has_rows(notify_source)
+        return notify_inbox.name in self.tables and self._marks() is None
+
+    def _marks(self) -> Sequence[Any] | None:
+        """The marks of purges: of local rows, of the rows that are kept, and of inbox rows. None: there are none."""
+        if notify_source.name not in self.tables:
+            return None
+        columns = notify_source.c
+        with self.reading() as connection:
+            return connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
 
     def purged(self) -> tuple[int, int]:
         """The instants (microseconds) before which local rows, and inbox rows, may be purged; 0: nothing was purged.
 
         All inbox rows may be purged if the database is unmarked."""
-        if self.is_unmarked:
-            return 0, self._opened_us
-        if notify_source.name not in self.tables:
-            return 0, 0
-        columns = notify_source.c
-        with self.reading() as connection:
-            row = connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
-        marks = [mark if isinstance(mark, int) else 0 for mark in row or (0, 0, 0)]  # malformed.py reports the others
+        row = self._marks()
+        if row is None:
+            return 0, self._opened_us if notify_inbox.name in self.tables else 0
+        marks = [mark if isinstance(mark, int) else 0 for mark in row]  # malformed.py reports the others
         return max(marks[0], marks[1]) * 1000, marks[2] * 1000
 
     def rows(self, query: str) -> Sequence[sa.Row[Any]]:
@@ -291,8 +293,8 @@ class Database:
     def local_rows(self, spark: SparkSession, span: Span | None, drill: Drill | None = None) -> DataFrame | None:
         """Rows of half_message with ids made in `span`, or those of the drill; None if there is no such table.
 
-        Columns: id, no, producer_group, is_outbox, unmoved (spark.unmoved), state (1 COMMITTED, 2 ROLLED_BACK, 3 not
-        known), topic, digest, at_us.
+        Columns: id, no, producer_group, is_outbox, unmoved (spark.checks.outbox_waiting), state (1 COMMITTED, 2
+        ROLLED_BACK, 3 not known), topic, digest, at_us.
         """
         if half_message.name not in self.tables:
             return None

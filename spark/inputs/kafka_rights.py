@@ -18,6 +18,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 from notify.kafka.group_questions import hidden_among
 from notify.kafka.rights import user_of
+from notify.runtime.visible import first_of
 from notify.spark.inputs.kafka_parts import CALL_SECONDS
 
 _NAMED = 20
@@ -41,7 +42,7 @@ def hidden_topics(cluster: Cluster, topics: Collection[str]) -> Iterator[str]:
     if refused:
         yield (
             f"Kafka hides topics from {user_of(cluster)}, so that their messages are in no queue that was read: "
-            f"{_listed(refused)}; grant it Read and DescribeConfigs on all topics"
+            f"{first_of(refused, _NAMED)}; grant it Read and DescribeConfigs on all topics"
         )
 
 
@@ -57,9 +58,5 @@ def hidden_groups(cluster: Cluster, groups: Collection[str]) -> Iterator[str]:
     if refused:
         yield (
             f"Kafka hides consumer groups from {user_of(cluster)}, so that nothing says what they settled: "
-            f"{_listed(refused)}; grant it Describe on all groups"
+            f"{first_of(refused, _NAMED)}; grant it Describe on all groups"
         )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 
 from notify.client.table import half_message
 from notify.errors import InvalidRequest
+from notify.runtime.visible import first_of
 from notify.spark.inputs.catalog import Subscribed
 from notify.spark.inputs.columns import source_of
 from notify.spark.inputs.databases import Database
@@ -271,6 +273,4 @@ def _with_groups(source: str, groups: Iterable[str]) -> str:
     return f"{source} (producer groups {_list(named)})" if named else source
 
 
-def _list(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + rest
+_list = partial(first_of, most=_NAMED)

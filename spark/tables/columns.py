@@ -87,12 +87,10 @@ def fitted(batches: Iterable[pa.RecordBatch], columns: StructType) -> Iterator[p
     wanted = to_arrow_schema(columns, timezone="UTC")
     for batch in batches:
         names = set(batch.schema.names)
-        arrays = [_of(batch.column(f.name), f.type) if f.name in names else _none(batch, f.type) for f in wanted]
+        arrays = [
+            _of(batch.column(f.name), f.type) if f.name in names else pa.nulls(batch.num_rows, f.type) for f in wanted
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
-
-
-def _none(batch: pa.RecordBatch, kind: pa.DataType) -> pa.Array:
-    return pa.nulls(batch.num_rows, kind)
 
 
 def _of(array: pa.Array, kind: pa.DataType) -> pa.Array:

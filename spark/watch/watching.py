@@ -26,6 +26,7 @@ from prometheus_client import Counter, Gauge
 from pyspark.sql import SparkSession
 
 from notify.errors import InvalidRequest, NotifyError
+from notify.runtime.visible import first_of
 from notify.spark.audit import Audit
 from notify.spark.inputs.log_read import LogRead
 from notify.spark.inputs.shards import shard_of
@@ -286,7 +287,7 @@ class Watch:
         gone = self._ledger.take_inputs(result.identities, start) if result.identities else []
         if not gone:
             return []
-        named = ", ".join(gone[:MOST_NAMED]) + (f" and {len(gone) - MOST_NAMED} more" if gone[MOST_NAMED:] else "")
+        named = first_of(gone, MOST_NAMED)
         detail = (
             f"the windows before {instant_text(start)} were audited with other inputs: {named} was not given again, or "
             "is another one now. Findings of these windows are not revised any more. Name the earlier inputs again, or "

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from notify.runtime.visible import first_of
+
 Level = Literal["ok", "warn", "fail", "unknown"]
 NAMED = 5
 
@@ -25,9 +27,7 @@ class Line:
 
 def named(names: Collection[str]) -> str:
     """The first of these names, and the number of the others."""
-    first_names = sorted(names)[:NAMED]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(first_names) + more
+    return first_of(sorted(names), NAMED)
 
 
 def holds(check: Callable[..., bool], *values: Any) -> bool:
