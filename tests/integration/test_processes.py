@@ -113,3 +113,26 @@ def test_a_suite_whose_own_output_is_a_file_forks_commands(tmp_path: Path) -> No
         output.seek(0)
         said = output.read()
     assert ended.returncode == 0 and said.split() == [__version__, "0"], said
+
+
+HANGS = """
+import asyncio, sys
+from notify.server import app, serve
+from notify.server.settings import Settings
+
+serve.STOP_SECONDS = 0.1
+app.App.stop = lambda self: asyncio.sleep(3600)
+ready = lambda address, topics: print("ready", flush=True)
+sys.exit(serve.serve(Settings(port=0, data_dir=sys.argv[1]), ready))
+"""
+
+
+def test_a_server_that_cannot_stop_says_where_it_hangs_and_ends(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGS, str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None and server.stderr is not None
+        assert "ready\n" in server.stdout
+        server.terminate()
+        assert server.wait(PATIENCE_SECONDS) == 1
+        assert "serve.py" in server.stderr.read()

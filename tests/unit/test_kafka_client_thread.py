@@ -11,7 +11,7 @@ from tests.support.clock import PATIENCE_SECONDS
 
 pytest.importorskip("confluent_kafka")
 
-from notify.client.kafka.client_thread import ClientThread
+from notify.kafka.client_thread import ClientThread
 
 
 async def nothing() -> None:
@@ -27,7 +27,7 @@ def test_a_last_call_is_made_though_nobody_waits_for_it_any_more() -> None:
 
     async def test() -> None:
         thread = ClientThread("test")
-        calling = asyncio.create_task(thread.call(call))
+        calling = asyncio.ensure_future(thread.call(call))
         assert await asyncio.to_thread(busy.wait, PATIENCE_SECONDS)
         calling.cancel()
         await thread.end(is_over.set, 0.01)

@@ -109,3 +109,27 @@ def test_a_thread_that_was_closed_refuses_calls() -> None:
             await thread.call(lambda: None)
 
     asyncio.run(test())
+
+
+def test_a_client_that_hangs_does_not_keep_the_server_from_stopping() -> None:
+    async def test() -> None:
+        thread = BrokersThread(NOBODY)
+        begun, go_on, made = threading.Event(), threading.Event(), []
+
+        def hangs() -> None:
+            begun.set()
+            go_on.wait(PATIENCE_SECONDS)
+
+        running = asyncio.ensure_future(thread.call(hangs))
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        waiting = asyncio.ensure_future(thread.call(lambda: made.append("waiting")))
+        await asyncio.sleep(0)  # it has asked
+        await thread.close(lambda: made.append("closed"), seconds=0.01)
+        assert not running.done()
+        go_on.set()
+        await running
+        with pytest.raises(Unavailable, match="stopping"):
+            await waiting
+        assert "waiting" not in made
+
+    asyncio.run(test())

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 
-from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.errors import InvalidRequest, Unavailable
 from notify.kafka.answers import answered
+from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 from notify.kafka.control import TOPIC, Control

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.window import Item, Window
 from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.brokers import known_topics
+from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.diagnosis import refuses
 from notify.kafka.groups import RETRY

@@ -11,11 +11,11 @@ import time
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from notify.client.kafka.client_thread import ClientThread
 from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
 from notify.errors import Conflict, Unavailable
+from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 

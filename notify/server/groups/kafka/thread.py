@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import structlog
 from confluent_kafka import KafkaException
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.brokers import translated
+from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY
 from notify.kafka.rights import of_server
@@ -19,22 +20,26 @@ from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 
 T = TypeVar("T")
+log = structlog.get_logger("notify.server")
+
 ANSWER_SECONDS = 10.0
 """How long a request waits for earlier requests and for the brokers."""
 AWAY_SECONDS = 3.0
 """How long requests are refused immediately, with the same reason, after the brokers did not answer."""
 WRITE_SECONDS = 60.0
 """How long a request that changes something waits."""
+STOP_SECONDS = 10.0
+"""How long a server that stops waits for Kafka's client, which may hang."""
 WAITING = 16
 """The most requests that wait; further ones are refused."""
 
 
 class BrokersThread:
-    """Blocking calls of Kafka's client, one after the other."""
+    """Blocking calls of Kafka's client, one after the other. Made on the event loop that it belongs to."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.brokers = Brokers(cluster)
-        self._thread = ThreadPoolExecutor(1, "notify-kafka-groups")
+        self._thread = ClientThread("notify-kafka-groups")
         self._waiting = 0
         self._is_closed = False
         self._away: NotifyError | None = None
@@ -45,31 +50,37 @@ class BrokersThread:
 
         After `seconds` the request fails: a function that has not begun is not called, one that has begun runs on.
         """
-        if self._is_closed:
-            raise Unavailable("this server is stopping; ask another, or try again")
+        self._refuse_when_closed()
         if self._waiting >= WAITING:
             raise Unavailable(f"{WAITING} requests wait for Kafka already; try again")
         self._refuse_while_away()
         self._waiting += 1
         try:
-            future = self._thread.submit(self._ask, function)
-            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+            return await asyncio.wait_for(self._thread.call(self._ask, function), seconds)
         except TimeoutError:
             raise Unavailable(f"Kafka at {self.brokers.cluster.brokers} answers too slowly; try again") from None
         finally:
             self._waiting -= 1
 
-    async def close(self, close_clients: Callable[[], None]) -> None:
-        """Close the clients by `close_clients`, after the calls that wait. Later calls are refused."""
+    async def close(self, close_clients: Callable[[], None], seconds: float = STOP_SECONDS) -> None:
+        """Close the clients by `close_clients`, after the call that runs. Calls that wait, and later ones, are refused.
+
+        After `seconds` the clients are left to the end of the process.
+        """
         self._is_closed = True
-        await asyncio.get_running_loop().run_in_executor(self._thread, close_clients)
-        self._thread.shutdown(wait=False)
+        if not await self._thread.end(close_clients, seconds):
+            log.warning("kafka_client_hangs", seconds=seconds, detail="this server stops without closing its clients")
+
+    def _refuse_when_closed(self) -> None:
+        if self._is_closed:
+            raise Unavailable("this server is stopping; ask another, or try again")
 
     def _refuse_while_away(self) -> None:
         if self._away is not None and time.monotonic() < self._away_until:
             raise self._away
 
     def _ask(self, function: Callable[[], T]) -> T:
+        self._refuse_when_closed()
         self._refuse_while_away()
         try:
             return self.brokers.insist(function)

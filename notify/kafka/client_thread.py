@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-log = logging.getLogger("notify.consumer")
+log = logging.getLogger("notify.kafka")
 
 
 class ClientThread:
@@ -32,9 +32,9 @@ class ClientThread:
         self._is_closed = False
         threading.Thread(target=self._serve, args=(lambda: self._is_closed,), name=name, daemon=True).start()
 
-    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread, and return its result or raise its exception. During a callback the call
-        waits until the callback has ended."""
+    def call(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """Have the thread call a function; the future has its result or exception. During a callback the call waits
+        until the callback has ended."""
 
         def work() -> None:
             if self._waits:
@@ -44,7 +44,7 @@ class ClientThread:
 
         done, run = _prepared(function, arguments)
         self._work.put(work)
-        return await asyncio.wrap_future(done)
+        return asyncio.wrap_future(done)
 
     async def call_also_within(self, function: Callable[..., T], *arguments: Any) -> T:
         """Like `call`, but also during a callback: for commits, which Kafka's client allows then."""
@@ -83,8 +83,8 @@ class ClientThread:
         """End the thread once all queued calls are made."""
         self._work.put(self._end)
 
-    async def end(self, function: Callable[[], object], seconds: float) -> None:
-        """End the thread with a last call, once all queued calls are made. Waits at most `seconds` for this.
+    async def end(self, function: Callable[[], object], seconds: float) -> bool:
+        """End the thread with a last call, once all queued calls are made. Whether it was made within `seconds`.
 
         The last call is made even after that time, so that the client closes its connections.
         """
@@ -106,6 +106,7 @@ class ClientThread:
         waiting = asyncio.wrap_future(ended)
         try:
             await asyncio.wait([waiting], timeout=seconds)
+            return waiting.done()
         finally:
             waiting.cancel()
 
