@@ -4,6 +4,7 @@ PY := .venv/bin/python
 STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
+DEMO_STAMP := .venv-demo/.installed
 
 .PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
@@ -26,9 +27,18 @@ $(STAMP): pyproject.toml constraints.txt
 	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# AUDIT=1: at the end Spark reconciles the databases with what was delivered; see notify-audit/report.html.
-demo: install
-	@$(PY) -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),) $(if $(AUDIT),--audit notify-audit,)
+# Only the server, in an environment of its own: 230 MB, and nothing from the system but Python and its venv.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@python3 -c 'import ensurepip' 2>/dev/null || bash tests/install-system-packages venv
+	python3 -m venv .venv-demo
+	.venv-demo/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
+	touch $@
+
+# On SQLite, and with no more than the server. With DSN=postgresql://… (a database driver) or AUDIT=1 (at the end Spark
+# reconciles the databases with what was delivered; see notify-audit/report.html) it needs everything.
+DEMO_NEEDS := $(if $(or $(DSN),$(AUDIT),$(wildcard $(STAMP))),$(STAMP),$(DEMO_STAMP))
+demo: $(DEMO_NEEDS)
+	@$(dir $(DEMO_NEEDS))bin/python -m notify.cli.main demo $(if $(DSN),--dsn $(DSN),) $(if $(AUDIT),--audit notify-audit,)
 
 # The same shop on MariaDB, three servers, a bridge and a queue; DATABASE=mysql or postgresql; KAFKA=1: on three Kafka nodes
 # instead of the queue.
