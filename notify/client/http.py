@@ -222,7 +222,8 @@ class HttpClient:
             finally:
                 self._room.release()
         except TimeoutError:
-            raise Timeout(f"no answer to {method} {path} within {seconds:g} s; it may have been carried out") from None
+            doubt = "" if method == "GET" else "; it may have been carried out"
+            raise Timeout(f"no answer to {method} {path} within {seconds:g} s{doubt}") from None
         except _Cut as cut:
             if len(body) <= LARGE_BYTES:
                 raise

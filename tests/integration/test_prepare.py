@@ -77,3 +77,4 @@ def test_a_database_does_not_answer_for_a_transaction_that_is_not_in_it(
         shown = lambda: admin(memory.url, "GET", f"transactions/{left.id}")  # noqa: E731
         eventually(lambda: len(shown()["checks"]) > 1, "the answer to the check")  # first it is asked
         assert shown()["state"] == "PREPARED", shown()["checks"]
+        assert shown()["source"] == ""  # so that nobody is told to look in a database

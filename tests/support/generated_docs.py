@@ -46,7 +46,7 @@ def _settings() -> list[str]:
     rows = ["| setting | default | bound | |", "|---|---|---|---|"]
     for f in dataclasses.fields(Settings):
         low, high = f.metadata["low"], f.metadata["high"]
-        bound = f"{low:g} to {high:g}" if low is not None else ""
+        bound = f"{low:,.10g} to {high:,.10g}" if low is not None else ""
         rows.append(f"| `{f.name}` | `{f.default}` | {bound} | {f.metadata['doc']} |")
     return rows
 

@@ -8,7 +8,7 @@ import pytest
 
 from notify.client.answers import AnswerReader
 from notify.client.http import HttpClient, error_of
-from notify.errors import Unavailable
+from notify.errors import Timeout, Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
@@ -65,3 +65,20 @@ def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
     """Its own server is away, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
     error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
     assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
+
+
+@pytest.mark.parametrize(("method", "ending"), [("GET", "within 0.01 s"), ("POST", "it may have been carried out")])
+def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: str) -> None:
+    async def run() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            client = HttpClient(f"http://{host}:{port}")
+            with pytest.raises(Timeout, match=f"{ending}$"):
+                await client.call(method, "/v1/members", b"", 0.01)
+            client.close()
+
+    asyncio.run(run())

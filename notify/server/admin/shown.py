@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from notify.protocol import ids
+from notify.protocol.sources import NO_DATABASE
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
@@ -21,7 +22,7 @@ def transaction_row(transaction: Transaction, now_us: int, shard: str = "") -> d
         "id": ids.to_text(transaction.id),
         "producer_group": transaction.producer_group,
         "state": transaction.state.name,
-        "source": transaction.source,
+        "source": "" if transaction.source == NO_DATABASE else transaction.source,
         "instance": transaction.instance,
         "shard": transaction.shard or shard,
         "stored_at": instant(transaction.stored_us),
