@@ -70,9 +70,14 @@ def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
 @pytest.mark.parametrize(("method", "ending"), [("GET", "within 0.01 s"), ("POST", "it may have been carried out")])
 def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: str) -> None:
     async def run() -> None:
+        is_over = asyncio.Event()
+
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
+            try:
+                await reader.read()
+            finally:
+                writer.close()
+                is_over.set()
 
         async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
             host, port = server.sockets[0].getsockname()
@@ -80,5 +85,6 @@ def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: str) ->
             with pytest.raises(Timeout, match=f"{ending}$"):
                 await client.call(method, "/v1/members", b"", 0.01)
             client.close()
+            await is_over.wait()
 
     asyncio.run(run())
