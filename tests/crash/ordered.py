@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from notify.bench.clients import ranges
-from notify.bench.load import fill
+from notify.cli.bench.clients import ranges
+from notify.cli.bench.load import fill
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.protocol.wire import Receive, Received, Settle, encode_msgpack

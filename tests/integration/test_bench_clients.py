@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from notify.bench import clients
-from notify.bench.clients import CLIENTS, Run, WireGroup
-from notify.bench.load import fill
-from notify.bench.requests import subscribe
+from notify.cli.bench import clients
+from notify.cli.bench.clients import CLIENTS, Run, WireGroup
+from notify.cli.bench.load import fill
+from notify.cli.bench.requests import subscribe
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Payload
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS

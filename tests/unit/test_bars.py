@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from notify.bench import reference
-from notify.bench.bars.judged import judge
 from notify.errors import NotifyError
+from tools.bench import reference
+from tools.bench.bars.judged import judge
 
 
 def test_a_timing_is_judged_by_its_ratio_to_the_reference() -> None:

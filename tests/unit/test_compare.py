@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from notify.bench.compare import ratios
-from notify.bench.compare.__main__ import main
-from notify.bench.compare.bench_run import Lost, RunFailed, run_bench
-from notify.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
-from notify.bench.compare.comparison import Comparison, measure
+from tools.bench.compare import ratios
+from tools.bench.compare.__main__ import main
+from tools.bench.compare.bench_run import Lost, RunFailed, run_bench
+from tools.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
+from tools.bench.compare.comparison import Comparison, measure
 
 TRANSACTIONS = {
     "transactions_per_second": 40_000,
