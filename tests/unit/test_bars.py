@@ -68,7 +68,7 @@ def test_a_reference_whose_server_answers_something_else_says_so(monkeypatch: py
 
     threads: list[threading.Thread] = []
     monkeypatch.setattr(reference, "_start_server", start_another)
-    monkeypatch.setattr(reference.children, "end", lambda child: None)
+    monkeypatch.setattr(reference, "_end", lambda child: None)
     with pytest.raises(NotifyError, match="sent a wrong answer"):
         reference.measure(callers=1, seconds=0.05)
     threads[0].join()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from notify.cli.bench.load import order
 from notify.errors import Unavailable
 from tools.bench import consumers
 from tools.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
+from tools.bench.fill import order
 
 PLAN = Plan(messages=1000, body=256, seconds=3.0, only=())
 

@@ -48,7 +48,7 @@ def bridge(
     with opened(dsn) as engine:
         if engine.dialect.name not in ("mysql", "mariadb"):
             raise InvalidRequest(f"{engine.dialect.name} has no binlog: name a MySQL or MariaDB with --dsn")
-    show(bridge_bench.run(bridge_bench.Plan(dsn, rows, rate, seconds, body)), as_json)
+    show(bridge_bench.run(dsn, rows=rows, rate=rate, seconds=seconds, body=body), as_json)
 
 
 @app.command()
@@ -67,8 +67,18 @@ def delivery(
     """Measure acknowledged deliveries a second, summed over the groups."""
     if mode not in MODES or mode == "broadcast":
         raise typer.BadParameter("--mode must be shared, ordered, failover or exclusive")
-    sizes = groups, messages, topics, body, min(processes, groups)
-    show(delivery_bench.run(delivery_bench.Plan(*sizes, mode, keys, known(client), batch or None)), as_json)
+    figures = delivery_bench.run(
+        groups=groups,
+        messages=messages,
+        topics=topics,
+        body=body,
+        processes=min(processes, groups),
+        mode=mode,
+        keys=keys,
+        client=known(client),
+        batch=batch or None,
+    )
+    show(figures, as_json)
 
 
 @app.command()
@@ -83,8 +93,7 @@ def topics(
     as_json: bool = AS_JSON,
 ) -> None:
     """Compare the rate over many topics with the rate over 16, and measure the memory of an idle topic."""
-    plan = topics_bench.Plan(tuple(counts), clients, seconds, runs=runs, body=body)
-    show(topics_bench.run(plan), as_json)
+    show(topics_bench.run(counts=tuple(counts), clients=clients, seconds=seconds, runs=runs, body=body), as_json)
 
 
 @app.command()
@@ -97,7 +106,7 @@ def backlog(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure a backlog: producers, the server's memory, its start after kill -9, and a drain with cold caches."""
-    show(backlog_bench.run(backlog_bench.Plan(messages, body, clients, seconds, runs)), as_json)
+    show(backlog_bench.run(messages=messages, body=body, clients=clients, seconds=seconds, runs=runs), as_json)
 
 
 def main() -> None:

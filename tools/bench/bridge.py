@@ -1,17 +1,15 @@
-"""`notify bench bridge`: measures the rate from an existing binlog to the durable log, then the lag of new rows."""
+"""`python -m tools.bench bridge`: measures the rate from an existing binlog to the log, then the lag of new rows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
-import tempfile
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,49 +19,41 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.pump import Bridge
+from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
 from notify.protocol import ids
 from notify.protocol.wire import PackedBridgeBatch, encode_msgpack
-from notify.testing.process import ServerProcess
 
 WRITERS = 16
 TOPIC = "bench-bridge"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """First `rows` transactions of one row each, then `seconds` at `rate` rows/s, at most half of the measured rate."""
+def run(
+    dsn: str, *, rows: int = 100_000, rate: float = 4500.0, seconds: float = 10.0, body: int = 256
+) -> dict[str, Any]:
+    """Measure `rows` transactions of one row each, then `seconds` at `rate` rows/s, at most half of the measured rate.
 
-    dsn: str
-    rows: int = 100_000
-    rate: float = 4500.0
-    seconds: float = 10.0
-    body: int = 256
-
-
-def run(plan: Plan) -> dict[str, Any]:
-    """Measure, and return the figures by name. Makes missing tables, and leaves its rows in them."""
-    url = sa.make_url(plan.dsn)
+    Returns the figures by name. Makes missing tables, and leaves its rows in them.
+    """
+    url = sa.make_url(dsn)
     engine = sa.create_engine(url)
     create_tables(engine)
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
-        server = ServerProcess(directory / "data").start()
-        stack.callback(server.stop)
+    with Bench() as bench, contextlib.ExitStack() as stack:
         stack.callback(engine.dispose)
+        server = bench.server()
         name = "bench-" + os.urandom(4).hex()
         asyncio.run(_skip_to_the_end(engine, server.url, name))
-        written = write(url, plan.rows, plan.body)
-        bridge = Bridge([plan.dsn], server.url, name=name)
+        written = write(url, rows, body)
+        bridge = Bridge([dsn], server.url, name=name)
         cpu, server_cpu, started = _cpu(), server.cpu_seconds(), time.perf_counter()
-        asyncio.run(_until(bridge, plan.rows))
-        seconds = time.perf_counter() - started
+        asyncio.run(_until(bridge, rows))
+        took = time.perf_counter() - started
         cpu, server_cpu = _cpu() - cpu, server.cpu_seconds() - server_cpu
-        per_second = plan.rows / seconds
-        rate = min(plan.rate, per_second / 2)
-        live = asyncio.run(_live(plan, url, server.url, name, rate))
+        per_second = rows / took
+        rate = min(rate, per_second / 2)
+        live = asyncio.run(_live(dsn, server.url, name, round(rate * seconds), body, rate))
         pulled_messages = asyncio.run(_pull(server.url))
         times = pulled_messages.times
         lags = sorted(appended - inserted for name, (appended, inserted) in times.items() if name in live)
@@ -76,8 +66,8 @@ def run(plan: Plan) -> dict[str, Any]:
             "rows": len(expected),
             "lag_p50_ms": _ms(lags, 0.5),
             "lag_at_rows_per_second": round(rate),
-            "cpu_us_a_row": round(cpu / plan.rows * 1e6, 1),
-            "queue_cpu_us_a_row": round(server_cpu / plan.rows * 1e6, 1),
+            "cpu_us_a_row": round(cpu / rows * 1e6, 1),
+            "queue_cpu_us_a_row": round(server_cpu / rows * 1e6, 1),
         }
 
 
@@ -136,11 +126,10 @@ async def _until(bridge: Bridge, rows: int, seconds: float = 600) -> None:
         task.result()
 
 
-async def _live(plan: Plan, url: URL, queue_url: str, name: str, rate: float) -> set[str]:
+async def _live(dsn: str, queue_url: str, name: str, rows: int, body: int, rate: float) -> set[str]:
     """Run a bridge while another process writes rows. Returns the ids of the rows."""
-    bridge = Bridge([plan.dsn], queue_url, name=name)
-    rows = round(rate * plan.seconds)
-    writing = asyncio.ensure_future(asyncio.to_thread(_write_elsewhere, url, rows, plan.body, rate))
+    bridge = Bridge([dsn], queue_url, name=name)
+    writing = asyncio.ensure_future(asyncio.to_thread(_write_elsewhere, sa.make_url(dsn), rows, body, rate))
     await _until(bridge, rows)
     return await writing
 

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from notify.cli.bench.requests import call, subscribe
+from notify.cli.bench.runner import call, subscribe
 from notify.client.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, encode_msgpack

@@ -28,8 +28,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from notify.cli.bench import children, load, transactions
-from notify.cli.bench.requests import subscribe
+from notify.cli.bench import transactions
+from notify.cli.bench.runner import Process, subscribe
 from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import GROUP, ID, Headers
@@ -39,7 +39,7 @@ from notify.testing.databases import postgresql
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from notify.testing.usage import cpu_seconds, tree
-from tools.bench import sql
+from tools.bench import fill, sql
 from tools.bench.peers import machine
 from tools.bench.peers.kafka import Kafka
 from tools.bench.peers.rocketmq import RocketMq
@@ -150,7 +150,7 @@ def consumed(kind: Kind, spec: dict[str, Any], plan: Plan, servers: Callable[[],
         "seconds": plan.seconds,
     }  # fmt: skip
     cpu = servers()
-    got = children.result(children.start("notify.cli.bench.clients", spec), 10 * plan.seconds + 120)
+    got = Process("tools.bench.clients", spec).result(10 * plan.seconds + 120)
     cpu = servers() - cpu
     group = got["groups"][0]
     if not group["received"]:
@@ -175,9 +175,9 @@ def queue_server(directory: Path, plan: Plan, number: int) -> Iterator[dict[str,
     with ExitStack() as stack:
         server = ServerProcess(directory / "data").start()
         stack.callback(server.stop)
-        filled = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": 1, "orders": True}
+        spec = {"messages": plan.messages, "body": plan.body, "topics": 1, "orders": True}
         for prefix, keys in (("pile", 0), ("keyed", KEYS)):
-            children.result(children.start("notify.cli.bench.load", filled | {"prefix": prefix, "keys": keys}))
+            fill.filled(server.url, prefix=prefix, keys=keys, **spec)
         turns: dict[str, Turn] = {}
 
         def turn(kind: Kind, dsn: str = "") -> None:
@@ -224,10 +224,8 @@ def _raise(error: Exception) -> Figures:
 def timed(kind: Kind, plan: Plan) -> Figures:
     """The time from a caller's commit to the handler, at a server of its own."""
     got = transactions.run(
-        transactions.Plan(
-            clients=CALLERS, rate=RATE, seconds=plan.seconds, warmup=2.0, topics=1, body=plan.body, consume=True,
-            end_to_end=True, client=kind.client,
-        )
+        clients=CALLERS, rate=RATE, seconds=plan.seconds, warmup=2.0, topics=1, body=plan.body, consume=True,
+        end_to_end=True, client=kind.client,
     )  # fmt: skip
     figures = {"p50_ms": got["end_to_end_p50_ms"], "p99_ms": got["end_to_end_p99_ms"]}
     return figures | {"lost": got["lost"], "doubled": got["duplicated"]}
@@ -275,7 +273,7 @@ def publish(cluster: Cluster, plan: Plan) -> None:
         producer.begin_transaction()
         for n in range(start, min(start + KAFKA_BATCH, plan.messages)):
             headers: Headers = [(ID, f"{ids.to_text(ids.new_id())}.0".encode()), (GROUP, b"bench")]
-            producer.produce(TOPIC, load.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
+            producer.produce(TOPIC, fill.order(n, plan.body), f"{n % KEYS}".encode(), headers=headers)
             producer.poll(0)
         producer.commit_transaction(CALL_SECONDS)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from notify.cli.bench.clients import ranges
+from notify.cli.bench.consumers import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.errors import NotifyError

@@ -1,67 +1,54 @@
-"""`notify bench delivery`: measures several groups that each receive and acknowledge every message."""
+"""`python -m tools.bench delivery`: measures several groups that each receive and acknowledge every message."""
 
 from __future__ import annotations
 
-import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from notify.cli.bench import children
-from notify.cli.bench.requests import subscribe
+from notify.cli.bench.runner import Bench, subscribe
 from notify.errors import NotifyError
-from notify.testing.process import ServerProcess
+from tools.bench.fill import filled
 
 LONGEST_SECONDS = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`groups` in `processes` consumer processes, which receive a backlog of `messages`.
+def run(
+    *,
+    groups: int = 15,
+    messages: int = 300_000,
+    topics: int = 1,
+    body: int = 256,
+    processes: int = 1,
+    mode: str = "shared",
+    keys: int = 0,
+    client: str = "wire",
+    batch: int | None = None,
+) -> dict[str, Any]:
+    """Measure `groups` in `processes` consumer processes, which receive a pile of `messages`; the figures by name.
 
-    `client`: one of CLIENTS. `batch`: the most messages in a call of the SDK's handler; None: one.
+    `client`: one of transactions.CLIENTS. `batch`: the most messages in a call of the SDK's handler; None: one. Raises
+    NotifyError if a process could not run.
     """
-
-    groups: int = 15
-    messages: int = 300_000
-    topics: int = 1
-    body: int = 256
-    processes: int = 1
-    mode: str = "shared"
-    keys: int = 0
-    client: str = "wire"
-    batch: int | None = None
-
-
-def run(plan: Plan) -> dict[str, Any]:
-    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
-        server = ServerProcess(directory / "data").start()
-        stack.callback(server.stop)
-        names = [f"group-{n}" for n in range(plan.groups)]
-        topics = [f"bench-{n}" for n in range(plan.topics)]
+    with Bench() as bench:
+        server = bench.server()
+        names = [f"group-{n}" for n in range(groups)]
+        of_topics = [f"bench-{n}" for n in range(topics)]
         for group in names:
-            for topic in topics:
-                subscribe(server.url, group, topic, mode=plan.mode)
-        spec = {"url": server.url, "messages": plan.messages, "body": plan.body, "topics": plan.topics}
-        children.result(children.start("notify.cli.bench.load", spec | {"keys": plan.keys}))
+            for topic in of_topics:
+                subscribe(server.url, group, topic, mode=mode)
+        filled(server.url, messages=messages, body=body, topics=topics, keys=keys)
         cpu = server.cpu_seconds()
         spec = {
-            "url": server.url, "topics": topics, "expected": plan.messages, "client": plan.client, "mode": plan.mode,
-            "batch": plan.batch, "seconds": LONGEST_SECONDS,
+            "url": server.url, "topics": of_topics, "expected": messages, "client": client, "mode": mode,
+            "batch": batch, "seconds": LONGEST_SECONDS,
         }  # fmt: skip
         consumers = [
-            children.start("notify.cli.bench.clients", spec | {"groups": names[number :: plan.processes]})
-            for number in range(plan.processes)
+            bench.start("tools.bench.clients", spec | {"groups": names[number::processes]})
+            for number in range(processes)
         ]
-        for child in consumers:
-            stack.callback(children.end, child)
-        results = [children.result(child, LONGEST_SECONDS + 120) for child in consumers]
+        results = [consumer.result(LONGEST_SECONDS + 120) for consumer in consumers]
         cpu = server.cpu_seconds() - cpu
     received = [group for result in results for group in result["groups"]]
-    if any(group.get("body_bytes", 0) not in (0, group["received"] * plan.body) for group in received):
+    if any(group.get("body_bytes", 0) not in (0, group["received"] * body) for group in received):
         raise NotifyError("messages did not have the bodies that were sent")
     seconds = max(result["seconds"] for result in results)
     unique = sum(group["unique"] for group in received)
@@ -69,8 +56,8 @@ def run(plan: Plan) -> dict[str, Any]:
         raise NotifyError(f"{unique:,} messages were received in {seconds:.0f} s: take fewer, with --messages")
     return {
         "deliveries_per_second": round(unique / seconds),
-        "groups": plan.groups,
-        "lost": plan.groups * plan.messages - unique,
+        "groups": groups,
+        "lost": groups * messages - unique,
         "duplicated": sum(group["received"] for group in received) - unique,
         "flush": "sync",
         "cores": round(cpu / seconds, 3),

@@ -27,7 +27,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from notify.cli.bench import children
 from notify.errors import NotifyError
 
 BODY_BYTES = 256
@@ -68,7 +67,7 @@ def measure(callers: int, seconds: float = SECONDS) -> Reference:
         stack.callback(client.close)
         client.settimeout(ANSWER_SECONDS)
         child = _start_server(server, directory / "records")
-        stack.callback(children.end, child)
+        stack.callback(_end, child)
         try:
             times = _exchange(_Line(client), callers, seconds)
         except OSError as error:
@@ -83,6 +82,12 @@ def _start_server(server: socket.socket, records: Path) -> subprocess.Popen[str]
             pass_fds=[server.fileno()],
             text=True,
         )
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Kill the server."""
+    child.kill()
+    child.wait()
 
 
 class _Line:

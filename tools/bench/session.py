@@ -15,19 +15,18 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import count_in_queues
 from notify.client import (
     AsyncTransactionProducer,
@@ -41,7 +40,6 @@ from notify.client.rows import Mode
 from notify.client.table import half_message
 from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import postgresql
-from notify.testing.process import ServerProcess
 
 KINDS: tuple[Mode | None, ...] = (None, "half", "outbox")
 """Transactions without a message, and with a message in each mode."""
@@ -200,13 +198,11 @@ def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, call
     Raises NotAvailable if PostgreSQL is needed but not available.
     """
     report: dict[str, Any] = {"rounds": rounds, "transactions": count, "callers": callers, "lost": 0, "duplicated": 0}
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
-        server = ServerProcess(directory / "data").start()
-        stack.callback(server.stop)
+    with Bench() as bench, ExitStack() as stack:
+        server = bench.server()
         expected: set[str] = set()
         for database in databases:
-            dsn = f"sqlite:///{directory}/bench.db" if database == "sqlite" else stack.enter_context(postgresql())
+            dsn = f"sqlite:///{bench.directory}/bench.db" if database == "sqlite" else stack.enter_context(postgresql())
             engine = sa.create_engine(dsn)
             Base.metadata.create_all(engine)
             create_tables(engine)

@@ -11,16 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from notify.cli.bench import children
+from notify.cli.bench.runner import Bench
 from notify.errors import NotifyError
 from notify.runtime.signals import exit_on_signal
 from notify.storage.shipped import manifest
@@ -30,20 +26,6 @@ from notify.testing.process import ServerProcess
 BAR = 0.95
 CATCH_UP_SECONDS = 600.0
 LOOK_SECONDS = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`to`: the URL of the store, "": a directory. `every`: seconds between two segments. `rate`: transactions a
-    second, 0: as many as possible."""
-
-    to: str
-    clients: int = 128
-    body: int = 256
-    seconds: float = 10.0
-    rounds: int = 5
-    every: float = 2.0
-    rate: float = 0.0
 
 
 @dataclass(slots=True)
@@ -59,61 +41,58 @@ class Windows:
     catch_up_seconds: list[float]
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """Measure, and return the figures by name. Raises NotifyError if a process could not run, or the store fails."""
+def run(
+    to: str = "",
+    *,
+    clients: int = 128,
+    body: int = 256,
+    seconds: float = 10.0,
+    rounds: int = 5,
+    every: float = 2.0,
+    rate: float = 0.0,
+) -> dict[str, Any]:
+    """Measure, and return the figures by name.
+
+    `to`: the URL of the store, "": a directory. `every`: seconds between two segments. `rate`: transactions a second,
+    0: as many as possible. Raises NotifyError if a process could not run, or the store fails.
+    """
     windows = Windows([], [], [], [], [], [])
-    with tempfile.TemporaryDirectory(prefix="notify-bench-") as name:
-        directory = Path(name)
-        ships = ["--ship-to", plan.to or f"file://{directory}/store", "--ship-every", str(plan.every)]
-        with _server(directory / "off", []) as off, _server(directory / "on", ships) as on:
-            _load(plan, off, directory)  # the first window of a process is slower
-            acknowledged: int = _load(plan, on, directory)["acknowledged"]
-            _catch_up(on)
-            for number in range(plan.rounds):
-                # The first server of a round has the cooler machine, so they take turns at that, too.
-                for server in (off, on) if number % 2 == 0 else (on, off):
-                    result = _load(plan, server, directory)
-                    rate = result["committed"] / result["seconds"]
-                    if server is off:
-                        windows.off.append(rate)
-                        windows.off_cpu_us.append(result["cpu_us"])
-                        continue
-                    windows.on.append(rate)
-                    windows.on_cpu_us.append(result["cpu_us"])
-                    acknowledged += result["acknowledged"]
-                    windows.behind_bytes.append(_shipping(on)["behind"]["bytes"])
-                    windows.catch_up_seconds.append(_catch_up(on))
-                print(f"off {windows.off[-1]:,.0f}/s, on {windows.on[-1]:,.0f}/s", flush=True)
-        listed = manifest.load(Store(ships[1]))
+    with Bench() as bench:
+        store = to or f"file://{bench.directory}/store"
+        off, on = bench.server("off"), bench.server("on", "--ship-to", store, "--ship-every", str(every))
+
+        def load(server: ServerProcess) -> dict[str, Any]:
+            before = server.cpu_seconds()
+            result = bench.produce(server.url, clients=clients, seconds=seconds, body=body, rate=rate).result(300)
+            return result | {"cpu_us": (server.cpu_seconds() - before) / max(1, result["acknowledged"]) * 1e6}
+
+        load(off)  # the first window of a process is slower
+        acknowledged: int = load(on)["acknowledged"]
+        _catch_up(on)
+        for number in range(rounds):
+            # The first server of a round has the cooler machine, so they take turns at that, too.
+            for server in (off, on) if number % 2 == 0 else (on, off):
+                result = load(server)
+                per_second = result["committed"] / result["seconds"]
+                if server is off:
+                    windows.off.append(per_second)
+                    windows.off_cpu_us.append(result["cpu_us"])
+                    continue
+                windows.on.append(per_second)
+                windows.on_cpu_us.append(result["cpu_us"])
+                acknowledged += result["acknowledged"]
+                windows.behind_bytes.append(_shipping(on)["behind"]["bytes"])
+                windows.catch_up_seconds.append(_catch_up(on))
+            print(f"off {windows.off[-1]:,.0f}/s, on {windows.on[-1]:,.0f}/s", flush=True)
+        off.stop()
+        on.stop()
+        listed = manifest.load(Store(store))
     shipped = 0 if listed is None else _messages(listed)
-    return _figures(plan, windows, acknowledged, shipped)
+    return _figures(windows, seconds, acknowledged, shipped)
 
 
 def _messages(listed: manifest.Manifest) -> int:
     return sum(page.messages for page in listed.pages) + sum(segment.messages for segment in listed.segments)
-
-
-@contextmanager
-def _server(data_dir: Path, flags: list[str]) -> Iterator[ServerProcess]:
-    server = ServerProcess(data_dir, flags=flags).start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-def _load(plan: Plan, server: ServerProcess, directory: Path) -> dict[str, Any]:
-    child = children.start_load(
-        server.url,
-        directory / "ids",
-        clients=plan.clients,
-        seconds=plan.seconds,
-        body=plan.body,
-        rate=plan.rate,
-    )
-    cpu_before = server.cpu_seconds()
-    result = children.result(child, 300)
-    return result | {"cpu_us": (server.cpu_seconds() - cpu_before) / max(1, result["acknowledged"]) * 1e6}
 
 
 def _shipping(server: ServerProcess) -> dict[str, Any]:
@@ -132,7 +111,7 @@ def _catch_up(server: ServerProcess) -> float:
     return time.monotonic() - began
 
 
-def _figures(plan: Plan, windows: Windows, acknowledged: int, shipped: int) -> dict[str, Any]:
+def _figures(windows: Windows, window_seconds: float, acknowledged: int, shipped: int) -> dict[str, Any]:
     ratios = [on / off for on, off in zip(windows.on, windows.off, strict=True)]
     return {
         "off_per_second": round(statistics.median(windows.off)),
@@ -144,7 +123,7 @@ def _figures(plan: Plan, windows: Windows, acknowledged: int, shipped: int) -> d
         "on_cpu_us": round(statistics.median(windows.on_cpu_us), 1),
         "behind_mib": round(statistics.median(windows.behind_bytes) / (1 << 20), 1),
         "catch_up_seconds": round(statistics.median(windows.catch_up_seconds), 1),
-        "window_seconds": plan.seconds,
+        "window_seconds": window_seconds,
         "acknowledged": acknowledged,
         "shipped": shipped,
     }
@@ -159,7 +138,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two segments")
     parser.add_argument("--rate", type=float, default=0.0, help="transactions/s; 0: as many as possible")
     arguments = parser.parse_args()
-    plan = Plan(
+    figures = run(
         arguments.to,
         clients=arguments.clients,
         seconds=arguments.seconds,
@@ -167,7 +146,6 @@ def main() -> None:
         every=arguments.every,
         rate=arguments.rate,
     )
-    figures = run(plan)
     print(json.dumps(figures))
     is_complete = figures["shipped"] >= figures["acknowledged"] > 0
     passed = is_complete and figures["ratio"] >= BAR

@@ -29,13 +29,13 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import source
 from notify.cli.bench import transactions
+from notify.cli.bench.runner import Bench
 from notify.client.making_tables import create_tables
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol.wire import PackedBridgeBatch
 from notify.runtime.signals import exit_on_signal
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS, SERVERS
-from notify.testing.process import ServerProcess
 from notify.testing.usage import cpu_seconds
 from tools.bench import bridge as bridge_bench
 
@@ -119,9 +119,7 @@ def storage(kind: str, rounds: int, seconds: int) -> dict[str, Any]:
         ceiling = postgresql_ceiling if kind == "postgresql" else mysql_ceiling
         for _ in range(rounds):
             ceilings.append(ceiling(url, seconds))
-            figures = transactions.run(
-                transactions.Plan(clients=CONNECTIONS, body=BODY, seconds=seconds, storage=fresh(url))
-            )
+            figures = transactions.run(clients=CONNECTIONS, body=BODY, seconds=seconds, storage=fresh(url))
             assert figures["lost"] == 0, figures
             rates.append(figures["transactions_per_second"])
             shares.append(rates[-1] / ceilings[-1])
@@ -139,10 +137,8 @@ def load_of(command_name: str, server: BinlogServer, rows: int) -> dict[str, Any
     url = fresh(server.url)
     engine = sa.create_engine(url)
     create_tables(engine)
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-b-")))
-        queue = ServerProcess(directory / "queue").start()
-        stack.callback(queue.stop)
+    with Bench() as bench, ExitStack() as stack:
+        queue = bench.server()
         stack.callback(engine.dispose)
         with engine.connect() as connection:
             position = source.current_position(connection).text
@@ -197,7 +193,7 @@ def bridges(servers: Mapping[str, BinlogServer], rounds: int, rows: int) -> None
         names = list(sources)[:: -1 if round_ % 2 else 1]
         for name in names:
             server, query = sources[name]
-            figures = bridge_bench.run(bridge_bench.Plan(fresh(server.url) + query, rows))
+            figures = bridge_bench.run(fresh(server.url) + query, rows=rows)
             assert figures["lost"] == figures["duplicated"] == 0, figures
             runs[name].append(figures)
             print(json.dumps({"bridge": name} | figures), flush=True)

@@ -52,7 +52,7 @@ def transactions(
     as_json: bool = AS_JSON,
 ) -> None:
     """Measure transactions a second (half and outcome durably recorded)."""
-    plan = transactions_bench.Plan(
+    figures = transactions_bench.run(
         clients=clients,
         processes=min(processes, clients),
         body=body,
@@ -68,7 +68,7 @@ def transactions(
         workers=workers,
         keys=keys,
     )
-    show(transactions_bench.run(plan), as_json)
+    show(figures, as_json)
 
 
 def known(client: str) -> str:

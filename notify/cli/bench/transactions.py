@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.cli.bench import children
-from notify.cli.bench.requests import subscribe
+from notify.cli.bench.runner import Bench, Process, subscribe
 from notify.cli.bench.verify import count_in_queues, missing_in_database
 from notify.errors import NotifyError
 from notify.testing import usage
@@ -25,109 +20,81 @@ CLIENTS = ("wire", "plain", "threads", "coroutines")
 script, the SDK's Consumer, and its AsyncConsumer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The load: `clients` callers in `processes` processes, `rate` transactions/s in total (0: no limit).
+def run(
+    *,
+    clients: int = 128,
+    processes: int = 1,
+    body: int = 256,
+    topics: int = 16,
+    seconds: float = 8.0,
+    warmup: float = 2.0,
+    rate: float = 0.0,
+    consume: bool = False,
+    end_to_end: bool = False,
+    batching: bool = True,
+    queues_outcomes: bool = False,
+    url: str | None = None,
+    storage: str | None = None,
+    workers: int = 1,
+    keys: int = 0,
+    client: str = "wire",
+) -> dict[str, Any]:
+    """Measure `clients` callers in `processes` processes, and return the figures by name.
 
-    With `queues_outcomes` a caller continues once its outcome is queued, as a session of the SDK does after its commit;
-    a transaction counts once its outcome is acknowledged. With `consume` and `end_to_end` each transaction is timed
-    from its caller's commit to the consumer. `client`: what consumes, one of CLIENTS.
+    `rate`: transactions/s in total, 0: no limit. With `queues_outcomes` a caller continues once its outcome is queued,
+    as a session of the SDK does after its commit; a transaction counts once its outcome is acknowledged. With `consume`
+    and `end_to_end` each transaction is timed from its caller's commit to the consumer. `client`: what consumes, one of
+    CLIENTS. Raises NotifyError if a process could not run.
     """
-
-    clients: int = 128
-    processes: int = 1
-    body: int = 256
-    topics: int = 16
-    seconds: float = 8.0
-    warmup: float = 2.0
-    rate: float = 0.0
-    consume: bool = False
-    end_to_end: bool = False
-    batching: bool = True
-    queues_outcomes: bool = False
-    url: str | None = None
-    storage: str | None = None
-    workers: int = 1
-    keys: int = 0
-    client: str = "wire"
-
-
-def run(plan: Plan) -> dict[str, Any]:
-    """Measure, and return the figures by name. Raises NotifyError if a process could not run."""
-    if plan.consume and plan.workers > 1:
+    if consume and workers > 1:
         raise NotifyError("the benches' consumers ask one worker only: measure --workers without --consume")
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bench-")))
+    with Bench() as bench:
         server: ServerProcess | None = None
-        url = plan.url
         if url is None:
-            flags = []
-            if plan.storage is not None:
-                from notify.storage.sql import schema
-                from notify.storage.sql.engines import open_engine
-
-                schema.upgrade(open_engine(plan.storage), "main")
-                flags = ["--storage", plan.storage]
-            if plan.workers > 1:
-                flags = ["--workers", str(plan.workers)]
-            server = ServerProcess(directory / "data", flags=flags).start()
-            stack.callback(server.stop)
+            server = bench.server("data", *_flags(storage, workers))
             url = server.url
-        consumer = _start_consumer(plan, url, directory) if plan.consume else None
-        if consumer is not None:
-            stack.callback(children.end, consumer)
-        loads = [_start_load(plan, url, directory, number) for number in range(plan.processes)]
-        for load in loads:
-            stack.callback(children.end, load)
+        consumer = _start_consumer(bench, url, topics, client, end_to_end) if consume else None
+        loads = [
+            bench.produce(
+                url, clients=clients // processes + (number < clients % processes), all_clients=clients,
+                seconds=seconds, warmup=warmup, body=body, topics=topics, keys=keys, rate=rate, batching=batching,
+                queues_outcomes=queues_outcomes, commits=bench.file("commits") if end_to_end else None,
+            )
+            for number in range(processes)
+        ]  # fmt: skip
         cpu = _Cpu(server)
-        time.sleep(plan.warmup)
+        time.sleep(warmup)
         cpu.begin()
-        time.sleep(plan.seconds)
+        time.sleep(seconds)
         cpu.end()
-        results = [children.result(load, 300) for load in loads]
-        consumed = _finish_consumer(consumer, directory) if consumer is not None else None
-        summary = _summary(plan, url, results, consumed, cpu)
-        if plan.end_to_end:
-            summary |= _end_to_end(directory)
+        results = [load.result(300) for load in loads]
+        consumed = consumer.result() if consumer is not None else None
+        wrong = _verify(url, storage, results, consumed)
+        summary = _summary(results, consumed, cpu.cores, *wrong)
+        if end_to_end and consumer is not None:
+            summary |= _end_to_end(consumer.spec["handled"], [load.spec["commits"] for load in loads])
         return summary
 
 
-def _start_load(plan: Plan, url: str, directory: Path, number: int) -> subprocess.Popen[str]:
-    share = plan.clients // plan.processes + (number < plan.clients % plan.processes)
-    return children.start_load(
-        url,
-        directory / f"ids-{number}",
-        clients=share,
-        all_clients=plan.clients,
-        seconds=plan.seconds,
-        warmup=plan.warmup,
-        body=plan.body,
-        topics=plan.topics,
-        keys=plan.keys,
-        rate=plan.rate,
-        batching=plan.batching,
-        queues_outcomes=plan.queues_outcomes,
-        commits=str(directory / f"commits-{number}") if plan.end_to_end else None,
-    )
+def _flags(storage: str | None, workers: int) -> list[str]:
+    """The server's flags; makes the tables of its storage."""
+    flags = ["--workers", str(workers)] if workers > 1 else []
+    if storage is not None:
+        from notify.storage.sql import schema
+        from notify.storage.sql.engines import open_engine
+
+        schema.upgrade(open_engine(storage), "main")
+        flags += ["--storage", storage]
+    return flags
 
 
-def _start_consumer(plan: Plan, url: str, directory: Path) -> subprocess.Popen[str]:
-    topics = [f"bench-{n}" for n in range(plan.topics)]
-    if plan.client in ("wire", "plain"):
-        for topic in topics:
+def _start_consumer(bench: Bench, url: str, topics: int, client: str, end_to_end: bool) -> Process:
+    names = [f"bench-{n}" for n in range(topics)]
+    if client in ("wire", "plain"):
+        for topic in names:
             subscribe(url, GROUP, topic)
-    spec: dict[str, Any] = {
-        "url": url, "topics": topics, "groups": [GROUP], "client": plan.client,
-        "seen": str(directory / "seen"), "stop": str(directory / "stop"),
-    }  # fmt: skip
-    if plan.end_to_end:
-        spec["handled"] = str(directory / "handled")
-    return children.start("notify.cli.bench.clients", spec, wait_for_line=True)
-
-
-def _finish_consumer(child: subprocess.Popen[str], directory: Path) -> dict[str, Any]:
-    (directory / "stop").touch()
-    return children.result(child)
+    timed = {"handled": bench.file("handled")} if end_to_end else {}
+    return bench.consume(url, [GROUP], client=client, topics=names, seen=bench.file("seen"), **timed)
 
 
 class _Cpu:
@@ -153,10 +120,9 @@ class _Cpu:
 
 
 def _summary(
-    plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None, cpu: _Cpu
+    results: list[dict[str, Any]], consumed: dict[str, Any] | None, cores: float | None, lost: int, duplicated: int
 ) -> dict[str, Any]:
     latencies = sorted(latency for result in results for latency in result["latencies"])
-    lost, duplicated = _verify(plan, url, results, consumed)
     summary: dict[str, Any] = {
         "transactions_per_second": round(sum(result["committed"] / result["seconds"] for result in results)),
         "p50_ms": _percentile(latencies, 0.5),
@@ -166,7 +132,7 @@ def _summary(
         "lost": lost,
         "duplicated": duplicated,
         "flush": "sync",
-        "cores": round(cpu.cores, 3) if cpu.cores is not None else None,
+        "cores": round(cores, 3) if cores is not None else None,
         "client_cores": round(sum(result["cpu"] / result["seconds"] for result in results), 2),
         "errors": sum(result["errors"] for result in results),
     }
@@ -177,10 +143,10 @@ def _summary(
     return summary
 
 
-def _end_to_end(directory: Path) -> dict[str, float | None]:
+def _end_to_end(handled_file: str, commits_files: list[str]) -> dict[str, float | None]:
     """Percentiles of the time from a caller's commit to the consumer."""
-    handled: dict[str, float] = json.loads((directory / "handled").read_text())
-    commits = [json.loads(file.read_text()) for file in directory.glob("commits-*")]
+    handled: dict[str, float] = json.loads(Path(handled_file).read_text())
+    commits = [json.loads(Path(file).read_text()) for file in commits_files]
     latencies = sorted(handled[id_] - at for by_id in commits for id_, at in by_id.items() if id_ in handled)
     return {
         "end_to_end_p50_ms": _percentile(latencies, 0.5),
@@ -188,13 +154,15 @@ def _end_to_end(directory: Path) -> dict[str, float | None]:
     }
 
 
-def _verify(plan: Plan, url: str, results: list[dict[str, Any]], consumed: dict[str, Any] | None) -> tuple[int, int]:
+def _verify(
+    url: str, storage: str | None, results: list[dict[str, Any]], consumed: dict[str, Any] | None
+) -> tuple[int, int]:
     """The numbers of lost transactions and duplicated messages, from the queues or from the consumer's counts."""
     acknowledged: set[str] = set()
     for result in results:
         acknowledged.update(Path(result["ids"]).read_text().split())
-    if plan.storage is not None:
-        return missing_in_database(plan.storage, acknowledged), 0
+    if storage is not None:
+        return missing_in_database(storage, acknowledged), 0
     counts_file = consumed["counts_file"] if consumed else None
     if counts_file is not None:
         counts: dict[str, int] = json.loads(Path(counts_file).read_text())

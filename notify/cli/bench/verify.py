@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from notify.client.http import HttpClient
-from notify.protocol.wire import JSON, Delivered, Items, Pulled, States, encode_msgpack
+from notify.protocol.wire import JSON, Delivered, Pulled
 
 
 class _Queue(msgspec.Struct):
@@ -27,7 +27,7 @@ class _Topic(msgspec.Struct):
     queues: list[_Queue]
 
 
-class _Topics(msgspec.Struct):
+class Topics(msgspec.Struct):
     topics: list[_Topic]
 
 
@@ -54,7 +54,7 @@ async def _count(url: str, prefix: str) -> dict[str, int]:
     counts: Counter[str] = Counter()
     try:
         answer = await http.call("GET", "/v1/admin/topics", b"", 60, JSON)
-        topics = msgspec.json.decode(answer, type=_Topics).topics
+        topics = msgspec.json.decode(answer, type=Topics).topics
         deadline = time.monotonic() + 600
         for topic in topics:
             if not topic.name.startswith(prefix):
@@ -83,28 +83,3 @@ def missing_in_database(storage: str, acknowledged: set[str]) -> int:
     with open_engine(storage).connect() as connection:
         rows = connection.execution_options(stream_results=True).execute(query)
         return len(acknowledged - {str(row[0]) for row in rows})
-
-
-def committed_in_all(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:
-    """The numbers of acknowledged transactions that are not COMMITTED, and of surplus messages.
-
-    Transactions must have one message each; `sent_besides`: the number of other messages. Uses the states and the ends
-    of the queues, because reading 100,000 topics would take longer than the bench.
-    """
-    return asyncio.run(_committed(url, acknowledged, sent_besides))
-
-
-async def _committed(url: str, acknowledged: list[str], sent_besides: int) -> tuple[int, int]:
-    http = HttpClient(url)
-    try:
-        missing = 0
-        for first in range(0, len(acknowledged), 4096):
-            request = encode_msgpack(States(producer_group="bench", ids=acknowledged[first : first + 4096]))
-            answer = msgspec.msgpack.decode(await http.call("POST", "/v1/transactions/states", request, 60), type=Items)
-            missing += sum([item.state != "COMMITTED" for item in answer.items])
-        listed = await http.call("GET", "/v1/admin/topics", b"", 60, JSON)
-    finally:
-        http.close()
-    topics = msgspec.json.decode(listed, type=_Topics).topics
-    stored = sum(queue.end - queue.start for topic in topics for queue in topic.queues)
-    return missing, max(0, stored - sent_besides - len(acknowledged))

@@ -7,7 +7,7 @@ import json
 import sys
 
 from notify.runtime.signals import exit_on_signal
-from tools.bench.backlog import Plan, run
+from tools.bench.backlog import run
 from tools.bench.bars.judged import judge
 
 BARS = {
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args()
-    figures = run(Plan(messages=options.messages, body=options.body, runs=options.runs, seconds=options.seconds))
+    figures = run(messages=options.messages, body=options.body, runs=options.runs, seconds=options.seconds)
     print(json.dumps(figures), flush=True)
     missed = (
         [f"{figures['lost']} lost, {figures['duplicated']} doubled"] if figures["lost"] or figures["duplicated"] else []

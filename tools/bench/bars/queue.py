@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from notify.runtime.signals import exit_on_signal
 from tools.bench import delayed, delivery, slow_group, topics
@@ -15,7 +16,7 @@ CALLERS = 1024
 
 
 def measure_topics(tell: Tell, runs: int) -> list[str]:
-    figures = topics.run(topics.Plan(runs=runs))
+    figures = topics.run(runs=runs)
     tell(f"topics: {figures}")
     missed = judge(tell, "10,000 topics against 16", [figures["ratio_10000_to_16"]], 0.9)
     missed += judge(tell, "100,000 topics against 16", [figures["ratio_100000_to_16"]], 0.75)
@@ -24,15 +25,16 @@ def measure_topics(tell: Tell, runs: int) -> list[str]:
 
 
 def measure_delivery(tell: Tell, runs: int) -> list[str]:
-    missed = []
-    for name, plan, limit in (
-        ("15 groups over one topic, deliveries/s", delivery.Plan(), 0.7),
-        ("ordered, 10,000 keys, messages/s", delivery.Plan(1, 300_000, mode="ordered", keys=10_000), 0.4),
-    ):
+    missed: list[str] = []
+    kinds: dict[str, tuple[dict[str, Any], float]] = {
+        "15 groups over one topic, deliveries/s": ({}, 0.7),
+        "ordered, 10,000 keys, messages/s": ({"groups": 1, "mode": "ordered", "keys": 10_000}, 0.4),
+    }
+    for name, (options, limit) in kinds.items():
         references, results = [], []
         for _ in range(runs):
             references.append(measure_reference(CALLERS).transactions_per_second)
-            results.append(delivery.run(plan))
+            results.append(delivery.run(**options))
         rates = [r["deliveries_per_second"] for r in results]
         missed += judge(tell, name, rates, limit, references=references)
         missed += [f"{name}: lost or doubled"] * any(r["lost"] or r["duplicated"] for r in results)
@@ -40,7 +42,7 @@ def measure_delivery(tell: Tell, runs: int) -> list[str]:
 
 
 def measure_slow_group(tell: Tell, runs: int) -> list[str]:
-    figures = slow_group.run(slow_group.Plan(runs=runs))
+    figures = slow_group.run(runs=runs)
     tell(f"one of 15 groups stopped: {figures}")
     missed = judge(tell, "the other 14 with one of 15 stopped", [figures["ratio_others"]], 0.95)
     return missed + judge(tell, "producers with one of 15 stopped", [figures["ratio_producers"]], 0.95)

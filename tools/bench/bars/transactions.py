@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.cli.bench.transactions import Plan, run
+from notify.cli.bench.transactions import run
 from notify.client.loop import new_event_loop
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
@@ -32,10 +32,10 @@ READY = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of a plan's result, and the bar of its ratio to a figure of the reference with so many callers."""
+    """A figure of a run with these options, and the bar of its ratio to a figure of the reference with so many callers."""
 
     name: str
-    plan: Plan
+    options: dict[str, Any]
     figure: str
     bar: float
     reference: Callable[[Reference], float]
@@ -45,12 +45,11 @@ class Bar:
 
 def bars(seconds: float) -> list[Bar]:
     def rate(name: str, figure: str, bar: float, **options: Any) -> Bar:
-        plan = Plan(seconds=seconds, **options)
-        return Bar(name, plan, figure, bar, lambda r: r.transactions_per_second, plan.clients)
+        options |= {"seconds": seconds}
+        return Bar(name, options, figure, bar, lambda r: r.transactions_per_second, options["clients"])
 
     def latency(name: str, figure: str, bar: float, **options: Any) -> Bar:
-        plan = Plan(seconds=seconds, **options)
-        return Bar(name, plan, figure, bar, lambda r: r.p50_ms, 1, at_most=True)
+        return Bar(name, options | {"seconds": seconds}, figure, bar, lambda r: r.p50_ms, 1, at_most=True)
 
     recorded = "transactions_per_second"
     paced = {"clients": 64, "rate": 2000, "consume": True}
@@ -72,7 +71,7 @@ def measure(bar: Bar, repeats: int, tell: Tell) -> list[str]:
     wrong = 0
     for _ in range(repeats):
         references.append(bar.reference(measure_reference(bar.reference_callers)))
-        result = run(bar.plan)
+        result = run(**bar.options)
         figures.append(float(result[bar.figure]))
         wrong += result["lost"] + result["duplicated"]
     missed = judge(tell, bar.name, figures, bar.bar, at_most=bar.at_most, references=references)

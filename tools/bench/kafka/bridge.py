@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.reader import BATCH_TRANSACTIONS
-from notify.cli.bench import children
+from notify.cli.bench.runner import Process
 from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.making_tables import create_tables
 from notify.errors import NotifyError
@@ -116,7 +116,7 @@ def measured(database: BinlogServer, cluster: Cluster, plan: Plan, kind: str, nu
         "kind": kind, "dsn": database.url, "brokers": cluster.brokers, "source": f"bench-{number}", "topic": topic,
         "rows": plan.rows, "body": plan.body, "batch": plan.batch,
     }  # fmt: skip
-    figures = children.result(children.start("tools.bench.kafka.published", spec), RUN_SECONDS)
+    figures = Process("tools.bench.kafka.published", spec).result(RUN_SECONDS)
     names = published(cluster, topic, before)
     return figures | {"lost": plan.rows - len(set(names)), "duplicated": len(names) - len(set(names))}
 

@@ -1,4 +1,4 @@
-"""Notify itself: `notify serve` with its log, measured by the benches that `notify bench` has.
+"""Notify itself: `notify serve` with its log, measured by the benches transactions and delivery.
 
 Each run has a server of its own with an empty log, and two seconds that are not counted.
 """
@@ -43,7 +43,7 @@ class Notify:
 
     def warm_up(self) -> None:
         """Have the code in the page cache, as the peers' is, and let the machine settle."""
-        transactions.run(transactions.Plan(clients=WARM_CALLERS, seconds=WARM_SECONDS, topics=1, body=BODY))
+        transactions.run(clients=WARM_CALLERS, seconds=WARM_SECONDS, topics=1, body=BODY)
 
     def steps(self) -> list[Step]:
         most = max(self._work.callers)
@@ -67,8 +67,7 @@ class Notify:
         return [*usual_steps(self, self._work), *awaiting, delivered, *handled]
 
     def _transactions(self, clients: int, **options: Any) -> dict[str, Any]:
-        plan = transactions.Plan(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
-        return transactions.run(plan)
+        return transactions.run(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
 
     def transactions(self, callers: int) -> Run:
         """As a session does: its caller goes on once the outcome is queued, and what is counted was acknowledged.
@@ -115,7 +114,7 @@ class Notify:
         return self._delivery(figure, groups, self._work.handled // groups, client=client, batch=batch)
 
     def _delivery(self, figure: str, groups: int, messages: int, **options: Any) -> Run:
-        got = delivery.run(delivery.Plan(groups=groups, messages=messages, body=BODY, **options))
+        got = delivery.run(groups=groups, messages=messages, body=BODY, **options)
         return _run({figure: got["deliveries_per_second"]}, got)
 
 

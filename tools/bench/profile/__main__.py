@@ -27,7 +27,7 @@ from tools.bench.compare.checkout import Checkout, NotComparable
 
 ROLES = {
     "server": (" serve ",),
-    "client": (".bench.load ", ".bench.clients ", ".bench.handled ", ".bench.drain "),
+    "client": tuple(f".bench.{name} " for name in ("producers", "consumers", "clients", "load", "handled", "drain")),
 }
 """The processes that are sampled, by a word of their command."""
 BENCH = "transactions --clients 1024 --seconds 14"

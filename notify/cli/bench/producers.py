@@ -1,7 +1,6 @@
-"""The producers of a bench in one process: callers that repeatedly store a half and its outcome, or a pile of messages.
+"""The producers of a bench in one process: callers that repeatedly store a half and its outcome.
 
-Run as `python -m notify.cli.bench.load` with a JSON specification as its argument; prints one JSON object. A
-specification with `messages` is that of a pile, see `fill`.
+Run as `python -m notify.cli.bench.producers` with a JSON specification as its argument; prints one JSON object.
 """
 
 from __future__ import annotations
@@ -17,18 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient
 from notify.errors import NotifyError
-from notify.protocol import ids
 from notify.protocol.message import Message
-from notify.protocol.wire import Item, PackedMessages, PackedPublished, encode_msgpack
-
-BATCH = 2000
-"""The messages of a request that fills a pile."""
-IN_FLIGHT = 3
+from notify.protocol.wire import Item
 
 
 class Load:
@@ -125,51 +118,12 @@ def _cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def order(number: int, size: int) -> bytes:
-    """A JSON object with a number, of `size` bytes if they are enough."""
-    body = b'{"number":%d,"text":""}' % number
-    return body[:-2] + b"x" * (size - len(body)) + body[-2:]
-
-
-async def fill(spec: dict[str, Any]) -> dict[str, Any]:
-    """Publish `messages` messages with bodies of `body` bytes to the topics `{prefix}-0`, `{prefix}-1`, … in turn.
-
-    With `orders` each body is JSON with the message's number; otherwise all have the same random bytes.
-    """
-    http = HttpClient(spec["url"])
-    body = os.urandom(spec["body"])
-    topics, prefix = spec["topics"], spec.get("prefix", "bench")
-    keys = spec.get("keys", 0)
-    firsts = iter(range(0, spec["messages"], BATCH))
-    delay = spec.get("delay")
-
-    def message(n: int) -> PackedPublished:
-        return PackedPublished(
-            id=ids.message_id(ids.new_id(), 0),
-            topic=f"{prefix}-{n % topics}",
-            body=order(n, spec["body"]) if spec.get("orders") else body,
-            key=f"key-{n % keys}" if keys else None,
-            delay=delay,
-        )
-
-    async def send() -> None:
-        for first in firsts:
-            batch = [message(n) for n in range(first, min(first + BATCH, spec["messages"]))]
-            await http.call("POST", "/v1/messages", encode_msgpack(PackedMessages(messages=batch)), 120)
-
-    started = time.perf_counter()
-    await asyncio.gather(*(send() for _ in range(IN_FLIGHT)))
-    http.close()
-    return {"messages": spec["messages"], "seconds": time.perf_counter() - started}
-
-
 def main() -> None:
     """Run the producers of the specification in argv[1]."""
-    spec = json.loads(sys.argv[1])
-    producing = fill(spec) if "messages" in spec else Load(spec).run()
+    load = Load(json.loads(sys.argv[1]))
     gc.freeze()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        print(json.dumps(runner.run(producing)))
+        print(json.dumps(runner.run(load.run())))
 
 
 if __name__ == "__main__":

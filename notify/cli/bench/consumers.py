@@ -1,7 +1,7 @@
-"""Consumers of a bench in one process, which only note what they get: the SDK's with an empty handler, clients of the
-same servers without the SDK, and the wire's client, which takes runs and calls no handler.
+"""Consumers of a bench in one process, which only note what they get: the SDK's with an empty handler, a short script
+without the SDK, and the wire's client, which takes runs and calls no handler.
 
-Run as `python -m notify.cli.bench.clients` with a JSON specification. It prints `subscribed` before it consumes, and
+Run as `python -m notify.cli.bench.consumers` with a JSON specification. It prints `subscribed` before it consumes, and
 one JSON object at the end. It ends when each group has `expected` messages, `seconds` after the first message, or when
 the file `stop` exists and no more messages come.
 """
@@ -13,32 +13,26 @@ import contextlib
 import functools
 import gc
 import http.client
-import itertools
 import json
 import sys
 import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
 
-from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
+from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
-from notify.client.table import notify_inbox
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Receive, Received, Settle, SettleItem, encode_msgpack
-from notify.runtime.databases import database_now
 
 CONCURRENCY = 16
 """The SDK's default, and the connections of an inbox's engine."""
@@ -50,19 +44,10 @@ WIRE_SETTLING = 4
 """Its requests to settle that may be on their way."""
 FEW = 200
 """The wire's client times the first message only of larger answers."""
-KAFKA_BATCH = 500
-"""Records between two commits of the plain consumer of Kafka."""
 LOOK_SECONDS = 0.3
 """How often the file `stop` is looked for, and how long no message has come then."""
 UNBOUNDED = 1 << 62
 LONGEST_SECONDS = 3600.0
-
-
-class Order(msgspec.Struct):
-    """The body that a filled topic has with `orders`."""
-
-    number: int
-    text: str
 
 
 class Run:
@@ -191,43 +176,24 @@ class Group:
             self._is_done, self._next = True, UNBOUNDED
             self._run.done()
 
-    def handlers(self) -> dict[str, Callable[..., None]]:
-        """The same empty handler in each shape that the SDK calls."""
-        note, note_all, timed = self.note, self.note_all, self.timed
+    def handler(self) -> Callable[..., None]:
+        """The empty handler of single messages."""
+        note, timed, is_timed = self.note, self.timed, bool(self._run.spec.get("stop"))
 
         def single(message: ReceivedMessage) -> None:
             note(message.id)
-
-        def batch(messages: list[ReceivedMessage]) -> None:
-            note_all([message.id for message in messages])
-
-        def single_typed(order: Order) -> None:
-            note(order.number)
-
-        def batch_typed(orders: list[Order]) -> None:
-            note_all([order.number for order in orders])
-
-        def single_inbox(message: ReceivedMessage, session: Session) -> None:
-            note(message.id)
-
-        def batch_inbox(messages: list[ReceivedMessage], session: Session) -> None:
-            note_all([message.id for message in messages])
 
         def single_timed(message: ReceivedMessage) -> None:
             timed.append((message.id, message.committed_at, time.time()))
             note(message.id)
 
-        shapes = single, batch, single_typed, batch_typed, single_inbox, batch_inbox, single_timed
-        return {function.__name__: function for function in shapes}
-
-    def handler(self, spec: dict[str, Any]) -> Callable[..., None]:
-        """The handler that the specification asks for."""
-        kinds = (("_typed", "typed"), ("_inbox", "inbox"), ("_timed", "stop"))
-        kind = next((name for name, key in kinds if spec.get(key)), "")
-        return self.handlers()[("batch" if spec.get("batch") else "single") + kind]
+        return single_timed if is_timed else single
 
 
 # --- the SDK's ------------------------------------------------------------------------------------------------------
+
+
+HandlerOf = Callable[[Group], Callable[..., None]]
 
 
 def _consumer(kind: Callable[..., Any], group: Group, run: Run, inbox: Inbox | None, handler: Any) -> Any:
@@ -240,48 +206,21 @@ def _consumer(kind: Callable[..., Any], group: Group, run: Run, inbox: Inbox | N
     return consumer
 
 
-def threads(run: Run) -> None:
+def threads(run: Run, handler_of: HandlerOf = Group.handler, inbox: Inbox | None = None) -> None:
     """A `Consumer` for each group."""
-    inbox = Inbox(_engine(run)) if run.spec.get("inbox") else None
-    consumers = [_consumer(Consumer, group, run, inbox, group.handler(run.spec)) for group in run.groups]
-    _in_threads(run, [functools.partial(consumer.run, signals=False) for consumer in consumers])
-
-
-def _engine(run: Run) -> sa.Engine:
-    """An engine of the database that the specification names, with Notify's tables."""
-    engine = sa.create_engine(run.spec["inbox"], pool_size=CONCURRENCY, max_overflow=0)
-    if engine.dialect.name == "sqlite":
-        use_explicit_begin(engine)
-    create_tables(engine)
-    return engine
-
-
-async def _async_engine(run: Run) -> AsyncEngine:
-    dsn = run.spec["inbox"].replace("sqlite:", "sqlite+aiosqlite:")
-    engine = create_async_engine(dsn, pool_size=CONCURRENCY, max_overflow=0)
-    if engine.dialect.name == "sqlite":
-        use_explicit_begin(engine)
-    async with engine.begin() as connection:
-        await connection.run_sync(create_tables)
-    return engine
+    consumers = [_consumer(Consumer, group, run, inbox, handler_of(group)) for group in run.groups]
+    in_threads(run, [functools.partial(consumer.run, signals=False) for consumer in consumers])
 
 
 def coroutines(run: Run) -> None:
     """An `AsyncConsumer` for each group, all on one event loop."""
-    asyncio.run(_coroutines(run))
+    asyncio.run(on_a_loop(run))
 
 
-async def _coroutines(run: Run) -> None:
-    inbox = engine = None
-    if run.spec.get("inbox"):
-        engine = await _async_engine(run)
-        inbox = Inbox(engine)
-    consumers = [_consumer(AsyncConsumer, group, run, inbox, _async(group.handler(run.spec))) for group in run.groups]
-    try:
-        await asyncio.gather(*(consumer.run() for consumer in consumers))
-    finally:
-        if engine is not None:
-            await engine.dispose()
+async def on_a_loop(run: Run, handler_of: HandlerOf = Group.handler, inbox: Inbox | None = None) -> None:
+    """`coroutines`, on the loop that runs."""
+    consumers = [_consumer(AsyncConsumer, group, run, inbox, _async(handler_of(group))) for group in run.groups]
+    await asyncio.gather(*(consumer.run() for consumer in consumers))
 
 
 def _async(function: Callable[..., None]) -> Callable[..., Any]:
@@ -290,60 +229,6 @@ def _async(function: Callable[..., None]) -> Callable[..., Any]:
         function(*arguments)
 
     return handle
-
-
-# --- what an inbox does, without the SDK: a transaction by SQLAlchemy with the row and the handler's effect ----------
-
-_INSERT = notify_inbox.insert().values(created_at=database_now())
-
-
-def _rows(group: Group, run: Run) -> Iterator[dict[str, Any]]:
-    """A row for each message of a pile, until the run is over."""
-    for number in itertools.count():
-        if run.is_over or number >= group.expected:
-            return
-        yield {"consumer_group": group.name, "message_id": f"{ids.to_text(ids.new_id())}.0", "replay": 0}
-
-
-def by_hand(run: Run) -> None:
-    """Transactions of a Session in as many threads as a `Consumer` has, on SQLite one after the other."""
-    engine = _engine(run)
-    (group,) = run.groups
-    rows, taking = _rows(group, run), threading.Lock()  # threads cannot run a generator at once
-    turn = threading.Lock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
-
-    def work() -> None:
-        while True:
-            with taking:
-                row = next(rows, None)
-            if row is None:
-                return
-            with turn, Session(engine) as session, session.begin():
-                session.execute(_INSERT, row)
-                group.note(row["message_id"])
-
-    _in_threads(run, [work] * CONCURRENCY)
-
-
-def by_hand_async(run: Run) -> None:
-    """`by_hand` with an AsyncSession, in as many tasks as an `AsyncConsumer` has."""
-    asyncio.run(_by_hand_async(run))
-
-
-async def _by_hand_async(run: Run) -> None:
-    engine = await _async_engine(run)
-    (group,) = run.groups
-    rows = _rows(group, run)
-    turn = asyncio.Lock() if engine.dialect.name == "sqlite" else contextlib.nullcontext()
-
-    async def work() -> None:
-        for row in rows:
-            async with turn, AsyncSession(engine) as session, session.begin():
-                await session.execute(_INSERT, row)
-                group.note(row["message_id"])
-
-    await asyncio.gather(*[work() for _ in range(CONCURRENCY)])
-    await engine.dispose()
 
 
 # --- clients of the same servers without the SDK --------------------------------------------------------------------
@@ -488,81 +373,54 @@ def ranges(receipts: list[str]) -> list[SettleItem]:
 
 def plain(run: Run) -> None:
     """For each group what a short script does over HTTP: receive many, handle one after another, settle in ranges."""
-    _in_threads(run, [functools.partial(_plain, run, group) for group in run.groups])
+    in_threads(run, [functools.partial(_plain, run, group) for group in run.groups])
 
 
-def plain_runs(run: Run) -> None:
-    """The same script, which asks for runs: it settles each run as one range."""
-    _in_threads(run, [functools.partial(_plain, run, group, in_runs=True) for group in run.groups])
+def _plain(run: Run, group: Group) -> None:
+    """Receive, handle and settle until the run is over."""
+    with contextlib.closing(Script(run.spec["url"], group.name)) as script:
+        while not run.is_over:
+            messages = script.received("receive")["messages"]
+            for message in messages:
+                if run.spec.get("stop"):
+                    group.timed.append((message["id"], message["committed_at"], time.time()))
+                group.note(message["id"])
+            script.settle(ranges([message["receipt"] for message in messages]))
 
 
-def _plain(run: Run, group: Group, *, in_runs: bool = False) -> None:
-    address = urlsplit(run.spec["url"])
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=90)
+class Script:
+    """The requests of a short script over HTTP, on one connection."""
 
-    def call(path: str, body: bytes) -> bytes:
-        connection.request("POST", f"/v1/groups/{group.name}/{path}", body, {"content-type": "application/msgpack"})
-        answer = connection.getresponse()
+    def __init__(self, url: str, group: str) -> None:
+        address = urlsplit(url)
+        self._group = group
+        self._connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=90)
+        self._asked = msgspec.msgpack.encode(
+            {"instance": "plain", "max": PLAIN_MAX, "wait": PLAIN_WAIT, "lease": PLAIN_LEASE}
+        )
+        self.close = self._connection.close
+
+    def _call(self, path: str, body: bytes) -> bytes:
+        headers = {"content-type": "application/msgpack"}
+        self._connection.request("POST", f"/v1/groups/{self._group}/{path}", body, headers)
+        answer = self._connection.getresponse()
         read = answer.read()
         if answer.status != 200:
             raise OSError(f"{answer.status}: {read[:300]!r}")
         return read
 
-    asked = msgspec.msgpack.encode({"instance": "plain", "max": PLAIN_MAX, "wait": PLAIN_WAIT, "lease": PLAIN_LEASE})
-    while not run.is_over:
-        if in_runs:
-            runs = msgspec.msgpack.decode(call("receive?runs=yes", asked))["runs"]
-            receipts = [_handle_run(group, each) for each in runs]
-            items = [SettleItem(receipt=receipt, action="ack") for receipt in receipts]
-        else:
-            messages = msgspec.msgpack.decode(call("receive", asked))["messages"]
-            for message in messages:
-                if run.spec.get("stop"):
-                    group.timed.append((message["id"], message["committed_at"], time.time()))
-                group.note(message["id"])
-            items = ranges([message["receipt"] for message in messages])
+    def received(self, path: str) -> dict[str, Any]:
+        """The answer to a request for messages, or for runs. Raises OSError."""
+        answer: dict[str, Any] = msgspec.msgpack.decode(self._call(path, self._asked))
+        return answer
+
+    def settle(self, items: list[SettleItem]) -> None:
+        """Acknowledge. Raises OSError."""
         if items:
-            call("settle", encode_msgpack(Settle(items)))
-    connection.close()
+            self._call("settle", encode_msgpack(Settle(items)))
 
 
-def _handle_run(group: Group, run: dict[str, Any]) -> str:
-    """Handle each message of a run with its id as text, as the other form of the answer has it; the run's receipts."""
-    heads = RUN_HEAD.iter_unpack(run["heads"])
-    for (transaction, number, _), _message in zip(heads, run["messages"], strict=True):
-        group.note(f"{ids.to_text(transaction)}.{number}")
-    return f"{run['lease']}.0-{len(run['messages']) - 1}"
-
-
-def confluent(run: Run) -> None:
-    """For each group a consumer as the manual of Kafka's client has it: a batch, its handlers one by one, a commit."""
-    _in_threads(run, [functools.partial(_confluent, run, group) for group in run.groups])
-
-
-def _confluent(run: Run, group: Group) -> None:
-    import confluent_kafka
-
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": run.spec["url"].removeprefix("kafka://"),
-            "group.id": group.name,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-        }
-    )
-    consumer.subscribe(run.spec["topics"])
-    note = group.note
-    while not run.is_over:
-        records = [record for record in consumer.consume(KAFKA_BATCH, 1.0) if record.error() is None]
-        for record in records:
-            note((record.partition(), record.offset()))
-        if records:
-            consumer.commit(asynchronous=False)
-    consumer.close()
-
-
-def _in_threads(run: Run, calls: Sequence[Callable[[], None]]) -> None:
+def in_threads(run: Run, calls: Sequence[Callable[[], None]]) -> None:
     """Call all at once, an only one in this thread. If one fails, all end, and its error is raised."""
     if len(calls) == 1:
         calls[0]()
@@ -588,12 +446,8 @@ def _in_threads(run: Run, calls: Sequence[Callable[[], None]]) -> None:
 CLIENTS: dict[str, Callable[[Run], None]] = {
     "wire": wire,
     "plain": plain,
-    "plain_runs": plain_runs,
     "threads": threads,
     "coroutines": coroutines,
-    "confluent": confluent,
-    "by_hand": by_hand,
-    "by_hand_async": by_hand_async,
 }
 
 
@@ -628,14 +482,14 @@ def result(run: Run) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(clients: Mapping[str, Callable[[Run], None]] = CLIENTS) -> None:
     """Consume by the specification in argv[1]."""
     run = Run(json.loads(sys.argv[1]))
     gc.freeze()
     print("subscribed", flush=True)
     if run.spec.get("stop"):
         threading.Thread(target=run.end_when_told, daemon=True).start()
-    CLIENTS[run.spec["client"]](run)
+    clients[run.spec["client"]](run)
     print(json.dumps(result(run)))
 
 
