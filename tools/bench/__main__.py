@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
 import typer
@@ -17,9 +18,16 @@ from tools.bench import bridge as bridge_bench
 from tools.bench import delivery as delivery_bench
 from tools.bench import topics as topics_bench
 
+PROGRAMS = (
+    "audit", "audit_fan_in", "bars.backlog", "bars.queue", "bars.transactions", "compare", "console", "consumers",
+    "kafka.bridge", "observed", "peers", "profile", "session", "shipping", "siege", "soak", "sql",
+)  # fmt: skip
+"""Modules that read their options themselves; most print a verdict."""
+
 app = typer.Typer(
     cls=Commands,
     help="Measure this machine; every run is verified.",
+    epilog=f"Others, with options of their own: {', '.join(PROGRAMS)}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -111,6 +119,11 @@ def backlog(
 
 def main() -> None:
     """Run a bench. Exit codes: 0 success, 1 a message was lost or doubled, 2 the bench could not run."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in PROGRAMS:
+        del sys.argv[1]
+        runpy.run_module(f"tools.bench.{name}", run_name="__main__", alter_sys=True)
+        return
     try:
         app(auto_envvar_prefix="NOTIFY_BENCH")
     except NotifyError as error:

@@ -32,7 +32,7 @@ READY = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of a run with these options, and the bar of its ratio to a figure of the reference with so many callers."""
+    """A figure of a run with `options`, and the bar of its ratio to a figure of the reference with so many callers."""
 
     name: str
     options: dict[str, Any]
