@@ -235,6 +235,15 @@ def test_an_environment_that_runs_another_tree_is_refused(tmp_path: Path) -> Non
         Checkout(tmp_path, Path(sys.executable), "a" * 40).check()
 
 
+def test_a_bench_is_run_where_its_tree_has_it(tmp_path: Path) -> None:
+    """The benches were commands of the package, before they moved to the tools: both sides of that are compared."""
+    checkout = Checkout(tmp_path, Path("python"), "a" * 40)
+    words = ["delivery", "--groups", "8", "--json"]
+    assert checkout.bench("delivery --groups 8") == ["python", "-m", "notify.cli.main", "bench", *words]
+    (tmp_path / "tools" / "bench").mkdir(parents=True)
+    assert checkout.bench("delivery --groups 8") == ["python", "-m", "tools.bench", *words]
+
+
 def test_a_source_that_changes_is_noticed(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, Path(sys.executable), "a" * 40)
     source = tmp_path / "notify" / "server" / "app.py"

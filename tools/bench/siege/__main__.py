@@ -21,12 +21,9 @@ from typing import Any
 from notify.runtime.signals import exit_on_signal
 from notify.testing import usage
 from notify.testing.process import ServerProcess
-from tools.bench.siege.attackers import attack
-from tools.bench.siege.burner import burn
-from tools.bench.siege.listener import Listener
-from tools.bench.siege.load import Load
-from tools.bench.siege.phase import Measured
-from tools.bench.siege.stage import prepare
+from tools.bench.siege.attackers import attack, burn
+from tools.bench.siege.load import Load, Measured
+from tools.bench.siege.stage import Listener, prepare
 
 KEPT_SHARE = 0.5
 GROWTH_BYTES = 100 << 20

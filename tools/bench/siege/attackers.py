@@ -1,4 +1,4 @@
-"""The attacks, all at once in one process whose CPU time is bounded."""
+"""The attacks, all at once in one process whose CPU time is bounded; and a process that burns as much CPU time."""
 
 from __future__ import annotations
 
@@ -325,3 +325,16 @@ def attack(url: str, provider: str, rights: dict[str, str], share: float, only: 
     """Attack until the process is ended."""
     os.nice(5)
     asyncio.run(Attackers(url, provider, rights, share, only, workers).run())
+
+
+STEP_SECONDS = 0.005
+
+
+def burn(share: float) -> None:
+    """Use this share of one core until the process is ended, and attack nobody: the rates meanwhile are the bar."""
+    os.nice(5)
+    while True:
+        began = time.process_time()
+        while time.process_time() - began < STEP_SECONDS * share:
+            pass
+        time.sleep(STEP_SECONDS * max(0.0, 1.0 - share))
