@@ -35,7 +35,6 @@ def test_each_target_of_the_makefile_names_a_bench() -> None:
         (("bridge", "--dsn", "sqlite:///x.db"), "sqlite has no binlog"),
         (("delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
         (("delivery", "--mode", "broadcast"), "--mode must be shared, ordered, failover or exclusive"),
-        (("compare", "--base", "no-such-revision"), "BASE=no-such-revision is no revision of this repository"),
     ],
 )
 def test_a_wrong_argument_is_refused(
