@@ -180,41 +180,41 @@ audit-watch: install
 # Time and memory of an audit of TRANSACTIONS=5000000, RATE=10000 a second, of a fifth and of twice as many; ONE_SIZE=1:
 # of that size only. 25 minutes, 12 GB of disk.
 bench-audit: install
-	$(PY) -m notify.bench.audit --transactions $(or $(TRANSACTIONS),5000000) --rate $(or $(RATE),10000) \
+	$(PY) -m tools.bench audit --transactions $(or $(TRANSACTIONS),5000000) --rate $(or $(RATE),10000) \
 		$(if $(ONE_SIZE),--one-size,)
 
 # One audit of 3 logs, 3 databases, 200 groups and 10,000 topics: MESSAGES=1000000, and four times as many. 10 minutes.
 bench-audit-fan-in: install
-	$(PY) -m notify.bench.audit_fan_in --messages $(or $(MESSAGES),1000000)
+	$(PY) -m tools.bench audit_fan_in --messages $(or $(MESSAGES),1000000)
 
 # The console's pages with 10 million messages in 10,000 topics, none above 300 ms: 4 minutes.
 bench-console: install
-	$(PY) -m notify.bench.console
+	$(PY) -m tools.bench console
 
 # What shipping the log costs producers: at least 95 % of their rate. 5 minutes.
 bench-shipping: install
-	$(PY) -m notify.bench.shipping --rounds $(or $(ROUNDS),5) $(if $(TO),--to $(TO))
+	$(PY) -m tools.bench shipping --rounds $(or $(ROUNDS),5) $(if $(TO),--to $(TO))
 
 # What metrics, console and traces cost at the main benchmark: below 5 %. 3 minutes.
 bench-observed: install
-	$(PY) -m notify.bench.observed
+	$(PY) -m tools.bench observed
 
 # The bridge to Kafka beside a plain transactional producer, by turns on one node: ROUNDS=3, 4 minutes.
 bench-kafka: install
-	$(PY) -m notify.bench.kafka.bridge --rounds $(or $(ROUNDS),3)
+	$(PY) -m tools.bench kafka.bridge --rounds $(or $(ROUNDS),3)
 
 # Notify beside RocketMQ, Kafka and an outbox on PostgreSQL, by turns with the same work: ratios, in bench-peers.json and
 # bench-peers.svg. ROUNDS=3, SECONDS=6 a run, CALLERS='1 32 128 1024'. 20 minutes, and a minute for Maven's jars.
 bench-peers: install
 	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
-	@$(PY) -m notify.bench.peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
+	@$(PY) -m tools.bench peers --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),6) \
 		--callers $(or $(CALLERS),1 32 128 1024)
 
 # CPU of server and client by function, of the working tree and of BASE=<revision>, while BENCH='transactions --clients 1024
 # --seconds 14' runs, or BENCH='delivery --groups 1 --client threads --messages 100000': START=3 seconds after the client's
 # start, for SECONDS=6. A minute each.
 profile: install
-	@$(PY) -m notify.bench.profile $(if $(BENCH),--bench='$(BENCH)',) --start=$(or $(START),3) --seconds=$(or $(SECONDS),6) \
+	@$(PY) -m tools.bench profile $(if $(BENCH),--bench='$(BENCH)',) --start=$(or $(START),3) --seconds=$(or $(SECONDS),6) \
 		$(if $(BASE),--base $(BASE),)
 
 # What a handler gets, of Consumer and AsyncConsumer, with an inbox, in batches, and over Kafka, beside plain clients and
@@ -222,22 +222,22 @@ profile: install
 # of their names. 9 minutes.
 bench-consumers: install
 	@command -v mvn >/dev/null && command -v java >/dev/null || bash tests/install-system-packages
-	@$(PY) -m notify.bench.consumers --rounds $(or $(ROUNDS),3) --messages $(or $(MESSAGES),100000) --body $(or $(BODY),256) \
+	@$(PY) -m tools.bench consumers --rounds $(or $(ROUNDS),3) --messages $(or $(MESSAGES),100000) --body $(or $(BODY),256) \
 		--seconds $(or $(SECONDS),3) $(if $(ONLY),--only $(ONLY),)
 
 # What a message adds to the CPU time of a SQLAlchemy session's transaction, in either mode, from threads and asyncio, on
 # SQLite and PostgreSQL: ROUNDS=15, CALLERS=1; 3 minutes.
 bench-session: install
-	$(PY) -m notify.bench.session --rounds $(or $(ROUNDS),15) --callers $(or $(CALLERS),1)
+	$(PY) -m tools.bench session --rounds $(or $(ROUNDS),15) --callers $(or $(CALLERS),1)
 
 # SECONDS=3600 at 1,000 transactions a second, in every mode: memory, descriptors, threads and data directory stay flat.
 soak: install
-	$(PY) -m notify.bench.soak --seconds $(or $(SECONDS),3600)
+	$(PY) -m tools.bench soak --seconds $(or $(SECONDS),3600)
 
 # Each attack of strangers and lesser rights at once, for SECONDS=60, beside a producer and a consumer: they keep half
 # their rate, memory grows by less than 100 MiB. The attackers have SHARE=0.2 of a core. 2 minutes.
 siege: install
-	$(PY) -m notify.bench.siege --seconds $(or $(SECONDS),60) --share $(or $(SHARE),0.2)
+	$(PY) -m tools.bench siege --seconds $(or $(SECONDS),60) --share $(or $(SHARE),0.2)
 
 # CASES=20000 requests made from the OpenAPI document, with access off and on: none makes the server fail.
 fuzz: install
@@ -248,24 +248,24 @@ simulate: install
 	$(PY) -m tests.simulation.run --seeds $(or $(SEEDS),20000)
 
 bench: install
-	$(PY) -m notify.bench.bars.transactions
+	$(PY) -m tools.bench bars.transactions
 
 # Topics, fan-out, a stopped group, order, delayed messages: about 15 minutes.
 bench-queue: install
-	$(PY) -m notify.bench.bars.queue
+	$(PY) -m tools.bench bars.queue
 
 # MESSAGES=20000000 of BODY=256 bytes piled up: rates and memory by tenths, producers beside it, start after kill -9,
 # draining it cold.
 bench-backlog: install
-	$(PY) -m notify.bench.bars.backlog --messages $(or $(MESSAGES),20000000) --body $(or $(BODY),256)
+	$(PY) -m tools.bench bars.backlog --messages $(or $(MESSAGES),20000000) --body $(or $(BODY),256)
 
 # SQL storage beside the database's own ceiling, and the bridge: 4 minutes.
 bench-sql: install
-	$(PY) -m notify.bench.sql
+	$(PY) -m tools.bench sql
 
 # What is here beside BASE=<revision>, as ratios of BENCH='transactions --clients 128' run PAIRS=9 times each: 6 minutes.
 compare: install
-	@$(PY) -m notify.bench.compare --base='$(BASE)' --bench='$(or $(BENCH),transactions --clients 128)' \
+	@$(PY) -m tools.bench compare --base='$(BASE)' --bench='$(or $(BENCH),transactions --clients 128)' \
 		--pairs=$(or $(PAIRS),9) --run-seconds=$(or $(RUN_SECONDS),900) $(if $(JSON),--json,) \
 		$(if $(RATE_AT_LEAST),--rate-at-least=$(RATE_AT_LEAST),) $(if $(CPU_AT_MOST),--cpu-at-most=$(CPU_AT_MOST),)
 

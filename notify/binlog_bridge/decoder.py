@@ -3,7 +3,7 @@
 The column names come from the table map (binlog_row_metadata=FULL), never from information_schema: after an ALTER the
 table map still describes the columns with which each row was written. For each table map, lines of Python are
 generated that read the wanted columns into variables and skip the others. This takes 3 µs for a row of 22 columns; the
-general decoder of mysql-replication takes 60 µs (`notify bench bridge` measures it).
+general decoder of mysql-replication takes 60 µs (`python -m tools.bench bridge` measures it).
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/classbinary__log_1_1Table__map__event.html
 """
 

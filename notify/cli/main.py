@@ -111,7 +111,6 @@ def register() -> None:
         alarm,
         audit,
         backup,
-        bench,
         bridge,
         database,
         dead_letter,
@@ -130,6 +129,7 @@ def register() -> None:
         topic,
         transaction,
     )
+    from notify.cli.bench import command as bench
 
     serve.register(app)
     storage.register(app)

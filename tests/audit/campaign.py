@@ -22,7 +22,6 @@ from pathlib import Path
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
-from notify.bench.made_run import Made, made_run
 from notify.spark.audit import Audit
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.session import open_session
@@ -35,6 +34,7 @@ from tests.audit.plant import Planted, Planter, copied
 from tests.audit.trade import Trade, make_trade
 from tests.audit.world import World, world_of
 from tests.support.verdict import judged
+from tools.bench.made_run import Made, made_run
 
 LEDGER = "SELECT message_id FROM ledger"
 AT_ONCE = 50

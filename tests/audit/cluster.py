@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notify.bench.made_run import made_run
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput
@@ -34,6 +33,7 @@ from tests.support.clock import eventually
 from tests.support.object_store import s3_server
 from tests.support.shipping import sealed_copy
 from tests.support.verdict import judged
+from tools.bench.made_run import made_run
 
 HIDING = 'mount -t tmpfs none "$0" && exec "$@"'
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
-from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.kafka import records
@@ -24,6 +23,7 @@ from notify.storage.sql.rows import moment_of
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka import commit_offsets
 from tests.support.shop import make_engine
+from tools.bench.made_run import transaction_id
 
 PRODUCERS = "orders"
 

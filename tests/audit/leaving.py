@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify.bench.made_run import transaction_id
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.configuration.records import Records
@@ -21,6 +20,7 @@ from notify.storage.log.store import LogStore
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id
 from notify.storage.records import NewMessage, NewTransaction, StoredMessage
 from notify.storage.topics import Backlog, Topic
+from tools.bench.made_run import transaction_id
 
 STEP_US = 10_000
 WHO, WHY = "ann", "a typo"

@@ -12,17 +12,6 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from notify.bench.made_run import (
-    CONSUMERS,
-    KEYS,
-    PRODUCERS,
-    SOURCE,
-    TOPICS,
-    Made,
-    payload_of,
-    topic_of,
-    transaction_id,
-)
 from notify.client.table import half_message, notify_inbox
 from notify.protocol import ids
 from notify.protocol.wire import BridgeBatch
@@ -38,6 +27,17 @@ from notify.storage.records import NewMessage, NewTransaction, State, StoredMess
 from notify.storage.sql.rows import moment_of
 from notify.storage.topics import Topic
 from tests.audit.leaving import Leaving, records_beside
+from tools.bench.made_run import (
+    CONSUMERS,
+    KEYS,
+    PRODUCERS,
+    SOURCE,
+    TOPICS,
+    Made,
+    payload_of,
+    topic_of,
+    transaction_id,
+)
 
 FILLER = RECORD_HEADER.pack(ENTRY_SIZE, RecordType.META, 0, 0) + encode(["nothing", "-" * 61])
 """A meaningless record of an entry's size: it replaces a removed entry, so that a frame keeps its length."""

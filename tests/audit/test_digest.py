@@ -17,7 +17,6 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from notify.bench.made_run import made_run
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.protocol import ids
@@ -49,6 +48,7 @@ from tests.audit.trade import (
     row_of,
 )
 from tests.support.databases import DATABASES, empty_database, have_md5
+from tools.bench.made_run import made_run
 
 DIGEST = replace(PLAN, method="digest")
 STEP_US = 4_000_000

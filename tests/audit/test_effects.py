@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import notify_inbox
 from notify.errors import InvalidRequest
@@ -28,6 +27,7 @@ from notify.storage.sql.rows import moment_of
 from tests.audit.audited import PLAN, found
 from tests.audit.trade import WITH_INBOX, WITHOUT_INBOX, Trade, effect_of
 from tests.support.databases import DATABASES, empty_database
+from tools.bench.made_run import transaction_id
 
 LEDGER = ((WITH_INBOX, "SELECT message_id FROM ledger"),)
 GONE = range(10, 16)

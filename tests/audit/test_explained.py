@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from notify.bench.made_run import made_run
 from notify.protocol import ids
 from notify.spark.explain.explained import explain
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from tests.audit.campaign import planted
+from tools.bench.made_run import made_run
 
 ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT", "UNGUARDED"}
 """They need more than one transaction, or the query of --effects."""

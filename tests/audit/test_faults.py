@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from notify.bench.made_run import made_run
 from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
 from tests.audit.campaign import campaign
 from tests.support.databases import empty_database
+from tools.bench.made_run import made_run
 
 CLASSES = {f.name for f in FINDINGS} - {"PENDING", "FORGOTTEN", "LEFT_OUT"}
 """Those that a fault is planted of. Only a log that was restored has forgotten what came before; LEFT_OUT is planted by

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from notify.bench.made_run import SOURCE, Made, made_run
 from notify.cli import audit as command
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
@@ -38,6 +37,7 @@ from tests.support.databases import empty_database
 from tests.support.http import admin
 from tests.support.proxy import Proxy
 from tests.support.shop import make_engine
+from tools.bench.made_run import SOURCE, Made, made_run
 
 COUNT = 600
 

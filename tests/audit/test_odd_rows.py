@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox
 from notify.protocol import ids
@@ -42,6 +41,7 @@ from tests.audit.trade import (
     row_of,
 )
 from tests.support.databases import DATABASES, empty_database
+from tools.bench.made_run import transaction_id
 
 HOURS_US = 3 * 3_600_000_000
 

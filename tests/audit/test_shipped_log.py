@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replaced
 
-from notify.bench.made_run import made_run
 from notify.errors import InvalidRequest, ObjectStoreFailed, Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit
@@ -32,6 +31,7 @@ from tests.audit.campaign import WITH_EFFECTS, differences, planted
 from tests.audit.trade import Trade
 from tests.support.databases import empty_database
 from tests.support.shipping import shipped
+from tools.bench.made_run import made_run
 
 
 @pytest.fixture(scope="module")

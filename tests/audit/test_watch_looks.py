@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify.bench.made_run import transaction_id
 from notify.client.table import half_message
 from notify.errors import Unavailable
 from notify.protocol import ids
@@ -25,6 +24,7 @@ from notify.storage.sql.rows import moment_of
 from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
 from tests.audit.trade import Trade, row_of
 from tests.support.receiver import Receiver
+from tools.bench.made_run import transaction_id
 
 MOST_AUDITS = 1 + 13 / 24
 """For each window, as docs/audit.md says."""

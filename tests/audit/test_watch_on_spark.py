@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from notify.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 from notify.client.table import half_message, notify_inbox
 from notify.protocol import ids
 from notify.spark.inputs.databases import Database
@@ -26,6 +25,7 @@ from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.shipped.store import Store
 from notify.storage.sql.rows import moment_of
 from tests.support.shop import make_engine
+from tools.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id
 
 
 class Run:

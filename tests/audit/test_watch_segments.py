@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from notify.bench.made_run import Made, make_log, payload_of, transaction_id
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.log_read import LogRead
 from notify.spark.result import Plan, Result
@@ -23,6 +22,7 @@ from notify.storage.log.disk import Disk
 from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
+from tools.bench.made_run import Made, make_log, payload_of, transaction_id
 
 SECOND = 1_000_000
 BEGIN_US = 1_700_000_000 * SECOND

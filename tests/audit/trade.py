@@ -16,7 +16,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.bench.made_run import transaction_id
 from notify.client import create_tables
 from notify.client.table import half_message, notify_inbox, notify_source
 from notify.protocol import ids
@@ -30,6 +29,7 @@ from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql.rows import moment_of
 from notify.storage.topics import Topic
+from tools.bench.made_run import transaction_id
 
 COUNT = 300
 STEP_US = 10_000

@@ -24,7 +24,7 @@ from typing import Any
 import pymysql
 import sqlalchemy as sa
 
-from notify.bench.verify import pulled
+from notify.cli.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
 from notify.errors import NotFound

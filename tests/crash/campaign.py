@@ -13,7 +13,6 @@ from pathlib import Path
 
 import structlog
 
-from notify.bench import delayed
 from notify.storage.log.disk import Disk
 from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.segments import Segment
@@ -24,6 +23,7 @@ from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
 from tests.support.verdict import judged
+from tools.bench import delayed
 
 FLIP_BYTES = 64 << 10
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify.bench.verify import pulled
+from notify.cli.bench.verify import pulled
 from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from notify.bench.clients import ranges
-from notify.bench.load import fill
+from notify.cli.bench.consumers import ranges
 from notify.client.http import HttpClient
 from notify.client.loop import new_event_loop
 from notify.protocol.wire import Receive, Received, Settle, encode_msgpack
@@ -24,6 +23,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import subscribe
 from tests.support.http import admin
+from tools.bench.fill import fill
 
 TOPIC = "bench-0"
 GROUP = "ordered"

@@ -22,8 +22,8 @@ from unittest import mock
 
 import msgspec
 
-from notify.bench.verify import pulled
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
+from notify.cli.bench.verify import pulled
 from notify.client.checker import Checker
 from notify.client.http import HttpClient
 from notify.client.packing import pack

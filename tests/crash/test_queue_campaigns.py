@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from notify.bench import delayed
 from tests.crash import ordered
+from tools.bench import delayed
 
 
 @pytest.mark.crash

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from notify.bench import clients
-from notify.bench.clients import CLIENTS, Run, WireGroup
-from notify.bench.load import fill
-from notify.bench.requests import subscribe
+from notify.cli.bench import consumers
+from notify.cli.bench.consumers import Run, WireGroup
+from notify.cli.bench.runner import subscribe
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Payload
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
+from tools.bench.clients import CLIENTS
+from tools.bench.fill import fill
 
 SHAPES: dict[str, dict[str, Any]] = {
     "wire": {"client": "wire"},
@@ -49,7 +50,7 @@ def test_a_handler_notes_each_message_once(server: ServerProcess, tmp_path: Path
         spec["inbox"] = f"sqlite:///{tmp_path}/inbox.db"
     run = Run(spec)
     CLIENTS[spec["client"]](run)
-    got = clients.result(run)
+    got = consumers.result(run)
     for group, figures in zip(groups, got["groups"], strict=True):
         assert (figures["group"], figures["received"], figures["unique"]) == (group, MESSAGES, MESSAGES)
         if shape["client"] == "wire":

@@ -109,9 +109,7 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
             ("bridge", "--dsn", "mysql+cymysql://u:secret@127.0.0.1:9/x"),
             "//u:***@127.0.0.1:9/x: No module",
         ),
-        (("bench", "bridge", "--dsn", "nonsense"), "no URL of a database"),
-        (("bench", "bridge", "--dsn", f"sqlite:///{tmp_path}/x.db"), "sqlite has no binlog"),
-        (("bench", "delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
+        (("bench", "transactions", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
         (("serve", "--tls-certificate", str(text), "--data-dir", str(tmp_path / "d")), f"the certificate {text}"),
     ):
         code, answer = cli(*words)

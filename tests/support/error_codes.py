@@ -10,7 +10,7 @@ from pathlib import Path
 from notify import errors
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = ("notify/bench/", "notify/cli/demo_shop/", "notify/testing/", "notify/storage/", "notify/spark/")
+OUTSIDE = ("notify/cli/bench/", "notify/cli/demo_shop/", "notify/testing/", "notify/storage/", "notify/spark/")
 """Helpers of tests, and the links to the two folders that are read at the top level."""
 POSITION = 1
 """`code` is the second argument of every error, and of `error_of`."""

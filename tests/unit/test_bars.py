@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from notify.bench import reference
-from notify.bench.bars.judged import judge
 from notify.errors import NotifyError
+from tools.bench import reference
+from tools.bench.bars.judged import judge
 
 
 def test_a_timing_is_judged_by_its_ratio_to_the_reference() -> None:
@@ -68,7 +68,7 @@ def test_a_reference_whose_server_answers_something_else_says_so(monkeypatch: py
 
     threads: list[threading.Thread] = []
     monkeypatch.setattr(reference, "_start_server", start_another)
-    monkeypatch.setattr(reference.children, "end", lambda child: None)
+    monkeypatch.setattr(reference, "_end", lambda child: None)
     with pytest.raises(NotifyError, match="sent a wrong answer"):
         reference.measure(callers=1, seconds=0.05)
     threads[0].join()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from notify.bench import consumers
-from notify.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
-from notify.bench.load import order
 from notify.errors import Unavailable
+from tools.bench import consumers
+from tools.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
+from tools.bench.fill import order
 
 PLAN = Plan(messages=1000, body=256, seconds=3.0, only=())
 
@@ -81,8 +82,17 @@ def test_a_turn_that_ran_out_of_time_lost_nothing(
 ) -> None:
     group = {"group": "g", "received": unique, "unique": unique}
     got = {"groups": [group], "counted": unique, "seconds": 1.0, "is_cut": is_cut, "cpu_seconds": 0.1}
-    monkeypatch.setattr(consumers.children, "start", lambda *_: None)
-    monkeypatch.setattr(consumers.children, "result", lambda *_: got)
+
+    class Ended:
+        """A process that has ended."""
+
+        def __init__(self, *_: object) -> None:
+            """Starts nothing."""
+
+        def result(self, _: float) -> dict[str, Any]:
+            return got
+
+    monkeypatch.setattr(consumers, "Process", Ended)
     assert consumers.consumed(Kind("x", "threads"), {}, PLAN, lambda: 0.0)["lost"] == lost
 
 

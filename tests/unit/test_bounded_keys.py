@@ -32,7 +32,7 @@ from tests.support.provider import Provider
 
 ROOT = Path(notify.__file__).parent
 FOLDERS = {"": ROOT, "storage": (ROOT / "storage").resolve(), "spark": (ROOT / "spark").resolve()}
-LEFT_OUT = ("bench/", "testing/", "cli/demo_shop/")
+LEFT_OUT = ("cli/bench/", "testing/", "cli/demo_shop/")
 """Programs that no server and no application runs."""
 CONTAINERS = ("dict", "set", "OrderedDict", "defaultdict", "Counter", "WeakKeyDictionary", "WeakValueDictionary")
 CACHES = ("cache", "lru_cache")

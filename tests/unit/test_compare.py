@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from notify.bench.compare import ratios
-from notify.bench.compare.__main__ import main
-from notify.bench.compare.bench_run import Lost, RunFailed, run_bench
-from notify.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
-from notify.bench.compare.comparison import Comparison, measure
+from tools.bench.compare import ratios
+from tools.bench.compare.__main__ import main
+from tools.bench.compare.bench_run import Lost, RunFailed, run_bench
+from tools.bench.compare.checkout import Checkout, NotComparable, commit_of, environment
+from tools.bench.compare.comparison import Comparison, measure
 
 TRANSACTIONS = {
     "transactions_per_second": 40_000,
@@ -233,6 +233,15 @@ def test_runs_do_not_inherit_a_way_to_another_tree(monkeypatch: pytest.MonkeyPat
 def test_an_environment_that_runs_another_tree_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotComparable, match="make clean"):
         Checkout(tmp_path, Path(sys.executable), "a" * 40).check()
+
+
+def test_a_bench_is_run_where_its_tree_has_it(tmp_path: Path) -> None:
+    """The benches were commands of the package, before they moved to the tools: both sides of that are compared."""
+    checkout = Checkout(tmp_path, Path("python"), "a" * 40)
+    words = ["delivery", "--groups", "8", "--json"]
+    assert checkout.bench("delivery --groups 8") == ["python", "-m", "notify.cli.main", "bench", *words]
+    (tmp_path / "tools" / "bench").mkdir(parents=True)
+    assert checkout.bench("delivery --groups 8") == ["python", "-m", "tools.bench", *words]
 
 
 def test_a_source_that_changes_is_noticed(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from notify.bench.peers import __main__ as peers
-from notify.bench.peers import chart, driver, machine
-from notify.bench.peers.comparison import Comparison, rows
-from notify.bench.peers.driver import Driver
-from notify.bench.peers.rounds import Measured, Round, order
-from notify.bench.peers.system import Run, Step, Work
-from notify.bench.peers.table import table
 from notify.errors import Unavailable
+from tools.bench.peers import __main__ as peers
+from tools.bench.peers import chart, driver, machine
+from tools.bench.peers.comparison import Comparison, rows
+from tools.bench.peers.driver import Driver
+from tools.bench.peers.rounds import Measured, Round, order
+from tools.bench.peers.system import Run, Step, Work
+from tools.bench.peers.table import table
 
 ROOT = Path(__file__).parents[2]
 WORK = Work(callers=(1, 128))
@@ -254,7 +254,7 @@ def test_the_file_system_of_a_directory() -> None:
 INTERRUPTED = """
 import os, sys
 from contextlib import contextmanager
-from notify.bench.peers import __main__ as peers, machine, processes
+from tools.bench.peers import __main__ as peers, machine, processes
 from pathlib import Path
 machine.file_system = lambda place: "ext4"
 machine.fdatasync_ms = lambda place: 0.2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from notify.bench.profile.__main__ import Profile, by_function, table
+from tools.bench.profile.__main__ import Profile, by_function, table
 
 
 def test_a_table_has_both_sides_and_sums_what_is_small() -> None:

@@ -1,1 +1,0 @@
-"""`notify bench`: measurements through the public SDK against a real server process, verified at the end."""
