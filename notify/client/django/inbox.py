@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client.django.carrier import MAKE_TABLES
 from notify.client.django.engine import django_engine_of, django_errors
+from notify.client.django.tables import MAKE_TABLES
 from notify.client.handlers import call_to_the_end
 from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
 from notify.client.inbox_rows import Guard, has_ended, is_claimed, refuse_partial
@@ -36,8 +36,8 @@ class DjangoInbox(Inbox):
     ) -> None:
         """`using`: the database's alias; `schema`, `purge_after`: see Inbox. Raises BindingRefused, InvalidRequest."""
         self.using = using
-        self._lender = django_engine_of(using)
-        super().__init__(self._lender.engine, schema=schema, purge_after=purge_after)
+        self._engine = django_engine_of(using)
+        super().__init__(self._engine.engine, schema=schema, purge_after=purge_after)
 
     def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """Call `handler(message)` in a transaction and commit its effect; False if the message took effect before.
@@ -49,7 +49,7 @@ class DjangoInbox(Inbox):
         try:
             with self._turns.turn(), self._transaction() as wrapper:
                 with django_errors(wrapper):
-                    is_new = self._claim(connection := self._lender.borrow(wrapper), group, message)
+                    is_new = self._claim(connection := self._engine.borrow(wrapper), group, message)
                 if is_new:
                     with Guard(connection) as guard:
                         call_to_the_end(handler, message)
@@ -70,7 +70,7 @@ class DjangoInbox(Inbox):
         try:
             with self._turns.turn(), self._transaction() as wrapper:
                 with django_errors(wrapper):
-                    fresh = self._claim_all(connection := self._lender.borrow(wrapper), group, messages)
+                    fresh = self._claim_all(connection := self._engine.borrow(wrapper), group, messages)
                 if fresh:
                     with Guard(connection) as guard:
                         call_to_the_end(handler, fresh)
