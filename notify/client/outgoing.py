@@ -27,8 +27,7 @@ from sqlalchemy.util import await_only
 from notify.check.listener import Outcome
 from notify.client.blocking import BlockingSender
 from notify.client.half_sender import CLOSED
-from notify.client.instance import instance_name
-from notify.client.loop import LoopThread, home
+from notify.client.loop import LoopThread, home, instance_name
 from notify.client.options import ProducerPlan
 from notify.client.running import Running
 from notify.client.transactions import accepted

@@ -90,7 +90,7 @@ BOUNDS = {
         server/core/flow.py:_groups server/delivery/followers.py:_rates
     """,
     "addresses and names of the servers that the last answer told of": """
-        client/servers.py:_down client/servers.py:_reached client/lanes.py:_lanes movers/sinks/queue_server.py:_at
+        client/servers.py:_down client/servers.py:_reached client/batch.py:_batchers movers/sinks/queue_server.py:_at
         storage/sql/shards.py:_opened storage/sql/shards.py:_probing storage/sql/shards.py:_probed
     """,
     "names in the application's own database, of 64 bytes, and its open transaction": """
