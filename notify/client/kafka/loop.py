@@ -10,7 +10,7 @@ import time
 
 from notify.client.banner import stopping_text
 from notify.client.handler_threads import HandlerThreads
-from notify.client.kafka.assignment import Assignment
+from notify.client.kafka.assignment import Assignment, Resets
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import LEAVE_SECONDS, Feed, PollSize
 from notify.client.kafka.handling import NAMED_IN_LOG, AttemptNotes, Handling
@@ -19,7 +19,6 @@ from notify.client.kafka.modes import OtherModes
 from notify.client.kafka.ownership import Ownership
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.resets import Resets
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.topics import Topics
