@@ -156,8 +156,8 @@ class Assignment:
 
 
 class Resets:
-    """Moves partitions to other offsets: once for each reset by an operator, and when their topic was recreated. Belongs
-    to the event loop."""
+    """Moves partitions to other offsets: once for each reset by an operator, and when their topic was recreated.
+    Belongs to the event loop."""
 
     def __init__(
         self,
