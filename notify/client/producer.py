@@ -116,24 +116,25 @@ class TransactionProducer(ThreadProducer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
-    transactions run; `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables; None: where each
-    transaction's connection finds them, by its `schema_translate_map`, search_path or current database. `mode`: `half`
-    (a half message is stored with the server before the commit) or `outbox` (the messages are rows of a table, which
-    `notify relay` moves to the server). `keep_messages`: in mode `half` the local rows keep the whole messages too, so
-    that `notify audit --repair` can publish messages again that a server lost with its disk.
-    `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600). `check_after`: seconds until the
-    server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of several
-    threads share a request. `answer_checks`: whether this process answers checks, from its construction on.
-    `purge_after`: seconds, at least a day, after which a process that answers checks deletes the group's rows in
-    half_message whose outcome the server knows; None: the rows stay.
+    transactions run; `readers`: engines on which the same sessions only read, such as one of a replica; a commit is
+    refused if the session wrote there. `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables;
+    None: where each transaction's connection finds them, by its `schema_translate_map`, search_path or current
+    database. `mode`: `half`, the default (a half message is stored with the server before the commit), or `outbox` (the
+    messages are rows of a table, which `notify relay` moves to the server). `keep_messages`: in mode `half` the local
+    rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server lost with
+    its disk.
+    `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600; default 3). `check_after`: seconds
+    until the server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of
+    several threads share a request (default True). `answer_checks`: whether this process answers checks, from its
+    construction on (default True). `purge_after`: seconds, at least a day (default 30 days), after which a process that
+    answers checks deletes the group's rows in half_message whose outcome the server knows; None: the rows stay.
     `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the environment
     (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
     several servers (notify/client/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
     ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with a line
-    in the log, for processes that are frozen or killed right after a commit. `readers`: engines on which the same
-    sessions only read, such as one of a replica; a commit is refused if the session wrote there. Raises InvalidRequest,
-    and BindingRefused for an AsyncEngine.
+    in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and BindingRefused
+    for an AsyncEngine.
     """
 
     @takes_options
