@@ -15,7 +15,8 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
+from notify.client import create_tables
+from notify.client.options import ProducerPlan
 from notify.client.table import half_message
 from notify.storage.sql import writer
 from notify.testing import forked
@@ -67,8 +68,7 @@ ServerProcess.launch = staticmethod(forked.launch)
 Actor.launch = staticmethod(by_fork)
 
 # On a loaded machine a half may be stored late. A test of a producer that waits in vain says how long it waits.
-for producer in (TransactionProducer, AsyncTransactionProducer):
-    vars(producer)["__init__"].__kwdefaults__["half_timeout"] = PATIENCE_SECONDS
+vars(ProducerPlan)["__init__"].__kwdefaults__["half_timeout"] = PATIENCE_SECONDS
 
 pytest_configure = workers.pytest_configure
 pytest_configure_node = workers.pytest_configure_node

@@ -19,10 +19,10 @@ from notify.check.sources import ALL, Sources
 from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
+from notify.client.options import ProducerPlan
+from notify.client.outgoing import ThreadOutgoing
 from notify.client.purge import Purged, purge, purge_by_force
-from notify.client.running import Plan
 from notify.client.table import half_message
-from notify.client.thread_outgoing import ThreadOutgoing
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable
 from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay
@@ -114,7 +114,8 @@ def check(
     with heeding_signals(stop.set), opened(dsn) as engine:
         sources = Sources(schema, schemas or ALL)
         _check_ready(engine, sources)
-        plan = Plan(url=url, group=group, engine=engine, sources=sources)
+        plan = ProducerPlan(url=url, group=group, engine=engine)
+        plan.sources = sources
         with contextlib.closing(ThreadOutgoing(plan)) as answering:
             answering.start()
             say(f"answers checks of group {group} ({plan.instance}) at {url}, until Ctrl-C", err=True)

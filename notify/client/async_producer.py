@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from sqlalchemy.util import greenlet_spawn
 
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
-from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional
-from notify.client.choosing import Chooser, room_then_load
 from notify.client.half_sender import HalfSender
-from notify.client.handles import AsyncTransactionHandle, Prepared
-from notify.client.inbox import PURGE_AFTER_SECONDS
-from notify.client.login import Shown
-from notify.client.loop_outgoing import LoopOutgoing
+from notify.client.handles import AsyncTransactionHandle, Prepared, Sending, refuse_commit
+from notify.client.options import (
+    FLUSH_SECONDS,
+    ProducerOptions,
+    ProducerPlan,
+    check_check_after,
+    check_flush,
+    takes_options,
+)
+from notify.client.outgoing import LoopOutgoing
 from notify.client.packing import pack, pack_all
-from notify.client.places import Places
-from notify.client.rows import Mode
-from notify.client.running import FLUSH_SECONDS, Plan, check_check_after, check_flush
-from notify.client.sending import Sending, refuse_commit
-from notify.client.table import SENDS
-from notify.client.transactions import HALF_SECONDS
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
@@ -45,62 +42,28 @@ class AsyncTransactionProducer:
     send. If you construct it at import time, call `await producer.start()` when the application starts.
     """
 
+    @takes_options
     def __init__(
         self,
         url: str,
         *,
         group: str,
         engine: Any = None,
-        schema: str | None = None,
-        mode: Mode = "half",
-        keep_messages: bool = False,
-        batching: bool = True,
-        answer_checks: bool = True,
-        half_timeout: float = HALF_SECONDS,
-        check_after: float | None = None,
-        purge_after: float | None = PURGE_AFTER_SECONDS,
-        token: Shown = None,
-        tls: ssl.SSLContext | None = None,
-        chooser: Chooser = room_then_load,
-        wait_for_outcome: bool = False,
         readers: Sequence[Any] = (),
+        **options: Unpack[ProducerOptions],
     ) -> None:
         if engine is not None:
             check_engine(engine, is_async=True)
         if engine is not None and not is_async(engine):
             raise BindingRefused("a sync Engine needs TransactionProducer; give this one an AsyncEngine")
+        self._plan = ProducerPlan(url=url, group=group, engine=engine, **options)
         self.url = url
         self.group = group
-        self.mode = mode
-        self._plan = Plan(
-            url=url,
-            group=group,
-            engine=engine,
-            mode=mode,
-            batching=batching,
-            answer_checks=answer_checks,
-            half_timeout=half_timeout,
-            check_after=check_after,
-            purge_after=purge_after,
-            token=token,
-            tls=tls,
-            chooser=chooser,
-            sources=Sources(schema),
-            wait_for_outcome=wait_for_outcome,
-        )
+        self.mode = self._plan.mode
         self.outgoing = LoopOutgoing(self._plan)
-        self._binding = (
-            None
-            if engine is None
-            else Binding(
-                engine.sync_engine,
-                HalfSender(
-                    self.outgoing, group, mode, Places(self._plan.sources, SENDS[mode]), keep_messages=keep_messages
-                ),
-                readers,
-            )
-        )
+        self._binding: Binding | None = None
         if engine is not None:
+            self._binding = Binding(engine.sync_engine, HalfSender(self.outgoing, self._plan), readers)
             self.outgoing.start_in_a_loop()
 
     async def start(self) -> None:
@@ -162,9 +125,9 @@ class AsyncTransactionProducer:
         async with target.begin():
             yield handle
             handle.check()
-            bound = binding.bound(target.sync_connection)
-        if bound is not None:
-            await greenlet_spawn(binding.committed, bound)
+            pending = binding.pending(target.sync_connection)
+        if pending is not None:
+            await greenlet_spawn(binding.committed, pending)
 
     def transactional(
         self, session_factory: Callable[[], Any]

@@ -1,13 +1,18 @@
 """Binding: ties messages to SQLAlchemy transactions, so that a message shares the fate of its transaction or savepoint.
 
-The carrier's work happens in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are
+HalfSender stores the half in the engine's `commit` event, the last moment before COMMIT: the flush is over, keys are
 known, and an exception raised there stops the commit. A PendingMessages belongs to one root transaction. The listeners
 compare it with the connection's current transaction, because a pooled connection serves many transactions.
+
+Session events are full of traps: savepoints fire before_commit and after_commit, and close() fires no rollback. Three
+uses remain. after_commit queues the outcome, after_transaction_end forgets the transaction, and before_commit and
+after_flush refuse a session with several connections before the first of them commits.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,21 +23,21 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTran
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from notify.client.half_sender import HalfSender, check_driver
-from notify.client.outgoing import CLOSED
+from notify.client.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
 from notify.client.packing import pack_unkeyed
-from notify.client.pending_messages import (
-    INFO_KEY,
-    SEVERAL,
-    PendingMessages,
-    connections_of_session,
-    listen_to_sessions,
-    undone,
-)
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import begins_explicitly, has_undone, roll_back_driver, shown_url
+
+INFO_KEY = "notify_transaction"
+"""The key in a session's `info` for the binding and the PendingMessages."""
+
+SEVERAL = (
+    "this session commits to several databases, or in several transactions of one: in no order, and without a common "
+    "outcome; send messages from a session whose work goes through one engine, and name the engines on which it only "
+    "reads in the producer's readers=[…]"
+)
 
 
 def base_of(engine: Any) -> Any:
@@ -136,11 +141,11 @@ class Readers:
 class Binding:
     """One producer's listeners on its engine, and on sessions that use it."""
 
-    def __init__(self, engine: Engine, carrier: HalfSender, readers: Sequence[Any] = ()) -> None:
+    def __init__(self, engine: Engine, half_sender: HalfSender, readers: Sequence[Any] = ()) -> None:
         """`readers`: engines on which the same sessions only read. Raises InvalidRequest."""
         self._engine = engine
         self._readers = Readers(engine, readers)
-        self._carrier = carrier
+        self._half_sender = half_sender
         self._base: Engine = base_of(engine)
         self._lock = threading.Lock()
         """Keeps the beginning of a transaction apart from `detach`, which may run in another thread."""
@@ -160,8 +165,8 @@ class Binding:
     def detach(self) -> None:
         """Take no more messages. The listeners stay while a transaction has messages, because its commit must fail."""
         with self._lock:
-            self._carrier.is_closed = True
-            if any(bound.is_active and not bound.prepared for bound in self._by_connection.values()):
+            self._half_sender.is_closed = True
+            if any(pending.is_active and not pending.prepared for pending in self._by_connection.values()):
                 return
         for name, listener in self._listeners():
             event.remove(self._base, name, listener)
@@ -175,7 +180,7 @@ class Binding:
         Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for an invalid message, Closed
         after `detach`.
         """
-        if self._carrier.is_closed:
+        if self._half_sender.is_closed:
             raise Closed(CLOSED)
         if not isinstance(session, Session):
             raise BindingRefused(no_session(session))
@@ -193,9 +198,9 @@ class Binding:
         carried = session.info.get(INFO_KEY)
         if carried is not None and carried[0] is not self and carried[1].is_active:
             raise BindingRefused("this session's transaction already carries messages of another producer")
-        bound = self._bind(connection, packed, message)
-        bound.session = weakref.ref(session)
-        session.info[INFO_KEY] = (self, bound)
+        pending = self._add(connection, packed, message)
+        pending.session = weakref.ref(session)
+        session.info[INFO_KEY] = (self, pending)
 
     def _connection_of(self, session: Session) -> Connection:
         """The session's only connection that is not a reader's, or a first one from the engine that it uses."""
@@ -234,26 +239,26 @@ class Binding:
         """
         if not connection.in_transaction():
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
-        return self._bind(connection, pack_unkeyed(message), message)
+        return self._add(connection, pack_unkeyed(message), message)
 
-    def _bind(self, connection: Connection, packed: PackedMessage, message: Message) -> PendingMessages:
+    def _add(self, connection: Connection, packed: PackedMessage, message: Message) -> PendingMessages:
         root = connection.get_transaction()
-        bound = self._by_connection.get(connection)
-        if bound is None or bound.root is not root:
+        pending = self._by_connection.get(connection)
+        if pending is None or pending.root is not root:
             self._check_connection(connection)
-            bound = self._begun(connection)
-        if bound.undone is not None:
-            raise undone(bound.undone)
-        self._carrier.take(bound, _open_savepoints(connection), packed, message)
-        return bound
+            pending = self._begin(connection)
+        if pending.undone is not None:
+            raise undone(pending.undone)
+        self._half_sender.add(pending, _open_savepoints(connection), packed, message)
+        return pending
 
-    def _begun(self, connection: Connection) -> PendingMessages:
+    def _begin(self, connection: Connection) -> PendingMessages:
         root: Any = connection.get_transaction()
-        bound = PendingMessages(weakref.ref(root))
+        pending = PendingMessages(weakref.ref(root))
         with self._lock:
-            if not self._carrier.is_closed:
-                self._by_connection[connection] = bound
-        return bound
+            if not self._half_sender.is_closed:
+                self._by_connection[connection] = pending
+        return pending
 
     def _check_connection(self, connection: Connection) -> None:
         if base_of(connection.engine) is not self._base:
@@ -278,15 +283,14 @@ class Binding:
     # --- savepoints -------------------------------------------------------------------------------------------
 
     def _on_rollback(self, connection: Connection) -> None:
-        bound = self._by_connection.get(connection)
-        if bound is not None:
-            bound.dropped += [packed for _, packed, _ in bound.sends]
-            bound.sends.clear()
+        pending = self._by_connection.get(connection)
+        if pending is not None:
+            pending.drop_all()
 
     def _on_rollback_savepoint(self, connection: Connection, name: str, context: Any) -> None:
-        bound = self._by_connection.get(connection)
-        if bound is not None:
-            bound.sends = [send for send in bound.sends if name not in send[0]]
+        pending = self._by_connection.get(connection)
+        if pending is not None:
+            pending.drop_within(name)
 
     # --- errors of the database -------------------------------------------------------------------------------
 
@@ -297,38 +301,40 @@ class Binding:
         if connection is None or connection.get_transaction() is None or connection.invalidated:
             return
         if has_undone(connection.dialect.name, connection.connection, context.original_exception):
-            (self.bound(connection) or self._begun(connection)).undone = context.original_exception
+            (self.pending(connection) or self._begin(connection)).undone = context.original_exception
 
     # --- committing -------------------------------------------------------------------------------------------
 
     def _on_commit(self, connection: Connection) -> None:
-        bound = self._by_connection.get(connection)
-        if bound is None or bound.root is not connection.get_transaction():
+        pending = self._by_connection.get(connection)
+        if pending is None or pending.root is not connection.get_transaction():
             return
-        if bound.failed is not None:
-            raise TransactionRefused(f"an earlier commit of this transaction failed: {bound.failed}") from bound.failed
-        if bound.prepared or not bound.sends:
+        if pending.failed is not None:
+            raise TransactionRefused(
+                f"an earlier commit of this transaction failed: {pending.failed}"
+            ) from pending.failed
+        if pending.prepared or not pending.sends:
             return
         try:
-            if bound.undone is not None:
-                raise undone(bound.undone)
-            session = None if bound.session is None else bound.session()
+            if pending.undone is not None:
+                raise undone(pending.undone)
+            session = None if pending.session is None else pending.session()
             if session is not None and len(self.writing(session)) > 1:
                 raise BindingRefused(SEVERAL)
-            self._carrier.prepare(connection, bound)
+            self._half_sender.prepare(connection, pending)
         except BaseException as error:
-            bound.failed = error
+            pending.failed = error
             roll_back_driver(connection)
             raise
 
-    def bound(self, connection: Connection) -> PendingMessages | None:
+    def pending(self, connection: Connection) -> PendingMessages | None:
         """The messages of the connection's current transaction."""
-        bound = self._by_connection.get(connection)
-        return bound if bound is not None and bound.root is connection.get_transaction() else None
+        pending = self._by_connection.get(connection)
+        return pending if pending is not None and pending.root is connection.get_transaction() else None
 
-    def committed(self, bound: PendingMessages) -> None:
+    def committed(self, pending: PendingMessages) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
-        self._carrier.committed(bound)
+        self._half_sender.committed(pending)
 
 
 def _open_savepoints(connection: Connection) -> tuple[str, ...]:
@@ -342,3 +348,70 @@ def _open_savepoints(connection: Connection) -> tuple[str, ...]:
         names.append(nested._savepoint)
         nested = nested._previous_nested
     return tuple(names)
+
+
+_listening = False
+
+
+def listen_to_sessions() -> None:
+    """Listen to the Session class, once in a process: listeners on instances cost twenty times as much."""
+    global _listening
+    if not _listening:
+        _listening = True
+        event.listen(Session, "before_commit", _see_one_transaction)
+        event.listen(Session, "after_flush", _see_one_transaction)
+        event.listen(Session, "after_commit", _after_commit)
+        event.listen(Session, "after_rollback", _after_rollback)
+        event.listen(Session, "after_transaction_end", _after_transaction_end)
+
+
+def connections_of_session(session: Session) -> list[Connection]:
+    """The connections of the session's root transaction."""
+    root = session.get_transaction()
+    return [key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection)]
+
+
+def _see_one_transaction(session: Session, context: Any = None) -> None:
+    """Refuse a session with several connections before any of them commits, because they have no common outcome.
+
+    The commit's own flush may begin another connection, so this runs after the flush too.
+    """
+    carried = session.info.get(INFO_KEY)
+    if carried is None or not carried[1].sends:
+        return
+    try:
+        if len(connections_of_session(session)) > 1 and len(carried[0].writing(session)) > 1:
+            raise BindingRefused(SEVERAL)
+    except BindingRefused as error:
+        carried[1].failed = error
+        raise
+
+
+def _after_commit(session: Session) -> None:
+    carried = session.info.get(INFO_KEY)
+    if carried is not None:
+        binding, pending = carried
+        # A released savepoint fires this event too; only the COMMIT of the root transaction sets `prepared`.
+        if pending.prepared:
+            del session.info[INFO_KEY]
+            binding.committed(pending)
+
+
+def _after_rollback(session: Session) -> None:
+    """A savepoint's rollback fires this event too, with the root still active; `close` does not fire it."""
+    carried = session.info.get(INFO_KEY)
+    if carried is not None and not carried[1].is_active:
+        carried[1].rolled_back = True
+
+
+def _after_transaction_end(session: Session, transaction: Any) -> None:
+    if transaction.parent is not None:
+        return
+    carried = session.info.pop(INFO_KEY, None)
+    if carried is None:
+        return
+    pending: PendingMessages = carried[1]
+    # If an exception ends the session, the exception says enough.
+    if sys.exc_info()[0] is None:
+        pending.warn_of_dropped()
+    pending.session = None

@@ -37,9 +37,8 @@ from notify.client.handlers import (
 )
 from notify.client.inbox import Inbox, check_inbox
 from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.instance import instance_name
 from notify.client.login import Shown, Token
-from notify.client.loop import LoopThread
+from notify.client.loop import LoopThread, instance_name
 from notify.client.session import Work
 from notify.client.sessions import Sessions
 from notify.errors import InvalidRequest
@@ -229,7 +228,7 @@ class _Consumer:
                         f"a consumer of a Kafka cluster cannot run under {patched_by()}, because Kafka's library "
                         "blocks all greenlets: run it in a process whose threads are not patched"
                     )
-                from notify.client.kafka.insisting import consume
+                from notify.client.kafka.loop import consume
                 from notify.client.kafka.plan import Plan
 
                 self._announce(begun("Kafka", self.group, self.instance, self._handlers.values(), {}))

@@ -1,23 +1,28 @@
-"""HalfSender: the part of sending within a transaction that is the same for SQLAlchemy and Django.
+"""HalfSender: sends the messages of a transaction, for SQLAlchemy and for Django.
 
 It collects the messages of a transaction. At the commit it stores their half with the server and writes their rows;
-after the commit it sends the outcome. A binding observes where transactions and savepoints begin, commit and roll back
-(`binding.py` for SQLAlchemy, `django/transactions.py` for Django).
+after the commit it sends the outcome. It does not know when transactions and savepoints begin, commit and roll back:
+`binding.py` observes that for SQLAlchemy, `django/transactions.py` for Django.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
-from notify.client.outgoing import CLOSED, Outgoing
+from notify.client.options import ProducerPlan
 from notify.client.packing import give_key, size_of_message
-from notify.client.pending_messages import PendingMessages
 from notify.client.places import Place, Places
-from notify.client.rows import HalfRows, Mode
+from notify.client.rows import HalfRows
+from notify.client.table import MAKE_TABLES, SENDS
 from notify.errors import (
     Backpressure,
     BindingRefused,
@@ -30,36 +35,124 @@ from notify.errors import (
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS, check_delay
 from notify.protocol.message import Message
-from notify.protocol.wire import PackedMessage
+from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
 from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite
 
+log = logging.getLogger("notify.client")
+
+CLOSED = "this producer is closed: make another one"
 MOST_PLACES = 4
 """How often a transaction may turn out to be in another schema before it is refused."""
 
 
+class Outgoing(Protocol):
+    """Carries halves and outcomes to the server, from the thread or the greenlet that commits (`outgoing.py`)."""
+
+    def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
+        """Send a half, wait until it is stored, and return its item. Raises NotifyError.
+
+        `source`: the id of the schema that holds the local transaction.
+        """
+
+    def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Queue an outcome. Never raises, and never blocks but with the producer's `wait_for_outcome`."""
+
+
+class PendingMessages:
+    """The messages of one root transaction."""
+
+    __slots__ = ("_root", "dropped", "failed", "id", "prepared", "rolled_back", "sends", "session", "shard", "undone")
+
+    def __init__(self, root: Callable[[], Any]) -> None:
+        """`root` returns the transaction, or None once it is garbage. For SQLAlchemy it is a weak reference: the
+        transaction references its connection, the key under which the Binding stores this object, so that a strong
+        reference would keep both forever."""
+        self._root = root
+        self.session: weakref.ref[Session] | None = None
+        """The session that the transaction belongs to; None for a transaction of a plain connection."""
+        self.sends: list[tuple[tuple[str, ...], PackedMessage, Message | None]] = []
+        """For each message: the savepoints that it was sent within, the encoded message, and the original Message if
+        its key is a callable, which is called at the commit."""
+        self.failed: BaseException | None = None
+        self.rolled_back = False
+        """Whether the session's owner asked for the rollback."""
+        self.undone: BaseException | None = None
+        """The error with which the database itself has rolled back the whole transaction."""
+        self.dropped: list[PackedMessage] = []
+        """The messages that a rollback of the whole transaction discarded."""
+        self.prepared = False
+        self.id = ""
+        self.shard: str | None = None
+
+    def __del__(self) -> None:
+        """A session that is garbage without having been closed fires no event."""
+        if self.session is not None and sys.exc_info()[0] is None:
+            self.warn_of_dropped()
+
+    @property
+    def root(self) -> Any:
+        """The transaction; None once it is garbage."""
+        return self._root()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a transaction of SQLAlchemy is still active."""
+        root = self._root()
+        return root is not None and root.is_active
+
+    @property
+    def messages(self) -> list[PackedMessage]:
+        """The encoded messages, in the order in which they were sent."""
+        return [packed for _, packed, _ in self.sends]
+
+    def drop_all(self) -> None:
+        """The whole transaction was rolled back."""
+        self.dropped += self.messages
+        self.sends.clear()
+
+    def drop_within(self, savepoint: str) -> None:
+        """A savepoint was rolled back."""
+        self.sends = [send for send in self.sends if savepoint not in send[0]]
+
+    def warn_of_dropped(self) -> None:
+        """Warn of the messages of a session that ended without a commit that was tried, or a rollback."""
+        lost = self.messages + self.dropped
+        if lost and not self.prepared and not self.rolled_back and self.failed is None:
+            topics = ", ".join(sorted({packed.topic for packed in lost})[:5])
+            log.warning(
+                "a session was closed before its commit: its %d messages to %s are dropped, and so are its changes; "
+                "call session.commit(), or session.rollback() if you want to drop them",
+                len(lost),
+                topics,
+            )
+
+
+def undone(error: BaseException) -> BindingRefused:
+    """The error for a transaction that the database itself has rolled back."""
+    return BindingRefused(
+        "nothing is committed: the database has rolled back the whole transaction with an error that was caught, so "
+        f"that what came before it is gone: roll back, and repeat all of it. The error: {error}"
+    )
+
+
 class HalfSender:
-    """Carries the messages of one producer with transactions of one database."""
+    """Sends the messages of one producer with transactions of one database."""
 
     def __init__(
-        self,
-        outgoing: Outgoing,
-        group: str,
-        mode: Mode,
-        places: Places,
-        *,
-        keep_messages: bool = False,
+        self, outgoing: Outgoing, plan: ProducerPlan, make_tables: str = MAKE_TABLES, make_in: str = ""
     ) -> None:
+        """`make_tables`, `make_in`: see Places."""
         self._outgoing = outgoing
-        self._mode = mode
-        self._rows = HalfRows(group, mode, keep_messages=keep_messages)
-        self._places = places
+        self._mode = plan.mode
+        self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
+        self._places = Places(plan.sources, SENDS[plan.mode], make_tables, make_in)
         self.is_closed = False
         """Whether messages and commits are refused."""
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def take(self, bound: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
+    def add(self, pending: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
         """Add a message to a transaction, within these savepoints.
 
         `packed`: the encoded message, still without its key; `late`: the original message, which has the key. Raises
@@ -70,19 +163,19 @@ class HalfSender:
             raise Closed(CLOSED)
         if not callable(late.key):
             give_key(packed, late)
-        if bound.prepared:
+        if pending.prepared:
             raise BindingRefused("the transaction is being committed: no more messages can join it")
-        if len(bound.sends) >= LIMITS.messages_per_transaction:
+        if len(pending.sends) >= LIMITS.messages_per_transaction:
             raise InvalidRequest(
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
         if self._mode == "outbox":
-            _check_outbox(packed, [sent for _, sent, _ in bound.sends])
-        bound.sends.append((savepoints, packed, late if callable(late.key) else None))
+            _check_outbox(packed, pending.messages)
+        pending.sends.append((savepoints, packed, late if callable(late.key) else None))
 
     # --- committing -------------------------------------------------------------------------------------------
 
-    def prepare(self, connection: Connection, bound: PendingMessages) -> None:
+    def prepare(self, connection: Connection, pending: PendingMessages) -> None:
         """Store the half with the server, and write the rows into the connection's transaction, just before its COMMIT.
 
         If this raises, the caller must stop the commit and roll the transaction back.
@@ -95,17 +188,17 @@ class HalfSender:
                 "the transaction was ended with SQL (ROLLBACK or COMMIT), so that its messages cannot share its fate "
                 "and are not sent: end it with session.rollback() or session.commit(), or with Django's atomic()"
             )
-        for _, packed, late in bound.sends:
+        for _, packed, late in pending.sends:
             if late is not None:
                 give_key(packed, late)
-        messages = [packed for _, packed, _ in bound.sends]
+        messages = pending.messages
         if self._mode == "outbox":
             with tracing.sending(messages):
                 pass  # the row carries the context; a bridge or relay moves it
         place = self._places.of(connection)
         for _ in range(MOST_PLACES):
-            if self._is_written(connection, bound, messages, place):
-                bound.prepared = True
+            if self._is_written(connection, pending, messages, place):
+                pending.prepared = True
                 return
             place = self._places.again(connection, place)
         raise BindingRefused(
@@ -114,15 +207,15 @@ class HalfSender:
         )
 
     def _is_written(
-        self, connection: Connection, bound: PendingMessages, messages: list[PackedMessage], place: Place
+        self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage], place: Place
     ) -> bool:
         """Store the half with the place's source, and insert the rows; False if they would not go to this place."""
-        bound.id = ids.to_text(ids.new_id())
+        pending.id = ids.to_text(ids.new_id())
         if self._mode == "half":
-            self._store_half(bound, messages, place.source)
+            self._store_half(pending, messages, place.source)
         is_written = False
         try:
-            is_written = self._insert(connection, bound, messages, place)
+            is_written = self._insert(connection, pending, messages, place)
         except DBAPIError as error:
             refused = self._places.wrong_table(error)
             if refused is None:
@@ -130,14 +223,14 @@ class HalfSender:
             raise refused from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
-            if not is_written and bound.shard is not None:
-                self._outgoing.outcome_soon(bound.id, bound.shard, "ROLLBACK")
+            if not is_written and pending.shard is not None:
+                self._outgoing.outcome_soon(pending.id, pending.shard, "ROLLBACK")
         return is_written
 
-    def _store_half(self, bound: PendingMessages, messages: list[PackedMessage], source: str) -> None:
+    def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
         try:
             with tracing.sending(messages):
-                item = self._outgoing.store_half(bound.id, messages, source)
+                item = self._outgoing.store_half(pending.id, messages, source)
         except NotifyError as error:
             detail = f"the half message was not stored, so nothing is committed: {error}"
             if isinstance(error, Backpressure):
@@ -145,18 +238,18 @@ class HalfSender:
             refused = TransactionRefused(detail)
             refused.code, refused.retryable = error.code, error.retryable
             raise refused from error
-        bound.shard = item.shard
+        pending.shard = item.shard
 
     def _insert(
-        self, connection: Connection, bound: PendingMessages, messages: list[PackedMessage], place: Place
+        self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage], place: Place
     ) -> bool:
         """Insert the rows. A method of its own, since `notify.testing.crashing` lets a process die here."""
-        return self._rows.insert(connection, bound.id, bound.shard, messages, place)
+        return self._rows.insert(connection, pending.id, pending.shard, messages, place)
 
-    def committed(self, bound: PendingMessages) -> None:
+    def committed(self, pending: PendingMessages) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
-        if bound.prepared and self._mode == "half":
-            self._outgoing.outcome_soon(bound.id, bound.shard, "COMMIT")
+        if pending.prepared and self._mode == "half":
+            self._outgoing.outcome_soon(pending.id, pending.shard, "COMMIT")
 
 
 def check_driver(connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ PURGE_AFTER_SECONDS = 30 * DAY
 MOST_PURGED = 10_000
 """The most rows that a transaction of a purge deletes."""
 MAY_COMMIT = "notify_inbox_may_commit"
+Finish = Callable[[Guard | None], None]
 TURN_SECONDS = 60.0
 """How long a handler waits for its turn at SQLite's one writer; then SQLite's own lock decides."""
 
@@ -200,21 +202,7 @@ class Inbox:
         An exception of the handler rolls back the effect and the inbox row, and is raised here. Raises InvalidRequest
         if the handler ends the session's transaction itself, or returns a coroutine instead of doing its work.
         """
-        guard = None
-        try:
-            with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _connection_of(session)
-                if not self._claim(connection, group, message):
-                    _allow_commit(session, transaction)
-                    return False
-                with Guard(connection) as guard:
-                    call_to_the_end(handler, message, session)
-                    _finish(session, transaction, guard)
-        except BaseException as error:
-            if guard is not None and guard.is_lost:
-                refuse_partial(self.call(is_claimed, group, [message]), error)
-            raise
-        return True
+        return bool(self._run(group, (message,), lambda fresh, *session: handler(fresh[0], *session)))
 
     def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
         """Call `handler(messages, session)` with the messages that had no effect before, commit, and return how many.
@@ -222,30 +210,44 @@ class Inbox:
         All is one transaction: an exception of the handler rolls back the claims and effects of all messages, and is
         raised here. The handler is not called without messages. Raises InvalidRequest like `run`.
         """
-        guard, fresh = None, []
+        return len(self._run(group, messages, handler))
+
+    def _run(
+        self, group: str, messages: Sequence[ReceivedMessage], handle: Callable[..., Any]
+    ) -> list[ReceivedMessage]:
+        """Call `handle(fresh, session)` and commit; returns `fresh`, the messages that had no effect before."""
+        guard: Guard | None = None
+        fresh: list[ReceivedMessage] = []
         try:
-            with self._turns.turn(), InboxSession(self.engine) as session, session.begin() as transaction:
-                connection = _connection_of(session)
-                fresh = self._claim_all(connection, group, messages)
+            with self._turns.turn(), self._transaction() as (connection, session, finish):
+                fresh = self._claimed(group, messages, connection)
                 if not fresh:
-                    _allow_commit(session, transaction)
-                    return 0
+                    finish(None)
+                    return fresh
                 with Guard(connection) as guard:
-                    call_to_the_end(handler, fresh, session)
-                    _finish(session, transaction, guard)
+                    call_to_the_end(handle, fresh, *session)
+                    finish(guard)
         except BaseException as error:
             if guard is not None and guard.is_lost:
                 refuse_partial(self.call(is_claimed, group, fresh), error)
             raise
-        return len(fresh)
+        return fresh
 
-    def _claim(self, connection: sa.Connection, group: str, message: ReceivedMessage) -> bool:
-        return claim(connection, group, message, self.place(connection))
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[tuple[sa.Connection, tuple[Any, ...], Finish]]:
+        """A transaction that commits at the end of the block: its connection, what handlers get besides the messages,
+        and the function that completes the effect."""
+        with InboxSession(self.engine) as session, session.begin() as transaction:
+            yield _connection_of(session), (session,), functools.partial(_finish, session, transaction)
 
-    def _claim_all(
-        self, connection: sa.Connection, group: str, messages: Sequence[ReceivedMessage]
+    def _claimed(
+        self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
     ) -> list[ReceivedMessage]:
-        return claim_all(connection, group, messages, self.place(connection))
+        """The messages that had no effect before, and are claimed now."""
+        place = self.place(connection)
+        if len(messages) == 1:  # takes a statement less if the message had its effect
+            return list(messages) if claim(connection, group, messages[0], place) else []
+        return claim_all(connection, group, messages, place)
 
     def purge(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
         """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.
@@ -274,26 +276,18 @@ class Inbox:
 
     async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
         """`run` for a coroutine function and an AsyncSession."""
-
-        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
-            return [message] if self._claim(connection, group, message) else []
-
-        return bool(await self._run_async(group, claimed, lambda fresh, session: handler(message, session)))
+        return bool(await self._run_async(group, (message,), lambda fresh, session: handler(fresh[0], session)))
 
     async def run_batch_async(
         self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
     ) -> int:
         """`run_batch` for a coroutine function and an AsyncSession."""
-
-        def claimed(connection: sa.Connection) -> list[ReceivedMessage]:
-            return self._claim_all(connection, group, messages)
-
-        return len(await self._run_async(group, claimed, handler))
+        return len(await self._run_async(group, messages, handler))
 
     async def _run_async(
-        self, group: str, claimed: Callable[[sa.Connection], list[ReceivedMessage]], handle: Callable[..., Any]
+        self, group: str, messages: Sequence[ReceivedMessage], handle: Callable[..., Any]
     ) -> list[ReceivedMessage]:
-        """Await `handle(fresh, session)` and commit; returns `fresh`, the messages that had no effect before.
+        """`_run` for a coroutine function.
 
         All before the handler is one call of synchronous code, and all behind it another: each of these calls costs a
         greenlet.
@@ -305,6 +299,7 @@ class Inbox:
                 session = _session(self.engine)
                 transaction = session.sync_session.begin().__enter__()
                 try:
+                    claimed = functools.partial(self._claimed, group, messages)
                     fresh, guard = await session.run_sync(_begin, transaction, claimed)
                     if guard is not None:
                         await _to_the_end(guard, session, transaction, handle(fresh, session))
@@ -333,7 +328,7 @@ def _begin(
     connection = _connection_of(session)
     if fresh := claimed(connection):
         return fresh, Guard(connection)
-    _allow_commit(session, transaction)
+    _finish(session, transaction, None)
     _commit(session, transaction)
     return fresh, None
 
@@ -362,20 +357,18 @@ async def _to_the_end(guard: Guard, session: Any, transaction: SessionTransactio
         raise
 
 
-def _finish(session: Session, transaction: SessionTransaction | None, guard: Guard) -> None:
-    """Complete the effect, up to the commit. Raises InvalidRequest if the commit would not contain the whole effect."""
-    _allow_commit(session, transaction)
+def _finish(session: Session, transaction: SessionTransaction, guard: Guard | None) -> None:
+    """Complete the effect, up to the commit; `guard`: None if no handler was called. Raises InvalidRequest if the
+    session's transaction, which contains the claim, has ended, or would not commit the whole effect."""
+    if session.get_transaction() is not transaction or not transaction.is_active:
+        raise has_ended()
+    session.info[MAY_COMMIT] = True
+    if guard is None:
+        return
     while (nested := session.get_nested_transaction()) is not None:
         nested.commit()  # a savepoint that the handler has left open
     session.flush()
     guard.release()
-
-
-def _allow_commit(session: Session, transaction: SessionTransaction | None) -> None:
-    """Raises InvalidRequest if the session's transaction, which contains the claim, has ended."""
-    if transaction is None or session.get_transaction() is not transaction or not transaction.is_active:
-        raise has_ended()
-    session.info[MAY_COMMIT] = True
 
 
 def whole_from(connection: sa.Connection) -> datetime:

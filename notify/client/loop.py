@@ -7,7 +7,9 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import socket
 import threading
+import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -34,6 +36,11 @@ def home() -> tuple[int, object]:
     may replace the threads at any time.
     """
     return os.getpid(), threading.Lock
+
+
+def instance_name() -> str:
+    """A unique name that shows the machine and the process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,108 +1,159 @@
-"""TransactionProducer: the producer for threads and SQLAlchemy, a thin shell over code that runs on an event loop."""
+"""TransactionProducer: the producer for threads and SQLAlchemy; and the base that it shares with Django's."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import ssl
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
+from notify.check.listener import CheckMessageListener
 from notify.check.local import is_async
-from notify.check.sources import Sources
 from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
-from notify.client.choosing import Chooser, room_then_load
 from notify.client.half_sender import HalfSender
-from notify.client.handles import TransactionHandle
-from notify.client.inbox import PURGE_AFTER_SECONDS
-from notify.client.login import Shown
-from notify.client.places import Places
-from notify.client.rows import Mode
-from notify.client.running import Plan
-from notify.client.table import SENDS
-from notify.client.thread_producer import ThreadProducer
-from notify.client.transactions import HALF_SECONDS
+from notify.client.handles import SyncPrepared, TransactionHandle
+from notify.client.options import (
+    FLUSH_SECONDS,
+    ProducerOptions,
+    ProducerPlan,
+    check_check_after,
+    check_flush,
+    takes_options,
+)
+from notify.client.outgoing import ThreadOutgoing
+from notify.client.packing import pack, pack_all
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
+from notify.runtime import tracing
 from notify.runtime.databases import check_engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class ThreadProducer:
+    """Base of the producers for threads: a thin shell over code that runs on an event loop."""
+
+    _half_sender: HalfSender
+
+    def __init__(self, plan: ProducerPlan) -> None:
+        self.url = plan.url
+        self.group = plan.group
+        self.mode = plan.mode
+        self._plan = plan
+        self.outgoing = ThreadOutgoing(plan)
+
+    @property
+    def instance(self) -> str:
+        """The name of this process among the instances of its group."""
+        return self._plan.instance
+
+    def add_check_listener(self, listener: CheckMessageListener) -> None:
+        """Let a listener answer the checks of its topics, instead of the local table. Raises InvalidRequest."""
+        self._plan.add_listener(listener)
+        self.outgoing.answer_checks()
+
+    def publish(self, message: Message) -> str:
+        """Send a message without a transaction and return its id. The message is durable when this returns.
+
+        Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
+        """
+        self.outgoing.start()
+        packed = pack(message)
+        with tracing.sending([packed]):
+            return self.outgoing.publish(packed)
+
+    def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
+        """Store a half for a transaction that is not in a database; end it with commit() or rollback().
+
+        After `check_after` seconds (None: the producer's setting) the server asks for the outcome, and a listener
+        answers. Raises InvalidRequest, TransactionRefused, Unavailable, and Closed after `close`.
+        """
+        if check_after is not None:
+            check_check_after(check_after)
+        packed = pack_all(messages)
+        with tracing.sending(packed):
+            item = self.outgoing.prepare(packed, check_after)
+        return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
+
+    def flush(self, timeout: float = FLUSH_SECONDS) -> list[str]:
+        """Wait at most `timeout` seconds until the server has every outcome that is on its way, such as before the
+        platform freezes the process, or at the end of a script.
+
+        Returns the ids of the committed or rolled-back transactions whose outcome it does not have then; a check finds
+        these later. An outcome that could not be sent earlier is sent again. Raises InvalidRequest for a timeout that
+        is not a number of seconds.
+        """
+        return self.outgoing.flush(check_flush(timeout))
+
+    def close(self) -> None:
+        """Send the outcomes that wait, stop answering checks, and close the connections.
+
+        A transaction that has messages and has not committed yet cannot commit any more: its commit raises
+        TransactionRefused.
+        """
+        if self.outgoing.is_closed:
+            return
+        self._take_no_more()
+        self.outgoing.close()
+
+    def _take_no_more(self) -> None:
+        """Refuse messages and commits from now on."""
+        self._half_sender.is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 class TransactionProducer(ThreadProducer):
     """Sends messages with the transactions of a SQLAlchemy engine, from threads.
 
     `url`: the server; `group`: the producer group, whose instances share one database; `engine`: where the local
-    transactions run; `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables; None: where each
-    transaction's connection finds them, by its `schema_translate_map`, search_path or current database. `mode`: `half`
-    (a half message is stored with the server before the commit) or `outbox` (the messages are rows of a table, which
-    `notify relay` moves to the server). `keep_messages`: in mode `half` the local rows keep the whole messages too, so
-    that `notify audit --repair` can publish messages again that a server lost with its disk.
-    `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600). `check_after`: seconds until the
-    server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of several
-    threads share a request. `answer_checks`: whether this process answers checks, from its construction on.
-    `purge_after`: seconds, at least a day, after which a process that answers checks deletes the group's rows in
-    half_message whose outcome the server knows; None: the rows stay.
+    transactions run; `readers`: engines on which the same sessions only read, such as one of a replica; a commit is
+    refused if the session wrote there. `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables;
+    None: where each transaction's connection finds them, by its `schema_translate_map`, search_path or current
+    database. `mode`: `half`, the default (a half message is stored with the server before the commit), or `outbox` (the
+    messages are rows of a table, which `notify relay` moves to the server). `keep_messages`: in mode `half` the local
+    rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server lost with
+    its disk.
+    `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600; default 3). `check_after`: seconds
+    until the server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of
+    several threads share a request (default True). `answer_checks`: whether this process answers checks, from its
+    construction on (default True). `purge_after`: seconds, at least a day (default 30 days), after which a process that
+    answers checks deletes the group's rows in half_message whose outcome the server knows; None: the rows stay.
     `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the environment
     (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
-    several servers (notify/client/choosing.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
+    several servers (notify/client/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
     ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with a line
-    in the log, for processes that are frozen or killed right after a commit. `readers`: engines on which the same
-    sessions only read, such as one of a replica; a commit is refused if the session wrote there. Raises InvalidRequest,
-    and BindingRefused for an AsyncEngine.
+    in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and BindingRefused
+    for an AsyncEngine.
     """
 
+    @takes_options
     def __init__(
         self,
         url: str,
         *,
         group: str,
         engine: Engine | None = None,
-        schema: str | None = None,
-        mode: Mode = "half",
-        keep_messages: bool = False,
-        batching: bool = True,
-        answer_checks: bool = True,
-        half_timeout: float = HALF_SECONDS,
-        check_after: float | None = None,
-        purge_after: float | None = PURGE_AFTER_SECONDS,
-        token: Shown = None,
-        tls: ssl.SSLContext | None = None,
-        chooser: Chooser = room_then_load,
-        wait_for_outcome: bool = False,
         readers: Sequence[Engine] = (),
+        **options: Unpack[ProducerOptions],
     ) -> None:
         if engine is not None:
             check_engine(engine, is_async=False)
         if engine is not None and is_async(engine):
             raise BindingRefused("an AsyncEngine needs AsyncTransactionProducer: this one would block the event loop")
-        plan = Plan(
-            url=url,
-            group=group,
-            engine=engine,
-            mode=mode,
-            batching=batching,
-            answer_checks=answer_checks,
-            half_timeout=half_timeout,
-            check_after=check_after,
-            purge_after=purge_after,
-            token=token,
-            tls=tls,
-            chooser=chooser,
-            sources=Sources(schema),
-            wait_for_outcome=wait_for_outcome,
-        )
-        super().__init__(plan)
-        self._carrier = HalfSender(
-            self.outgoing, group, mode, Places(plan.sources, SENDS[mode]), keep_messages=keep_messages
-        )
-        self._binding = None if engine is None else Binding(engine, self._carrier, readers)
+        super().__init__(ProducerPlan(url=url, group=group, engine=engine, **options))
+        self._half_sender = HalfSender(self.outgoing, self._plan)
+        self._binding = None if engine is None else Binding(engine, self._half_sender, readers)
         if engine is not None:
             self.outgoing.start_ahead()
 
@@ -148,9 +199,9 @@ class TransactionProducer(ThreadProducer):
             return
         with connection.begin():
             yield handle
-            bound = binding.bound(connection)
-        if bound is not None:
-            binding.committed(bound)
+            pending = binding.pending(connection)
+        if pending is not None:
+            binding.committed(pending)
 
     def transactional(
         self, session_factory: Callable[[], Session]

@@ -1,115 +1,31 @@
-"""Plan and Running: the checked arguments of a producer, and its client and checker on one event loop."""
+"""Running: the client, the checker and the purge of a producer, on one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import ssl
-from dataclasses import dataclass, field
-from typing import Any
 
-from notify.check.listener import CheckMessageListener, Outcome
-from notify.check.sources import Sources
+from notify.check.listener import Outcome
 from notify.client.checker import Checker
-from notify.client.choosing import Chooser, room_then_load
 from notify.client.http import error_of
-from notify.client.inbox import PURGE_AFTER_SECONDS
-from notify.client.instance import instance_name
-from notify.client.login import Shown
-from notify.client.purge import RowPurge, check_purge_after
-from notify.client.rows import MODES, Mode
-from notify.client.transactions import HALF_SECONDS, NOT_NOW, TransactionClient
-from notify.errors import InvalidRequest, NotifyError, Unavailable
-from notify.protocol.limits import LIMITS, check_between, check_name
-from notify.protocol.message import number_of_seconds
+from notify.client.options import ProducerPlan
+from notify.client.purge import RowPurge
+from notify.client.transactions import NOT_NOW, TransactionClient
+from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Item
 
-HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
-"""Bounds of `half_timeout`."""
 SWEEP_AT = 256
 """The number of outcomes that are remembered at least before those that the server has answered are forgotten."""
 MOST_LOST = 10_000
 """The most outcomes that the server did not take and that `flush` sends again; check-back finds the older ones."""
-FLUSH_SECONDS, FLUSH_MAX_SECONDS = 10.0, 3600.0
-"""The default and the upper bound of the timeout of `flush`."""
 AGAIN_SECONDS = 0.1
 """The pause of `flush` before it sends outcomes again."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Plan:
-    """The arguments of a producer; see TransactionProducer. Raises InvalidRequest for invalid ones."""
-
-    url: str
-    group: str
-    engine: Any
-    """The user's engine: an Engine, an AsyncEngine or None."""
-    mode: Mode = "half"
-    batching: bool = True
-    answer_checks: bool = True
-    half_timeout: float = HALF_SECONDS
-    check_after: float | None = None
-    purge_after: float | None = PURGE_AFTER_SECONDS
-    token: Shown = None
-    tls: ssl.SSLContext | None = None
-    chooser: Chooser = room_then_load
-    sources: Sources = field(default_factory=Sources)
-    """The schemas that the producer sends from and answers for."""
-    wait_for_outcome: bool = False
-    instance: str = field(default_factory=instance_name)
-    listeners: list[CheckMessageListener] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        check_name("producer_group", self.group)
-        if self.check_after is not None:
-            check_check_after(self.check_after)
-        if self.purge_after is not None:
-            self.purge_after = number_of_seconds("purge_after", self.purge_after)
-        check_purge_after(self.purge_after)
-        self.half_timeout = number_of_seconds("half_timeout", self.half_timeout)
-        check_between("half_timeout", self.half_timeout, HALF_MIN_SECONDS, HALF_MAX_SECONDS)
-        if self.mode not in MODES:
-            raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
-        if self.mode == "outbox" and self.engine is None:
-            raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
-        if self.mode == "outbox" and self.wait_for_outcome:
-            raise InvalidRequest("wait_for_outcome is for mode half: a commit in mode outbox has no outcome")
-
-    def add_listener(self, listener: CheckMessageListener) -> None:
-        """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""
-        name = type(listener).__name__
-        if isinstance(listener, type) or not hasattr(listener, "topics") or not hasattr(listener, "check"):
-            description = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {name}"
-            raise InvalidRequest(
-                f"this is {description}: give an object of a class that is derived from CheckMessageListener"
-            )
-        if not listener.topics:
-            raise InvalidRequest(f"{name} names no topics")
-        if isinstance(listener.topics, str):
-            raise InvalidRequest(f"{name}.topics is text; it should be a list of topics, such as [{listener.topics!r}]")
-        if inspect.iscoroutinefunction(listener.check):
-            raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
-        self.listeners.append(listener)
-
-
-def check_check_after(seconds: float) -> None:
-    """Raises InvalidRequest for a `check_after` that the server would refuse."""
-    low, high = LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
-    check_between("check_after", number_of_seconds("check_after", seconds), low, high)
-
-
-def check_flush(timeout: float) -> float:
-    """The timeout of `flush`, in seconds. Raises InvalidRequest."""
-    timeout = number_of_seconds("timeout", timeout)
-    check_between("timeout", timeout, 0, FLUSH_MAX_SECONDS)
-    return timeout
 
 
 class Running:
     """A producer's client, its checker and its purge. Make it on the event loop that it belongs to."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ProducerPlan) -> None:
         self._plan = plan
         self.client = TransactionClient(
             plan.url,

@@ -1,4 +1,4 @@
-"""A consumer's work with one queue server: subscribe, receive under leases, run handlers, settle.
+"""A consumer's work with one queue server: subscribe, receive under leases, renew them, run handlers, settle.
 
 A session that is to end (the consumer stops, or its server left the registry) receives nothing more, and keeps its
 connection until the handlers under way have returned and their messages are settled.
@@ -12,40 +12,50 @@ import functools
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from notify.client.banner import begun
+from notify.client.batch import Batcher, Later
 from notify.client.failure_log import FailureLog
 from notify.client.foreign import PollTime, foreign_content
 from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
 from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.http import HttpClient, read_answer
-from notify.client.received import each_of
-from notify.client.renewals import Renewals
-from notify.client.settler import CALL_SECONDS, RETRY_MAX_SECONDS, RETRY_SECONDS, Settler, is_away
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
+from notify.protocol import ids
 from notify.protocol.limits import OWNED
 from notify.protocol.wire import (
     JSON,
+    RUN_HEAD,
     Delivered,
+    DeliveredRun,
     Leave,
     Receive,
     Received,
+    Settle,
     SettledItem,
+    SettledItems,
     SettleItem,
     encode_msgpack,
+    instant,
 )
 from notify.runtime.backoff import Backoff
 from notify.runtime.visible import first_of
 
 log = logging.getLogger("notify.consumer")
+Held = TypeVar("Held", bound=Hashable)
 
+CALL_SECONDS = 10.0
+RETRY_SECONDS = 0.1
+RETRY_MAX_SECONDS = 5.0
 POLL_SECONDS = 20.0
 LEAVE_SECONDS = 2.0
 """How long a consumer that stops waits for a server that it leaves."""
@@ -58,14 +68,180 @@ AGAIN = timedelta(minutes=10)
 NAMED_IN_LOG = 10
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
+SHARE = 3
+"""A lease is renewed after this part of its time, so that a request may fail, or take long."""
+TOGETHER = 6
+"""Leases that are due within this part of their time are renewed together, in one request."""
+TELL_SECONDS = 60.0
+"""A blocked event loop is logged at most once in this time."""
 _SUBSCRIBED = {"group", "result"}
 """The answers about subscriptions have one of these fields, the second one in the admin routes."""
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 _decode_answer = msgspec.msgpack.Decoder(Received).decode
 
 
 def _decode_received(answer: bytes) -> list[Delivered]:
     return each_of(_decode_answer(answer))
+
+
+def each_of(received: Received) -> list[Delivered]:
+    """All deliveries of an answer, one by one, whichever form they came in. Raises msgspec.ValidationError if the
+    fields of a run do not fit each other."""
+    return received.messages + [delivered for run in received.runs for delivered in _of_run(run)]
+
+
+def _of_run(run: DeliveredRun) -> Iterator[Delivered]:
+    count = len(run.messages)
+    attempts = repeat(1, count) if run.attempts is None else run.attempts
+    if (
+        len(run.heads) != RUN_HEAD.size * count
+        or sum([n for _, n in run.offsets]) != count
+        or (run.attempts is not None and len(run.attempts) != count)
+    ):
+        raise msgspec.ValidationError("a run has not as many heads, offsets or attempts as messages")
+    offsets = chain.from_iterable([range(first, first + n) for first, n in run.offsets])
+    heads = RUN_HEAD.iter_unpack(run.heads)
+    places = zip(run.messages, heads, offsets, attempts, strict=True)
+    for place, (m, (transaction_id, number, committed_us), offset, attempt) in enumerate(places):
+        yield Delivered(
+            receipt=f"{run.lease}.{place}",
+            id=ids.message_id(transaction_id, number),
+            topic=m.topic,
+            queue=run.queue,
+            offset=offset,
+            attempt=attempt,
+            committed_at=instant(committed_us),
+            body=m.body,
+            key=m.key,
+            tag=m.tag,
+            headers=m.headers,
+            replay=run.replay,
+        )
+
+
+class Renewals(Generic[Held]):
+    """Renews the leases of messages that wait for their handlers or are with them, by one timer, and logs why that came
+    too late. Belongs to one event loop."""
+
+    def __init__(self, lease: float, renew: Callable[[Held], None]) -> None:
+        """`lease`: the seconds that a lease lasts; `renew` asks the server to renew a lease that is held."""
+        self._lease = lease
+        self._renew = renew
+        self._loop = asyncio.get_running_loop()
+        self._due: OrderedDict[Held, float] = OrderedDict()
+        """When each lease is renewed next. They all last equally long, so that the first one comes first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._told_at = float("-inf")
+
+    def begin(self, held: Held) -> None:
+        """Renew a lease from now on, until `end`."""
+        self._due[held] = self._loop.time() + self._lease / SHARE
+        if self._timer is None:
+            self._wait()
+
+    def look(self, held: Held) -> None:
+        """A handler has returned: log if the renewal of its lease is so late that the lease has expired, because this
+        loop did not run in the meantime."""
+        due = self._due.get(held)
+        now = self._loop.time()
+        if due is None or now - due <= self._lease * (1 - 1 / SHARE) or now - self._told_at < TELL_SECONDS:
+            return
+        self._told_at = now
+        log.warning(
+            "the event loop stood still for more than %.1f s, so that leases (of %g s) were not renewed: messages "
+            "come again, also those whose handlers have returned. A handler blocks the loop, or the process was "
+            "stopped: await what takes time, or use Consumer, which runs handlers in threads",
+            now - due, self._lease,
+        )  # fmt: skip
+
+    def end(self, held: Held) -> None:
+        """No message of this lease is open any more: do not renew it."""
+        self._due.pop(held, None)
+
+    def close(self) -> None:
+        """Renew no lease any more."""
+        self._due.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_at(next(iter(self._due.values())), self._renew_due)
+
+    def _renew_due(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for held, due in list(self._due.items()):
+            if due > now + self._lease / TOGETHER:
+                break
+            self.look(held)
+            self._renew(held)
+            del self._due[held]  # it is the last one now
+            self._due[held] = now + self._lease / SHARE
+        if self._due:
+            self._wait()
+
+
+@dataclass(slots=True)
+class _Settling:
+    """An item to settle. `until` (in the loop's time): when the message's lease ends, and repeating is pointless."""
+
+    item: SettleItem
+    until: float
+
+
+class Settler:
+    """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
+    to one event loop."""
+
+    def __init__(self, http: HttpClient, group: str, lease: float) -> None:
+        """`lease`: the seconds for which an item is repeated that the server does not take."""
+        self._http = http
+        self._path = f"/v1/groups/{group}/settle"
+        self._lease = lease
+        self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        """The waits before items are sent again that the server did not take."""
+
+    def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
+        """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
+        Unavailable if too many items wait."""
+        return self._batcher.submit(_Settling(item, asyncio.get_running_loop().time() + self._lease))
+
+    async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
+        """Settle items on the server. Items that it cannot take now are sent again until their leases have ended."""
+        now = asyncio.get_running_loop().time()
+        body = encode_msgpack(Settle([settling.item for settling in settlings]))
+        try:
+            answer = await self._http.call("POST", self._path, body, CALL_SECONDS)
+            results = read_answer(_decode_settled, answer).items
+        except NotifyError as error:
+            if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
+                raise
+            results = [
+                SettledItem(settling.item.receipt, error.status, error.code, str(error)) for settling in settlings
+            ]
+        refused = next((settled for settled in results if _may_be_taken_later(settled)), None)
+        wait = 0.0
+        if refused is None:
+            self._backoff.reset()
+        else:
+            wait = self._backoff.next()
+            log.warning("the server does not settle, again in %.1f s: %s", wait, refused.detail or refused.code)
+        return [
+            Later(wait) if _may_be_taken_later(settled) and settling.until > now else settled
+            for settling, settled in zip(settlings, results, strict=True)
+        ]
+
+
+def _may_be_taken_later(settled: SettledItem) -> bool:
+    return settled.status == 429 or settled.status >= 500 or settled.code == "wrong_role"
+
+
+def is_away(error: NotifyError) -> bool:
+    """Whether the same request may succeed later. A server without queues may learn which server has them."""
+    return error.retryable or error.code == "wrong_role"
 
 
 async def _go_on(session: Session) -> None:
@@ -186,11 +362,11 @@ class Session:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
         deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
-        ids = sorted([delivery.id for delivery in deliveries])
+        message_ids = sorted([delivery.id for delivery in deliveries])
         log.warning(
             "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
             "for any more, and will be delivered again: %s",
-            len(ids), self._work.drain, first_of(ids, NAMED_IN_LOG),
+            len(message_ids), self._work.drain, first_of(message_ids, NAMED_IN_LOG),
         )  # fmt: skip
 
     async def _tell_stopping(self) -> None:

@@ -12,13 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from notify.client.batch import Later
-from notify.client.choosing import Chooser, room_then_load
+from notify.client.batch import Later, ShardBatchers, by_shard
 from notify.client.http import error_of, items_for, items_for_both, read_answer
-from notify.client.lanes import Lanes, by_shard
 from notify.client.login import Shown
 from notify.client.packing import size_of_message
-from notify.client.servers import Servers, more_telling
+from notify.client.servers import Chooser, Servers, more_telling, room_then_load
 from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.protocol import ids
 from notify.protocol.sources import NO_DATABASE
@@ -92,7 +90,7 @@ class TransactionClient:
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """The deadline (in the loop's time) of each item that will be sent again, by id."""
-        self._halves: Lanes[tuple[PackedTransaction, str], Item] = Lanes(
+        self._halves: ShardBatchers[tuple[PackedTransaction, str], Item] = ShardBatchers(
             self._send_halves,
             self._count_key_shards,
             size_of=_size,
@@ -100,14 +98,14 @@ class TransactionClient:
             in_flight=8 if batching else 128,
         )
         """Halves with the source of each."""
-        self._outcomes: Lanes[OutcomeItem, Item] = Lanes(
+        self._outcomes: ShardBatchers[OutcomeItem, Item] = ShardBatchers(
             self._send_outcomes,
             self._count_key_shards,
             max_items=MOST_ITEMS,
             in_flight=4,
             may_go_along=self._may_go_along,
         )
-        self._messages: Lanes[PackedPublished, Item] = Lanes(
+        self._messages: ShardBatchers[PackedPublished, Item] = ShardBatchers(
             self._send_messages, self._count_key_shards, size_of=size_of_message
         )
 

@@ -14,8 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notify.client.half_sender import HalfSender
-from notify.client.pending_messages import PendingMessages
+from notify.client.half_sender import HalfSender, PendingMessages
 from notify.errors import InvalidRequest
 
 
@@ -41,11 +40,11 @@ def crashing(point: str, die: Callable[[str], object] | None = None) -> Iterator
     original = getattr(HalfSender, method_name)
 
     def crash(self: Any, *arguments: Any) -> Any:
-        for bound in arguments:
-            if isinstance(bound, PendingMessages):
+        for pending in arguments:
+            if isinstance(pending, PendingMessages):
                 if die is not None:
-                    die(bound.id)
-                bound.shard = None  # a dead process sends no rollback
+                    die(pending.id)
+                pending.shard = None  # a dead process sends no rollback
         raise Crashed(point)
 
     setattr(HalfSender, method_name, crash)

@@ -59,7 +59,7 @@ def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -
     before = len(listener.sends()[1])
     captured: list[Captured] = []
     yield captured
-    carrier, sends = listener.sends()
+    half_sender, sends = listener.sends()
     new = sends[before:]
     for packed, late in new:
         if late is not None:
@@ -67,5 +67,5 @@ def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -
         headers, body = packed.headers or {}, packed.body or b""
         times = packed.delay, packed.deliver_at, packed.ttl
         captured.append(Captured(packed.topic, body, packed.key, packed.tag, headers, *times))
-    if execute and new and carrier is not None:
-        carrier.deliver([packed for packed, _ in new])
+    if execute and new and half_sender is not None:
+        half_sender.deliver([packed for packed, _ in new])

@@ -240,7 +240,7 @@ def test_a_row_that_cannot_be_inserted_stops_the_commit(shop: Shop, monkeypatch:
 
     half = shop.producer.outgoing.store_half
     monkeypatch.setattr(shop.producer.outgoing, "store_half", store_half)
-    rows = shop.producer._carrier._rows
+    rows = shop.producer._half_sender._rows
     insert = rows.insert
     monkeypatch.setattr(rows, "insert", lambda connection, name, *given: insert(connection, taken, *given))
     with pytest.raises(IntegrityError), shop.atomic():

@@ -56,14 +56,14 @@ def test_a_process_that_is_killed(shop: Shop, point: str) -> None:
 
 def test_a_check_while_the_transaction_runs_decides_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The half is stored and the row is inserted, and then the process takes its time before COMMIT."""
-    carrier = shop.producer._carrier
-    prepare_on = carrier.prepare_on
+    half_sender = shop.producer._half_sender
+    prepare_on = half_sender.prepare_on
 
     def prepare_and_wait(*given: Any) -> None:
         prepare_on(*given)
         shop.server.advance(10)
 
-    monkeypatch.setattr(carrier, "prepare_on", prepare_and_wait)
+    monkeypatch.setattr(half_sender, "prepare_on", prepare_and_wait)
     lose_outcomes(shop.producer)
     shop.producer.start()
     with shop.atomic():

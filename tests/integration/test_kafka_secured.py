@@ -557,7 +557,7 @@ def test_a_file_of_settings_that_is_being_replaced_ends_no_consumer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A consumer that ran ended with the error of a file that was missing or cut for a moment."""
-    monkeypatch.setattr("notify.client.kafka.insisting.AGAIN_MAX_SECONDS", 1.0)
+    monkeypatch.setattr("notify.client.kafka.loop.AGAIN_MAX_SECONDS", 1.0)
     topic, plain = f"orders.{unique}", f"{secured.cluster.url}?security.protocol=PLAINTEXT"
     make_topics(Cluster.of(plain), [topic])
     produce(plain, topic, ["first"])

@@ -90,7 +90,7 @@ BOUNDS = {
         server/core/flow.py:_groups server/delivery/followers.py:_rates
     """,
     "addresses and names of the servers that the last answer told of": """
-        client/servers.py:_down client/servers.py:_reached client/lanes.py:_lanes movers/sinks/queue_server.py:_at
+        client/servers.py:_down client/servers.py:_reached client/batch.py:_batchers movers/sinks/queue_server.py:_at
         storage/sql/shards.py:_opened storage/sql/shards.py:_probing storage/sql/shards.py:_probed
     """,
     "names in the application's own database, of 64 bytes, and its open transaction": """
@@ -125,7 +125,7 @@ BOUNDS = {
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
-        client/inbox.py:_turns client/sessions.py:_sessions client/thread_outgoing.py:_moving
+        client/inbox.py:_turns client/sessions.py:_sessions client/outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/tables/manifest.py:columns spark/inputs/catalog.py:names spark/checks/left_out.py:_filters

@@ -155,8 +155,8 @@ def test_no_text_begins_with_a_fragment() -> None:
 READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
-        "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
-        "client.django.configured client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.diagnosis "
+        "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions "
+        "client.django.configured client.outgoing kafka.brokers kafka.compacted kafka.flushing kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
@@ -175,7 +175,7 @@ READ_A_CLOCK = {
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
     ),
     "it holds processes, connections and leases of a database, which live in real time": (
-        "client.alone server.acceptor server.parent storage.sql.placing"
+        "client.blocking server.acceptor server.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

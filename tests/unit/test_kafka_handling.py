@@ -19,8 +19,8 @@ from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 pytest.importorskip("confluent_kafka")
 
+from notify.client.kafka.feed import PollSize
 from notify.client.kafka.handling import Handling
-from notify.client.kafka.lot import Lot
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.retries import Departure
@@ -81,7 +81,7 @@ class World:
         )  # fmt: skip
         self.partitions = Partitions(1000)
         self.settled = Settled()
-        self.handling = Handling(self.plan, self.partitions, self.settled, Lot(32))  # type: ignore[arg-type]
+        self.handling = Handling(self.plan, self.partitions, self.settled, PollSize(32))  # type: ignore[arg-type]
         in_order = any(handler.mode == "ordered" for handler in consumer._handlers.values())
         self.windows = [self.partitions.open(("t", n), Progress(0, left=True), in_order=in_order) for n in range(2)]
 

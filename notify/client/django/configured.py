@@ -12,24 +12,11 @@ from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
 
 from notify.client.django.producer import DjangoProducer
-from notify.client.running import FLUSH_SECONDS, check_flush
+from notify.client.options import FLUSH_SECONDS, ProducerOptions, check_flush
 from notify.protocol.message import Message
 
-OPTIONS = (
-    "SCHEMA",
-    "MODE",
-    "KEEP_MESSAGES",
-    "BATCHING",
-    "ANSWER_CHECKS",
-    "HALF_TIMEOUT",
-    "CHECK_AFTER",
-    "PURGE_AFTER",
-    "TOKEN",
-    "TLS",
-    "CHOOSER",
-    "WAIT_FOR_OUTCOME",
-)
-"""The optional keys of NOTIFY: arguments of DjangoProducer, in capitals."""
+OPTIONS = tuple(name.upper() for name in ProducerOptions.__annotations__)
+"""The optional keys of NOTIFY: the options of every producer, in capitals."""
 _EXAMPLE = 'NOTIFY = {"URL": "http://127.0.0.1:7400", "GROUP": "shop"}'
 _producers: dict[str, DjangoProducer] = {}
 

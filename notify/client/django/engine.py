@@ -1,4 +1,4 @@
-"""Lender: lends one of Django's databases to SQLAlchemy, so that Notify's statements are written only once.
+"""DjangoEngine: lends one of Django's databases to SQLAlchemy, so that Notify's statements are written only once.
 
 `borrow` lends the driver's connection that Django has open: statements run in Django's transaction, which only Django
 ends. `engine` opens separate connections, exactly as Django opens them, for threads that need their own transactions:
@@ -89,7 +89,7 @@ class DjangoEngine:
         if dialect == "sqlite":
             use_explicit_begin(self.engine)
         # An engine without listeners, for borrowed connections, whose transactions it must not begin or end.
-        self._lending = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
+        self._borrowing = sa.create_engine(f"{dialect}://", creator=creator, poolclass=NullPool, **options)
         self._lock = threading.Lock()
         self._knows_server = False
 
@@ -104,19 +104,19 @@ class DjangoEngine:
 
         Use it only within this transaction. Closing it is optional, and leaves Django's connection open.
         """
-        connection = sa.Connection(self._lending, connection=_Borrowed(wrapper.connection))
+        connection = sa.Connection(self._borrowing, connection=_Borrowed(wrapper.connection))
         if not self._knows_server:
             with self._lock:
                 if not self._knows_server:
                     # SQLAlchemy detects the server's version on the first connection that it opens; here it opens none.
-                    self._lending.dialect.initialize(connection)
+                    self._borrowing.dialect.initialize(connection)
                     self._knows_server = True
         return connection
 
 
 @functools.cache
 def django_engine_of(using: str) -> DjangoEngine:
-    """The process's lender of a database. Raises BindingRefused if Notify does not know its driver.
+    """The process's DjangoEngine of a database. Raises BindingRefused if Notify does not know its driver.
 
     It connects at its first use, when Django's tests have replaced the name of the alias's database by their own.
     """

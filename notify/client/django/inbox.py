@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import sqlalchemy as sa
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client.django.carrier import MAKE_TABLES
 from notify.client.django.engine import django_engine_of, django_errors
-from notify.client.handlers import call_to_the_end
-from notify.client.inbox import PURGE_AFTER_SECONDS, Inbox
-from notify.client.inbox_rows import Guard, has_ended, is_claimed, refuse_partial
+from notify.client.django.tables import MAKE_TABLES
+from notify.client.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
+from notify.client.inbox_rows import Guard, has_ended
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
 
@@ -21,7 +22,7 @@ class DjangoInbox(Inbox):
     """Makes effects happen exactly once in one of Django's databases, for Consumer.
 
     Handlers get only the message. They use Django's ORM within the inbox's transaction, and messages that they `send`
-    join this transaction.
+    join this transaction. A handler that leaves a transaction which can only be rolled back has failed.
     """
 
     gives_session = False
@@ -36,53 +37,11 @@ class DjangoInbox(Inbox):
     ) -> None:
         """`using`: the database's alias; `schema`, `purge_after`: see Inbox. Raises BindingRefused, InvalidRequest."""
         self.using = using
-        self._lender = django_engine_of(using)
-        super().__init__(self._lender.engine, schema=schema, purge_after=purge_after)
-
-    def run(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> bool:
-        """Call `handler(message)` in a transaction and commit its effect; False if the message took effect before.
-
-        An exception of the handler rolls the transaction back and is raised here. Raises InvalidRequest if the handler
-        leaves a transaction that can only be rolled back, or returns a coroutine instead of doing its work.
-        """
-        guard = None
-        try:
-            with self._turns.turn(), self._transaction() as wrapper:
-                with django_errors(wrapper):
-                    is_new = self._claim(connection := self._lender.borrow(wrapper), group, message)
-                if is_new:
-                    with Guard(connection) as guard:
-                        call_to_the_end(handler, message)
-                        self._release(wrapper, guard)
-        except BaseException as error:
-            if guard is not None and guard.is_lost:
-                refuse_partial(self.call(is_claimed, group, [message]), error)
-            raise
-        return is_new
-
-    def run_batch(self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]) -> int:
-        """Call `handler(messages)` with the messages that had no effect before, commit, and return their number.
-
-        All is one transaction: an exception of the handler rolls back the claims and effects of all messages, and is
-        raised here. The handler is not called without messages. Raises InvalidRequest like `run`.
-        """
-        guard, fresh = None, []
-        try:
-            with self._turns.turn(), self._transaction() as wrapper:
-                with django_errors(wrapper):
-                    fresh = self._claim_all(connection := self._lender.borrow(wrapper), group, messages)
-                if fresh:
-                    with Guard(connection) as guard:
-                        call_to_the_end(handler, fresh)
-                        self._release(wrapper, guard)
-        except BaseException as error:
-            if guard is not None and guard.is_lost:
-                refuse_partial(self.call(is_claimed, group, fresh), error)
-            raise
-        return len(fresh)
+        self._engine = django_engine_of(using)
+        super().__init__(self._engine.engine, schema=schema, purge_after=purge_after)
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Any]:
+    def _transaction(self) -> Iterator[tuple[sa.Connection, tuple[Any, ...], Finish]]:
         """A transaction on Django's connection; broken and old connections of this thread are closed before and after.
 
         Raises InvalidRequest if autocommit is off, because the end of `atomic` would not commit then.
@@ -97,12 +56,22 @@ class DjangoInbox(Inbox):
             )
         try:
             with transaction.atomic(using=self.using, durable=True):
-                yield wrapper
+                with django_errors(wrapper):
+                    connection = self._engine.borrow(wrapper)
+                yield connection, (), functools.partial(self._release, wrapper)
         finally:
             _renew_connections()
 
-    def _release(self, wrapper: Any, guard: Guard) -> None:
+    def _claimed(
+        self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
+    ) -> list[ReceivedMessage]:
+        with django_errors(connections[self.using]):
+            return super()._claimed(group, messages, connection)
+
+    def _release(self, wrapper: Any, guard: Guard | None) -> None:
         """Raises InvalidRequest if the commit would silently be a rollback: the message would count as handled."""
+        if guard is None:
+            return
         try:
             if wrapper.closed_in_transaction or wrapper.needs_rollback:
                 raise has_ended()
@@ -116,21 +85,14 @@ class DjangoInbox(Inbox):
             ) from None
 
     async def call_async(self, function: Callable[..., Any], *arguments: Any) -> NoReturn:
-        """Raises InvalidRequest: see `run_async`."""
+        """Raises InvalidRequest."""
         raise InvalidRequest(
             "Django's transactions do not run in coroutines, so AsyncConsumer cannot have a DjangoInbox: use Consumer, "
             "whose handlers are plain functions in threads"
         )
 
-    async def run_async(self, group: str, message: ReceivedMessage, handler: Callable[..., Any]) -> NoReturn:
-        """Raises InvalidRequest."""
-        await self.call_async(handler)
-
-    async def run_batch_async(
-        self, group: str, messages: Sequence[ReceivedMessage], handler: Callable[..., Any]
-    ) -> NoReturn:
-        """Raises InvalidRequest."""
-        await self.call_async(handler)
+    async def _run_async(self, group: str, messages: Sequence[ReceivedMessage], handle: Callable[..., Any]) -> NoReturn:
+        await self.call_async(handle)
 
 
 def _renew_connections() -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Any
+from typing import Any, Unpack
 
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils.asyncio import async_unsafe
 
-from notify.check.sources import Sources
-from notify.client.choosing import Chooser, room_then_load
-from notify.client.django.carrier import DjangoCarrier
 from notify.client.django.engine import django_engine_of
-from notify.client.django.transactions import listener_of
-from notify.client.inbox import PURGE_AFTER_SECONDS
-from notify.client.login import Shown
-from notify.client.rows import Mode
-from notify.client.running import Plan
-from notify.client.thread_producer import ThreadProducer
-from notify.client.transactions import HALF_SECONDS
+from notify.client.django.transactions import DjangoHalfSender, listener_of
+from notify.client.options import ProducerOptions, ProducerPlan, takes_options
+from notify.client.producer import ThreadProducer
 from notify.protocol.message import Message
 
 
@@ -31,47 +23,14 @@ class DjangoProducer(ThreadProducer):
     Raises InvalidRequest, and BindingRefused for a database that cannot carry messages.
     """
 
+    @takes_options
     def __init__(
-        self,
-        url: str,
-        *,
-        group: str,
-        using: str = DEFAULT_DB_ALIAS,
-        schema: str | None = None,
-        mode: Mode = "half",
-        keep_messages: bool = False,
-        batching: bool = True,
-        answer_checks: bool = True,
-        half_timeout: float = HALF_SECONDS,
-        check_after: float | None = None,
-        purge_after: float | None = PURGE_AFTER_SECONDS,
-        token: Shown = None,
-        tls: ssl.SSLContext | None = None,
-        chooser: Chooser = room_then_load,
-        wait_for_outcome: bool = False,
+        self, url: str, *, group: str, using: str = DEFAULT_DB_ALIAS, **options: Unpack[ProducerOptions]
     ) -> None:
-        lender = django_engine_of(using)
-        plan = Plan(
-            url=url,
-            group=group,
-            engine=lender.engine,
-            mode=mode,
-            batching=batching,
-            answer_checks=answer_checks,
-            half_timeout=half_timeout,
-            check_after=check_after,
-            purge_after=purge_after,
-            token=token,
-            tls=tls,
-            chooser=chooser,
-            sources=Sources(schema),
-            wait_for_outcome=wait_for_outcome,
-        )
-        super().__init__(plan)
+        engine = django_engine_of(using)
+        super().__init__(ProducerPlan(url=url, group=group, engine=engine.engine, **options))
         self.using = using
-        self._carrier: DjangoCarrier = DjangoCarrier(
-            self.outgoing, group, mode, lender, plan.sources, keep_messages=keep_messages
-        )
+        self._half_sender: DjangoHalfSender = DjangoHalfSender(self.outgoing, self._plan, engine)
 
     def start(self) -> None:
         """Begin to answer checks, if the producer does not answer them yet. Raises Closed after `close`."""
@@ -89,4 +48,4 @@ class DjangoProducer(ThreadProducer):
         the whole transaction, as with any transaction of Django.
         """
         wrapper: Any = connections[self.using]
-        listener_of(wrapper).send(self._carrier, message)
+        listener_of(wrapper).send(self._half_sender, message)

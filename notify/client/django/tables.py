@@ -13,6 +13,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from notify.client import making_tables, table
 from notify.client.django.engine import django_engine_of, django_errors
 
+MAKE_TABLES = "run `manage.py migrate` with notify.client.django in INSTALLED_APPS"
+
 
 def create_tables(using: str = DEFAULT_DB_ALIAS, schema: str | None = None) -> str:
     """Create the tables that are missing, and give their schema a source id. Returns the source id.

@@ -18,10 +18,13 @@ from typing import Any
 
 from django.db.utils import DatabaseErrorWrapper
 
-from notify.client.django.carrier import DjangoCarrier
-from notify.client.outgoing import CLOSED
+from notify.check.listener import Outcome
+from notify.client.django.engine import DjangoEngine, django_errors
+from notify.client.django.tables import MAKE_TABLES
+from notify.client.half_sender import CLOSED, HalfSender, PendingMessages, undone
+from notify.client.options import ProducerPlan
+from notify.client.outgoing import ThreadOutgoing
 from notify.client.packing import pack_unkeyed
-from notify.client.pending_messages import PendingMessages, undone
 from notify.errors import BindingRefused, Closed
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
@@ -34,12 +37,37 @@ ATTRIBUTE = "notify_listener"
 REPLACED = ("_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit")
 
 
-@dataclass(slots=True)
-class Carried:
-    """The messages of one transaction, and the carrier of their producer."""
+class DjangoHalfSender(HalfSender):
+    """Sends the messages of one producer with transactions of Django's connections to one database."""
 
-    carrier: DjangoCarrier
-    bound: PendingMessages
+    def __init__(self, outgoing: ThreadOutgoing, plan: ProducerPlan, engine: DjangoEngine) -> None:
+        super().__init__(outgoing, plan, MAKE_TABLES, "call notify.client.django.create_tables(schema={})")
+        self._threads = outgoing
+        self._engine = engine
+
+    def prepare_on(self, wrapper: Any, pending: PendingMessages) -> None:
+        """`prepare` in the transaction of a Django connection; errors of the database are raised as Django's errors.
+
+        The first call starts the threads, so that this process answers checks. They do not start earlier, so that a
+        test whose transaction never commits starts nothing.
+        """
+        if not self.is_closed:
+            self._threads.start()
+        with django_errors(wrapper):
+            self.prepare(self._engine.borrow_in_place(wrapper), pending)
+
+    def deliver(self, messages: list[PackedMessage]) -> None:
+        """Send messages as those of a committed transaction; for tests whose own transaction never commits."""
+        half = self._threads.prepare(messages, None)
+        self._threads.resolve(half.id, half.shard, Outcome.COMMIT)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """The messages of one transaction, and the sender of their producer."""
+
+    half_sender: DjangoHalfSender
+    pending: PendingMessages
     sent_before: dict[str, int] = field(default_factory=dict)
     """For each savepoint, the number of messages that had been sent when it was made."""
 
@@ -49,7 +77,7 @@ class Listener:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
-        self._carried: Carried | None = None
+        self._sent: _Sent | None = None
         self._undone: BaseException | None = None
         """The error with which the database itself has rolled back the whole transaction."""
         for name in REPLACED:
@@ -58,13 +86,13 @@ class Listener:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def send(self, carrier: DjangoCarrier, message: Message) -> None:
+    def send(self, half_sender: DjangoHalfSender, message: Message) -> None:
         """Add a message to the connection's transaction, in its current savepoint.
 
         Raises BindingRefused without a transaction, InvalidRequest for an invalid message, Closed if the producer is
         closed, and Django's TransactionManagementError in a transaction that can only be rolled back.
         """
-        if carrier.is_closed:
+        if half_sender.is_closed:
             raise Closed(CLOSED)
         wrapper = self._wrapper
         wrapper.validate_thread_sharing()
@@ -78,35 +106,35 @@ class Listener:
         if self._undone is not None:
             raise undone(self._undone)
         packed = pack_unkeyed(message)
-        carried = self._current()
-        if carried is None:
+        sent = self._current()
+        if sent is None:
             _begin_on_sqlite(wrapper)
             driver = wrapper.connection
-            carried = self._carried = Carried(carrier, PendingMessages(lambda: driver))
-        elif not carried.bound.sends:
-            carried.carrier = carrier
-        elif carried.carrier is not carrier:
+            sent = self._sent = _Sent(half_sender, PendingMessages(lambda: driver))
+        elif not sent.pending.sends:
+            sent.half_sender = half_sender
+        elif sent.half_sender is not half_sender:
             raise BindingRefused("this transaction already carries messages of another producer")
-        carrier.take(carried.bound, (), packed, message)
+        half_sender.add(sent.pending, (), packed, message)
 
-    def _current(self) -> Carried | None:
+    def _current(self) -> _Sent | None:
         """The messages of the current transaction; None if Django has opened another driver's connection since."""
-        carried = self._carried
-        return carried if carried is not None and carried.bound.root is self._wrapper.connection else None
+        sent = self._sent
+        return sent if sent is not None and sent.pending.root is self._wrapper.connection else None
 
-    def sends(self) -> tuple[DjangoCarrier | None, list[tuple[PackedMessage, Message | None]]]:
-        """The carrier and the messages of the current transaction: each encoded, with the original Message if its key
+    def sends(self) -> tuple[DjangoHalfSender | None, list[tuple[PackedMessage, Message | None]]]:
+        """The sender and the messages of the current transaction: each encoded, with the original Message if its key
         is a callable."""
-        carried = self._current()
-        if carried is None:
+        sent = self._current()
+        if sent is None:
             return None, []
-        return carried.carrier, [(packed, late) for _, packed, late in carried.bound.sends]
+        return sent.half_sender, [(packed, late) for _, packed, late in sent.pending.sends]
 
     @property
     def carries(self) -> bool:
         """Whether the current transaction has messages."""
-        carried = self._current()
-        return carried is not None and bool(carried.bound.sends)
+        sent = self._current()
+        return sent is not None and bool(sent.pending.sends)
 
     def note_undone(self, error: BaseException) -> None:
         """Note that the database has rolled back the current transaction, which can carry no message any more."""
@@ -115,15 +143,15 @@ class Listener:
     # --- the replaced methods of Django's connection ----------------------------------------------------------
 
     def _commit(self, original: Callable[[], object]) -> None:
-        carried = self._current()
-        if carried is None or not carried.bound.sends:
+        sent = self._current()
+        if sent is None or not sent.pending.sends:
             self._forget()
             original()
             return
         try:
             if self._undone is not None:
                 raise undone(self._undone)
-            carried.carrier.prepare_on(self._wrapper, carried.bound)
+            sent.half_sender.prepare_on(self._wrapper, sent.pending)
         except BaseException:
             self._undo()
             raise
@@ -131,7 +159,7 @@ class Listener:
             original()
         finally:
             self._forget()  # if COMMIT itself fails, the outcome is unknown, and a check decides
-        carried.carrier.committed(carried.bound)
+        sent.half_sender.committed(sent.pending)
 
     def _undo(self) -> None:
         """Roll back the transaction whose commit was stopped. Django does this only after an error of the database.
@@ -144,39 +172,39 @@ class Listener:
             self._wrapper.close()
 
     def _forget(self) -> None:
-        self._carried = self._undone = None
+        self._sent = self._undone = None
 
     def _rollback(self, original: Callable[[], object]) -> None:
         self._forget()
         original()
 
     def _close(self, original: Callable[[], object]) -> None:
-        carried = self._carried
+        sent = self._sent
         self._forget()
-        if carried is not None and carried.bound.sends:
+        if sent is not None and sent.pending.sends:
             log.warning(
                 "the connection to the database %r was closed within its transaction: its %d messages are dropped, and "
                 "so are its changes",
                 self._wrapper.alias,
-                len(carried.bound.sends),
+                len(sent.pending.sends),
             )
         original()
 
     def _savepoint(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
-        if self._carried is not None:
-            self._carried.sent_before[sid] = len(self._carried.bound.sends)
+        if self._sent is not None:
+            self._sent.sent_before[sid] = len(self._sent.pending.sends)
 
     def _savepoint_rollback(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
-        if self._carried is not None:
+        if self._sent is not None:
             # An unknown savepoint was made before the first message, so that it drops all messages.
-            del self._carried.bound.sends[self._carried.sent_before.get(sid, 0) :]
+            del self._sent.pending.sends[self._sent.sent_before.get(sid, 0) :]
 
     def _savepoint_commit(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
-        if self._carried is not None:
-            self._carried.sent_before.pop(sid, None)  # keeps the dict small: a transaction may make many savepoints
+        if self._sent is not None:
+            self._sent.sent_before.pop(sid, None)  # keeps the dict small: a transaction may make many savepoints
 
 
 def _begin_on_sqlite(wrapper: Any) -> None:

@@ -14,10 +14,10 @@ from notify.client.failure_log import FailureLog
 from notify.client.hand import Run, by_run
 from notify.client.handlers import Cancelled, Handler, NotTried, handler_of
 from notify.client.kafka import retries
-from notify.client.kafka.lot import Lot
+from notify.client.kafka.feed import PollSize
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.settling import Settling
+from notify.client.kafka.settling import RETRY_MAX_SECONDS, RETRY_SECONDS, Settling
 from notify.client.kafka.window import Item, Window
 from notify.errors import DeadLetter
 from notify.kafka.groups import DEAD_LETTER, RETRY
@@ -26,6 +26,7 @@ from notify.protocol.filter import Filter
 from notify.protocol.limits import digits
 from notify.protocol.message import REPLAY
 from notify.protocol.wire import Delivered
+from notify.runtime.backoff import Backoff
 from notify.runtime.clock import steady_clock
 
 log = logging.getLogger("notify.consumer")
@@ -56,13 +57,13 @@ class Handling:
     """Puts ready items into the consumer's hand, and notes in their windows what became of them. Belongs to the event
     loop."""
 
-    def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, lot: Lot) -> None:
+    def __init__(self, plan: Plan, partitions: Partitions, settling: Settling, poll_size: PollSize) -> None:
         """Raises InvalidRequest for an invalid filter."""
         self._plan = plan
         self._hand = plan.hand
         self._partitions = partitions
         self._settling = settling
-        self._lot = lot
+        self._poll_size = poll_size
         self._failures = FailureLog()
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._choosy = {h.topic for h in plan.handlers.values() if h.tags or h.filter}
@@ -118,11 +119,11 @@ class Handling:
     @property
     def is_low(self) -> bool:
         """Whether so few items wait behind those that handlers are busy with that more should be fetched."""
-        half = self._lot.half
+        half = self._poll_size.half
         if self._hand.count < half and self._partitions.count < half:
             return True
         waiting = max(0, self._hand.count - max(self._hand.under_way, self._plan.concurrency))
-        return waiting < self._lot.low and not self._partitions.has_ready(self._lot.low - waiting)
+        return waiting < self._poll_size.low and not self._partitions.has_ready(self._poll_size.low - waiting)
 
     def _runs_of(self, window: Window, items: list[Item]) -> list[PartitionRun]:
         """The runs of taken items. The others are finished in their window, or leave as dead letters."""
@@ -295,6 +296,60 @@ class Handling:
         if self._timer is not None:
             self._timer.cancel()
         await self._plan.cancel(self)
+
+
+class AttemptNotes:
+    """Notes attempts in Kafka before they begin, in partitions whose last consumer died or was cut off. Belongs to the
+    event loop.
+
+    A message that kills its process never gets a result. Without a note each attempt would count as its first, and it
+    would kill every consumer. One commit notes the attempts of many messages; partitions whose last consumer ended
+    properly need no notes. An orphan, whose last attempt ended with its process, is tried alone, so that no other
+    message is suspected.
+    """
+
+    def __init__(self, partitions: Partitions, settling: Settling, handling: Handling) -> None:
+        self._partitions = partitions
+        self._settling = settling
+        self._handling = handling
+
+    async def run(self) -> None:
+        """Note attempts until cancelled. Raises errors that a retry cannot mend."""
+        while True:
+            await self._handling.noting.wait()
+            self._handling.noting.clear()
+            noted = self._note()
+            if noted:
+                await self._commit()
+                for window, items in noted:
+                    window.noted(items)
+                    self._partitions.look(window)
+                self._handling.begin()
+
+    async def _commit(self) -> None:
+        backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        while True:
+            if await self._settling.settle():
+                return
+            await asyncio.sleep(backoff.next())
+
+    def _note(self) -> list[tuple[Window, list[Item]]]:
+        """The items whose attempts are to be noted: as many as can begin now, but an orphan alone. If the process dies,
+        all noted messages have used up an attempt."""
+        windows = [window for _, window in self._partitions.items()]
+        room = self._handling.room
+        orphaned = [window for window in windows if window.has_orphan_to_note]
+        if any(window.tries_orphan for window in windows) or (orphaned and any(window.tries for window in windows)):
+            room = 0
+        elif orphaned:
+            windows, room = orphaned[:1], min(room, 1)
+        noted: list[tuple[Window, list[Item]]] = []
+        for window in windows:
+            items = window.note(room)
+            room -= len(items)
+            noted += [(window, items)] if items else []
+        self._partitions.has_to_note = any(window.has_to_note for _, window in self._partitions.items())
+        return noted
 
 
 def _is_past(expires: str | bytes) -> bool:

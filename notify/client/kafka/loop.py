@@ -1,32 +1,32 @@
-"""KafkaLoop: runs a consumer over Apache Kafka, from the first call to the brokers to the last commit."""
+"""KafkaLoop: runs a consumer over Apache Kafka, from the first call to the brokers to the last commit; and `consume`,
+which keeps it running while brokers refuse it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 
 from notify.client.banner import stopping_text
 from notify.client.handler_threads import HandlerThreads
-from notify.client.kafka.assignment import Assignment
+from notify.client.kafka.assignment import Assignment, Resets
 from notify.client.kafka.control import Orders
-from notify.client.kafka.feed import LEAVE_SECONDS, Feed
-from notify.client.kafka.handling import NAMED_IN_LOG, Handling
-from notify.client.kafka.lot import Lot
+from notify.client.kafka.feed import LEAVE_SECONDS, Feed, PollSize
+from notify.client.kafka.handling import NAMED_IN_LOG, AttemptNotes, Handling
 from notify.client.kafka.membership import Membership
 from notify.client.kafka.modes import OtherModes
-from notify.client.kafka.noting import Noting
 from notify.client.kafka.ownership import Ownership
 from notify.client.kafka.partitions import Partitions
 from notify.client.kafka.plan import Plan
-from notify.client.kafka.resets import Resets
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.topics import Topics
-from notify.errors import Unavailable
-from notify.kafka.cluster import Cluster
+from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
+from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")
 
@@ -50,6 +50,9 @@ RENEW_SECONDS = 3600.0
 TOPICS_SECONDS = 5.0
 """How often the consumer looks for new topics that match its patterns, and for new partitions."""
 
+AGAIN_SECONDS, AGAIN_MAX_SECONDS = 1.0, 30.0
+"""The waits before the brokers are tried again that have refused a consumer."""
+
 
 class KafkaLoop:
     """Receives for one instance of a consumer group. Belongs to one event loop; `run` it once."""
@@ -63,9 +66,9 @@ class KafkaLoop:
         self._threads = HandlerThreads(4, "notify-kafka-call")
         """The threads for commits, claims and notes. A call that hangs there does not keep the process from ending."""
         self._settling = Settling(plan, self._cluster, self._feed, self._partitions, self._threads)
-        self._lot = Lot(plan.batch)
-        self._handling = Handling(plan, self._partitions, self._settling, self._lot)
-        self._noting = Noting(self._partitions, self._settling, self._handling)
+        self._poll_size = PollSize(plan.batch)
+        self._handling = Handling(plan, self._partitions, self._settling, self._poll_size)
+        self._noting = AttemptNotes(self._partitions, self._settling, self._handling)
         self._orders = Orders(self._cluster, plan.group)
         self._topics = Topics(plan, self._feed.consumer, self._cluster)
         noted = None if plan.sharing == "broadcast" else Subscriptions(self._cluster, plan.group)
@@ -175,13 +178,13 @@ class KafkaLoop:
             is_holding = not wants
             await self._pause_and_resume(is_holding)
             # A partition that is assigned while nothing is wanted is fetched until it is paused: one record at a time.
-            most = self._lot.next(time.monotonic()) if wants else 1
+            most = self._poll_size.next(time.monotonic()) if wants else 1
             # While the client's thread waits for records, it cannot commit. If attempts are noted by commits, do not
             # wait there, but for handlers.
             is_noting = self._partitions.has_to_note
             self._handling.moved.clear()
             count = await self._feed.poll(most, 0.0 if is_noting else POLL_SECONDS)
-            self._lot.came(time.monotonic(), count)
+            self._poll_size.came(time.monotonic(), count)
             self._has_received = self._has_received or count > 0
             if is_noting and not count:
                 await self._moved(POLL_SECONDS)
@@ -305,3 +308,34 @@ class KafkaLoop:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def consume(plan: Plan, stopping: asyncio.Event) -> None:
+    """Receive until `stopping`. Until the loop has worked once, its errors are raised: see KafkaLoop.run.
+
+    After that, a refusal, or brokers that do not answer, end only the current clients, because a right or password that
+    was withdrawn may be granted again. New clients, with the current
+    file of settings, are tried until the brokers accept one. Nothing is lost meanwhile: messages that were not
+    committed are delivered again.
+    """
+    backoff = Backoff(AGAIN_SECONDS, AGAIN_MAX_SECONDS)
+    has_worked = False
+    cluster = Cluster.of(plan.url)
+    while not stopping.is_set():
+        loop: KafkaLoop | None = None
+        try:
+            loop = KafkaLoop(plan, cluster)
+            await loop.run(stopping)
+            return
+        except (Unauthorized, Forbidden, Unavailable, InvalidRequest) as error:
+            if loop is not None and loop.has_worked:
+                has_worked = True
+                backoff.reset()
+            is_refusal = not isinstance(error, InvalidRequest) or error.code in ("no_topic", REFUSED_SETTINGS)
+            if not has_worked or not is_refusal:
+                raise
+            wait = backoff.next()
+            log.warning("group %s receives nothing, again in %.1f s: %s", plan.group, wait, error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), wait)
+        cluster = cluster.again()

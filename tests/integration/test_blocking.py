@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from notify.client import Message, TransactionProducer, alone, answers, line, thread_outgoing
+from notify.client import Message, TransactionProducer, blocking, http, outgoing
 from notify.client.packing import pack
 from notify.client.transactions import OUTCOMES, TransactionClient
 from notify.errors import Timeout
@@ -40,10 +40,10 @@ def frozen() -> Iterator[InMemoryServer]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine, too, lines are opened, answered and kept."""
-    monkeypatch.setattr(alone, "OPEN_SECONDS", PATIENCE_SECONDS)
-    monkeypatch.setattr(alone, "SILENT_SECONDS", 10 * PATIENCE_SECONDS)
-    monkeypatch.setattr(thread_outgoing, "FINISH_SECONDS", PATIENCE_SECONDS)
+    """On a slow machine, too, connections are opened, answered and kept."""
+    monkeypatch.setattr(blocking, "OPEN_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(blocking, "SILENT_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(outgoing, "FINISH_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -136,14 +136,14 @@ def test_an_outcome_whose_shard_is_away_for_the_moment_is_sent_again(
     """The request is answered with 200, and its only item with 503."""
     with TransactionProducer(frozen.url, group=unique) as producer:
         commit_and_settle(producer, frozen, unique, 0)
-        assert producer.outgoing._alone is not None
-        outcome_line = producer.outgoing._alone._outcome_line
-        read, not_now = outcome_line.answer, encode_msgpack(Items([Item(id="x", status=503)]))
+        assert producer.outgoing._blocking is not None
+        outcome_connection = producer.outgoing._blocking._outcome_connection
+        read, not_now = outcome_connection.answer, encode_msgpack(Items([Item(id="x", status=503)]))
 
         def answer(seconds: float) -> tuple[int, bytes] | None:
             return None if read(seconds) is None else (200, not_now)
 
-        monkeypatch.setattr(outcome_line, "answer", answer)
+        monkeypatch.setattr(outcome_connection, "answer", answer)
         commit(producer, unique, "1")
         producer.outgoing.flush_at_exit(PATIENCE_SECONDS)
     assert by_loop == ["half", "COMMIT", "COMMIT"]
@@ -176,7 +176,7 @@ def test_a_half_that_is_not_answered_in_time(frozen: InMemoryServer, unique: str
         TransactionProducer(f"http://127.0.0.1:{proxy.port}", group=unique) as producer,
     ):
         commit_and_settle(producer, frozen, unique, 0)
-        impatient = alone.Alone(*producer.outgoing.start(), 0.1)
+        impatient = blocking.BlockingSender(*producer.outgoing.start(), 0.1)
         impatient.loop_was_answered()
         proxy.drop_answers = True
         with pytest.raises(Timeout):
@@ -186,22 +186,22 @@ def test_a_half_that_is_not_answered_in_time(frozen: InMemoryServer, unique: str
         impatient.close(0.0)
 
 
-def test_lines_that_nobody_uses_are_closed(
+def test_connections_that_nobody_uses_are_closed(
     frozen: InMemoryServer, unique: str, by_loop: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TransactionProducer(frozen.url, group=unique) as producer:
         commit_and_settle(producer, frozen, unique, 0)
         before = frozen.open_connections()
         commit(producer, unique, "1")
-        eventually(lambda: frozen.open_connections() == before + 2, "both lines to be open")
-        monkeypatch.setattr(alone, "SILENT_SECONDS", 0.0)
-        eventually(lambda: frozen.open_connections() <= before, "both lines to be closed")
+        eventually(lambda: frozen.open_connections() == before + 2, "both connections to be open")
+        monkeypatch.setattr(blocking, "SILENT_SECONDS", 0.0)
+        eventually(lambda: frozen.open_connections() <= before, "both connections to be closed")
         commit(producer, unique, "2")
     assert by_loop == ["half", "COMMIT", "half", "COMMIT"]
     assert bodies(frozen, unique, 3) == ["0", "1", "2"]
 
 
-def test_a_child_process_has_lines_of_its_own(server: ServerProcess, unique: str) -> None:
+def test_a_child_process_has_connections_of_its_own(server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     with TransactionProducer(server.url, group=unique) as producer:
         for n in range(20):
@@ -226,11 +226,11 @@ def test_a_child_process_has_lines_of_its_own(server: ServerProcess, unique: str
     assert sorted(received(drain(server.url, unique, unique, 60))) == sorted(sent)
 
 
-LINES = {alone.__file__, line.__file__, answers.__file__, thread_outgoing.__file__}
+FILES = {blocking.__file__, http.__file__, outgoing.__file__}
 
 
 class Interrupted:
-    """A trace function that raises KeyboardInterrupt in the SDK's lines, as a signal's handler does: where the
+    """A trace function that raises KeyboardInterrupt in the SDK's blocking path, as a signal's handler does: where the
     interpreter looks for signals, which is at the beginning of a function and after a call, the `at`th time."""
 
     def __init__(self, at: int) -> None:
@@ -238,7 +238,7 @@ class Interrupted:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename not in LINES:
+        if frame.f_code.co_filename not in FILES:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "call" or (event == "opcode" and frame.f_lasti in _after_calls(frame.f_code)):
@@ -259,8 +259,9 @@ def _after_calls(code: CodeType) -> frozenset[int]:
 def test_an_interrupt_anywhere_leaves_no_answer_to_another_and_no_lock(
     frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`commit` compares the ids of half and answer. Without a lock or a line of its own, nobody would get on after."""
-    monkeypatch.setattr(alone, "TAKEN_SECONDS", 0.0)  # whoever is interrupted is gone
+    """`commit` compares the ids of half and answer. Without a lock or a connection of its own, nobody would
+    get on after."""
+    monkeypatch.setattr(blocking, "TAKEN_SECONDS", 0.0)  # whoever is interrupted is gone
     for at in range(1, 1000):
         topic, interrupted = f"{unique}.{at}", Interrupted(at)
         with TransactionProducer(frozen.url, group=unique) as producer:
@@ -282,7 +283,7 @@ def test_an_interrupt_anywhere_leaves_no_answer_to_another_and_no_lock(
         assert found >= set("01234"), interrupted.where
         if not interrupted.where:
             break
-    assert at > 20, "the lines were not used"
+    assert at > 20, "the connections were not used"
 
 
 def test_an_answer_to_something_else_is_not_taken(
@@ -292,8 +293,8 @@ def test_an_answer_to_something_else_is_not_taken(
     with TransactionProducer(frozen.url, group=unique) as producer:
         commit_and_settle(producer, frozen, unique, 0)
         foreign = (200, encode_msgpack(Items([Item(id=ids.to_text(ids.new_id()), status=200)])))
-        assert producer.outgoing._alone is not None
-        monkeypatch.setattr(producer.outgoing._alone._half_line, "answer", lambda seconds: foreign)
+        assert producer.outgoing._blocking is not None
+        monkeypatch.setattr(producer.outgoing._blocking._half_connection, "answer", lambda seconds: foreign)
         commit(producer, unique, "1")
         assert bodies(frozen, unique, 2) == ["0", "1"]
     assert by_loop == ["half", "COMMIT", "half"]
@@ -302,18 +303,18 @@ def test_an_answer_to_something_else_is_not_taken(
 def test_a_handler_that_closes_the_producer_while_its_thread_sends(
     frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal's handler runs in the thread that has the line: it would wait for itself."""
-    monkeypatch.setattr(alone, "TAKEN_SECONDS", 0.0)
+    """A signal's handler runs in the thread that has the connection: it would wait for itself."""
+    monkeypatch.setattr(blocking, "TAKEN_SECONDS", 0.0)
     producer = TransactionProducer(frozen.url, group=unique)
     commit_and_settle(producer, frozen, unique, 0)
-    send = line.Line.send
+    send = blocking.BlockingConnection.send
 
-    def handled(self: line.Line, request: bytes) -> None:
+    def handled(self: blocking.BlockingConnection, request: bytes) -> None:
         if OUTCOMES.encode() in request:
             monkeypatch.undo()
             producer.close()
         send(self, request)
 
-    monkeypatch.setattr(line.Line, "send", handled)
+    monkeypatch.setattr(blocking.BlockingConnection, "send", handled)
     commit(producer, unique, "1")
     assert bodies(frozen, unique, 2) == ["0", "1"]

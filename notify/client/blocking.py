@@ -1,4 +1,4 @@
-"""Alone: lets a thread send its halves and outcomes itself, while no other thread of its producer sends.
+"""BlockingSender: lets a thread send its halves and outcomes itself, while no other thread of its producer sends.
 
 If the loop's thread sends, the interpreter's lock passes between the threads several times, which costs more CPU time
 than the request. A thread that is alone therefore sends its half and reads the answer itself. It also sends its
@@ -9,12 +9,13 @@ the answer is not 200: only the loop retries, changes servers and handles errors
 from __future__ import annotations
 
 import contextlib
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 
-from notify.client.http import HttpClient, items_of
-from notify.client.line import Line
+from notify.client.http import AnswerReader, HttpClient, items_of
 from notify.client.loop import LoopThread
 from notify.client.running import Running
 from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES
@@ -24,19 +25,116 @@ from notify.protocol.wire import Item, PackedMessage
 OPEN_SECONDS = 0.5
 """The timeout for connecting to a server that has just answered the loop."""
 LOOK_SECONDS = 0.2
-"""How often the loop looks whether the last outcome was answered, while the lines are in use."""
+"""How often the loop looks whether the last outcome was answered, while the connections are in use."""
 ANSWER_SECONDS = 10.0
 """The loop sends an outcome again if it has no answer after this time."""
 SILENT_SECONDS = 5.0
-"""The lines are closed after this time without a half."""
+"""The connections are closed after this time without a half."""
 FROZEN_SECONDS = 5.0
-"""How late a process may close the lines before it counts as one that was frozen."""
+"""How late a process may close the connections before it counts as one that was frozen."""
 TAKEN_SECONDS = 1.0
-"""How long another thread may hold the line for outcomes. A thread that holds it for longer was interrupted."""
+"""How long another thread may hold the connection for outcomes. A thread that holds it longer was interrupted."""
+RECEIVE_BYTES = 65_536
 
 
-class Alone:
-    """Two lines to a producer's only server, one for halves and one for outcomes; one thread at a time uses a line."""
+class BlockingConnection(AnswerReader):
+    """A connection with at most one request on its way, on which a thread itself sends a request and reads the answer.
+    Belongs to one thread at a time.
+
+    If the server or the network fails, its methods raise OSError (TimeoutError is one), and the connection is closed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket: socket.socket | None = None
+        self._answer: tuple[int, bytes] | None = None
+        self._is_kept = True
+        """Whether the server keeps the connection open after the last answer."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def open(self, client: HttpClient, seconds: float) -> None:
+        """Connect to the client's server; `seconds`: the timeout for the connection and for later answers."""
+        connected = socket.create_connection(client.address, timeout=seconds)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tls = client.tls
+            if tls is not None:
+                connected = tls.wrap_socket(connected, server_hostname=client.address[0])
+        except BaseException:
+            connected.close()
+            raise
+        self._parser, self._answer = None, None
+        self._socket = connected
+
+    def send(self, request: bytes) -> None:
+        """Send a request. Call `answer` for its answer."""
+        if self._parser is not None:
+            # A signal handler interrupted the wait for an earlier answer, which would be taken for this request's.
+            self.close()
+        connected = self._connected()
+        self.expect()
+        self._answer = None
+        try:
+            connected.sendall(request)
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self, seconds: float) -> tuple[int, bytes] | None:
+        """Status and body of the answer; None if it has not come within `seconds`, but may still come."""
+        deadline, remaining = time.monotonic() + seconds, seconds
+        try:
+            while self._answer is None:
+                if not self._receive(remaining):
+                    return None
+                remaining = max(0.0, deadline - time.monotonic())
+        except BaseException:
+            self.close()
+            raise
+        if not self._is_kept:
+            self.close()
+        return self._answer
+
+    def _receive(self, seconds: float) -> bool:
+        """Read the bytes that have come; False if none came within `seconds`."""
+        connected = self._connected()
+        if connected.gettimeout() != seconds:
+            connected.settimeout(seconds)
+        try:
+            data = connected.recv(RECEIVE_BYTES)
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return False
+        if not data:
+            self.ended()
+            if self._answer is None:
+                raise ConnectionError("the server closed the connection")
+            return True
+        try:
+            self.feed(data)
+        except Unavailable as error:
+            raise ConnectionError(str(error)) from None
+        return True
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("the connection was closed")
+        return self._socket
+
+    def answered(self, status: int, body: bytes, is_kept: bool) -> None:
+        self._answer, self._is_kept = (status, body), is_kept
+
+    def close(self) -> None:
+        """Close the connection; a request on its way gets no answer."""
+        closed, self._socket = self._socket, None
+        if closed is not None:
+            closed.close()
+
+
+class BlockingSender:
+    """Two connections to a producer's only server: one for halves, one for outcomes; a thread at a time uses each."""
 
     def __init__(self, thread: LoopThread, running: Running, seconds: float) -> None:
         """`seconds`: how long to wait for the answer to a half."""
@@ -44,8 +142,8 @@ class Alone:
         self._running = running
         self._seconds = seconds
         self._server: HttpClient | None = None
-        """The server that the lines are connected to."""
-        self._half_line, self._outcome_line = Line(), Line()
+        """The server of both connections."""
+        self._half_connection, self._outcome_connection = BlockingConnection(), BlockingConnection()
         self._taking_half, self._taking_outcome = threading.Lock(), threading.Lock()
         self._unanswered: tuple[str, str | None, str] | None = None
         """The last outcome that was sent, until its answer is read."""
@@ -55,7 +153,7 @@ class Alone:
         self._may_open = self._is_watched = self._is_closed = False
 
     def loop_was_answered(self) -> None:
-        """Allow lines to the server to be opened, since it has just answered the loop."""
+        """Allow connections to the server to be opened, since it has just answered the loop."""
         self._may_open = True
 
     # --- halves -----------------------------------------------------------------------------------------------
@@ -65,70 +163,69 @@ class Alone:
         if not self._taking_half.acquire(blocking=False):
             return None
         try:
-            server = self._line_to()
+            server = self._connect()
             body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
             return None if server is None or body is None else self._ask(server, transaction_id, body)
         except OSError:
-            self._close_outcome_line()  # a failure of one line has most likely cut both
+            self._close_outcome_connection()  # a failure of one has most likely cut both
             return None
         finally:
             if self._is_closed:
-                self._half_line.close()
+                self._half_connection.close()
             self._taking_half.release()
 
-    def _line_to(self) -> HttpClient | None:
-        """The server that the lines lead to, after opening them if necessary; None if the loop has to send. Raises
-        OSError."""
+    def _connect(self) -> HttpClient | None:
+        """Open the connections if necessary, and return their server; None if the loop has to send. Raises OSError."""
         server = self._running.client.http.only
         if server is None or self._is_closed:
             return None
-        if self._half_line.is_open and self._was_frozen():
-            self._half_line.close()
-            self._close_outcome_line()
-        if not self._half_line.is_open:
+        if self._half_connection.is_open and self._was_frozen():
+            self._half_connection.close()
+            self._close_outcome_connection()
+        if not self._half_connection.is_open:
             if not self._may_open:
                 return None
             self._may_open = False
-            self._close_outcome_line()
+            self._close_outcome_connection()
             self._server = server
-            self._half_line.open(server, OPEN_SECONDS)
-            self._outcome_line.open(server, OPEN_SECONDS)
+            self._half_connection.open(server, OPEN_SECONDS)
+            self._outcome_connection.open(server, OPEN_SECONDS)
             if not self._is_watched:
                 self._is_watched = True
                 self._thread.call(self._look_later)
         return server if server is self._server else None
 
     def _was_frozen(self) -> bool:
-        """Whether the lines should have been closed by now: the process, or its machine, stood still meanwhile, and
-        what lies between may have forgotten them in silence."""
+        """Whether the connections should have been closed by now: the process, or its machine, stood still meanwhile,
+        and what lies between may have forgotten them in silence."""
         silent = max(time.monotonic() - self._used_at, time.time() - self._used_at_time)
         return silent > SILENT_SECONDS + FROZEN_SECONDS
 
     def _ask(self, server: HttpClient, transaction_id: str, body: bytes) -> Item | None:
         self._used_at, self._used_at_time = time.monotonic(), time.time()
-        self._half_line.send(server.request("POST", HALVES, body))
-        answer = self._half_line.answer(self._seconds)
+        self._half_connection.send(server.request("POST", HALVES, body))
+        answer = self._half_connection.answer(self._seconds)
         if answer is None:
-            self._half_line.close()
+            self._half_connection.close()
             raise Timeout(f"no answer to POST {HALVES} within {self._seconds:g} s; it may have been carried out")
         item = _item_of(answer, transaction_id)
         if item is None:
-            self._half_line.close()  # its next answer may belong to another request
+            self._half_connection.close()  # its next answer may belong to another request
         return None if item is None or item.status in NOT_NOW else item
 
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> bool:
         """Send an outcome without waiting for the answer; False if the loop has to send it."""
-        if not self._outcome_line.is_open or not self._taking_outcome.acquire(blocking=False):
+        if not self._outcome_connection.is_open or not self._taking_outcome.acquire(blocking=False):
             return False
         try:
             body = self._running.client.outcome_alone(transaction_id, shard, outcome)
-            if body is None or self._server is None or not self._is_answered() or not self._outcome_line.is_open:
+            if body is None or self._server is None or not self._is_answered() or not self._outcome_connection.is_open:
                 return False
             request = self._server.request("POST", OUTCOMES, body)
             self._unanswered, self._sent_at = (transaction_id, shard, outcome), time.monotonic()
-            self._outcome_line.send(request)
+            self._outcome_connection.send(request)
             return True
         except OSError:
             self._unanswered = None
@@ -142,7 +239,7 @@ class Alone:
         if last_outcome is None:
             return True
         try:
-            answer = self._outcome_line.answer(seconds)
+            answer = self._outcome_connection.answer(seconds)
         except OSError:
             self._lose()
             return True
@@ -156,8 +253,8 @@ class Alone:
         return True
 
     @contextlib.contextmanager
-    def _outcome_line_taken(self) -> Iterator[None]:
-        """Take the line for outcomes, even if an interrupted thread still holds it, so that nobody waits forever."""
+    def _outcome_connection_taken(self) -> Iterator[None]:
+        """Take the connection for outcomes, even if an interrupted thread still holds it: nobody waits forever."""
         is_taken = self._taking_outcome.acquire(timeout=TAKEN_SECONDS)
         try:
             yield
@@ -165,25 +262,25 @@ class Alone:
             if is_taken:
                 self._taking_outcome.release()
 
-    def _close_outcome_line(self) -> None:
-        with self._outcome_line_taken():
+    def _close_outcome_connection(self) -> None:
+        with self._outcome_connection_taken():
             self._is_answered()
             self._lose()
 
     def _lose(self) -> None:
-        """Close the line for outcomes. The loop sends the last outcome again if it is not answered."""
-        self._outcome_line.close()
+        """Close the connection for outcomes. The loop sends the last outcome again if it is not answered."""
+        self._outcome_connection.close()
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
             self._thread.call(self._running.queue_outcome, *unanswered)
 
-    # --- looking after the lines ------------------------------------------------------------------------------
+    # --- looking after the connections ------------------------------------------------------------------------
 
     def _look_later(self) -> None:
         self._thread.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Runs on the loop. If a thread holds a line, the line is in use and left alone."""
+        """Runs on the loop. If a thread holds a connection, that is in use and left alone."""
         now = time.monotonic()
         if self._taking_outcome.acquire(blocking=False):
             try:
@@ -196,12 +293,12 @@ class Alone:
         self._look_later()
 
     def _close_unused(self) -> bool:
-        """Close the lines, unless one is in use; returns whether they are closed."""
+        """Close the connections, unless one is in use; returns whether they are closed."""
         if self._unanswered is not None or not self._taking_half.acquire(blocking=False):
             return False
         try:
-            self._half_line.close()
-            self._close_outcome_line()
+            self._half_connection.close()
+            self._close_outcome_connection()
             self._is_watched = False
             return True
         finally:
@@ -209,24 +306,24 @@ class Alone:
 
     def finish(self, seconds: float) -> None:
         """Wait at most `seconds` for the answer to the last outcome; without one, the loop sends the outcome again."""
-        with self._outcome_line_taken():
+        with self._outcome_connection_taken():
             if not self._is_answered(seconds):
                 self._lose()
 
     def close(self, seconds: float) -> None:
-        """Finish and close the lines; a thread that is sending a half closes the line for halves itself."""
+        """Finish and close the connections; a thread that is sending a half closes that for halves itself."""
         self._is_closed = True
         self.finish(seconds)
-        with self._outcome_line_taken():
+        with self._outcome_connection_taken():
             self._lose()
         if self._taking_half.acquire(blocking=False):
-            self._half_line.close()
+            self._half_connection.close()
             self._taking_half.release()
 
     def abandon(self) -> None:
-        """Close the lines in a forked child, without the locks, which threads of the parent may have held."""
-        self._half_line.close()
-        self._outcome_line.close()
+        """Close the connections in a forked child, without the locks, which threads of the parent may have held."""
+        self._half_connection.close()
+        self._outcome_connection.close()
 
 
 def _item_of(answer: tuple[int, bytes], transaction_id: str) -> Item | None:

@@ -1,0 +1,136 @@
+"""ProducerOptions: the arguments that every producer takes, written once; and ProducerPlan, which checks them."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, TypeVar, get_type_hints
+
+from notify.check.listener import CheckMessageListener
+from notify.check.sources import Sources
+from notify.client.inbox import PURGE_AFTER_SECONDS
+from notify.client.login import Shown
+from notify.client.loop import instance_name
+from notify.client.purge import check_purge_after
+from notify.client.rows import MODES, Mode
+from notify.client.servers import Chooser, room_then_load
+from notify.client.transactions import HALF_SECONDS
+from notify.errors import InvalidRequest
+from notify.protocol.limits import LIMITS, check_between, check_name
+from notify.protocol.message import number_of_seconds
+
+F = TypeVar("F", bound=Callable[..., None])
+
+HALF_MIN_SECONDS, HALF_MAX_SECONDS = 0.01, 3600.0
+"""Bounds of `half_timeout`."""
+FLUSH_SECONDS, FLUSH_MAX_SECONDS = 10.0, 3600.0
+"""The default and the upper bound of the timeout of `flush`."""
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The arguments of every producer, besides its server, its group and its database: see TransactionProducer. Their
+    defaults are those of ProducerPlan."""
+
+    schema: str | None
+    mode: Mode
+    keep_messages: bool
+    batching: bool
+    answer_checks: bool
+    half_timeout: float
+    check_after: float | None
+    purge_after: float | None
+    token: Shown
+    tls: ssl.SSLContext | None
+    chooser: Chooser
+    wait_for_outcome: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class ProducerPlan:
+    """All arguments of a producer, checked. Raises InvalidRequest for invalid ones, TypeError for unknown ones."""
+
+    url: str
+    group: str
+    engine: Any
+    """The user's engine: an Engine, an AsyncEngine or None."""
+    schema: str | None = None
+    mode: Mode = "half"
+    keep_messages: bool = False
+    batching: bool = True
+    answer_checks: bool = True
+    half_timeout: float = HALF_SECONDS
+    check_after: float | None = None
+    purge_after: float | None = PURGE_AFTER_SECONDS
+    token: Shown = None
+    tls: ssl.SSLContext | None = None
+    chooser: Chooser = room_then_load
+    wait_for_outcome: bool = False
+    sources: Sources = field(init=False)
+    """The schemas that the producer sends from and answers for."""
+    instance: str = field(init=False, default_factory=instance_name)
+    """The name of this process among the instances of its group."""
+    listeners: list[CheckMessageListener] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sources = Sources(self.schema)
+        check_name("producer_group", self.group)
+        if self.check_after is not None:
+            check_check_after(self.check_after)
+        if self.purge_after is not None:
+            self.purge_after = number_of_seconds("purge_after", self.purge_after)
+        check_purge_after(self.purge_after)
+        self.half_timeout = number_of_seconds("half_timeout", self.half_timeout)
+        check_between("half_timeout", self.half_timeout, HALF_MIN_SECONDS, HALF_MAX_SECONDS)
+        if self.mode not in MODES:
+            raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
+        if self.mode == "outbox" and self.engine is None:
+            raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+        if self.mode == "outbox" and self.wait_for_outcome:
+            raise InvalidRequest("wait_for_outcome is for mode half: a commit in mode outbox has no outcome")
+
+    def add_listener(self, listener: CheckMessageListener) -> None:
+        """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""
+        name = type(listener).__name__
+        if isinstance(listener, type) or not hasattr(listener, "topics") or not hasattr(listener, "check"):
+            description = f"the class {listener.__name__}" if isinstance(listener, type) else f"a {name}"
+            raise InvalidRequest(
+                f"this is {description}: give an object of a class that is derived from CheckMessageListener"
+            )
+        if not listener.topics:
+            raise InvalidRequest(f"{name} names no topics")
+        if isinstance(listener.topics, str):
+            raise InvalidRequest(f"{name}.topics is text; it should be a list of topics, such as [{listener.topics!r}]")
+        if inspect.iscoroutinefunction(listener.check):
+            raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
+        self.listeners.append(listener)
+
+
+def check_check_after(seconds: float) -> None:
+    """Raises InvalidRequest for a `check_after` that the server would refuse."""
+    low, high = LIMITS.check_after_min_seconds, LIMITS.check_after_max_seconds
+    check_between("check_after", number_of_seconds("check_after", seconds), low, high)
+
+
+def check_flush(timeout: float) -> float:
+    """The timeout of `flush`, in seconds. Raises InvalidRequest."""
+    timeout = number_of_seconds("timeout", timeout)
+    check_between("timeout", timeout, 0, FLUSH_MAX_SECONDS)
+    return timeout
+
+
+def takes_options(init: F) -> F:
+    """Give the `__init__` of a producer, which takes `**options: Unpack[ProducerOptions]`, a signature that names each
+    option with its type and default, for `help()` and for editors that ask at run time."""
+    own = inspect.signature(init, eval_str=True)
+    defaults = {option.name: option.default for option in fields(ProducerPlan)}
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in get_type_hints(ProducerOptions).items()
+    ]
+    named = [given for given in own.parameters.values() if given.kind is not inspect.Parameter.VAR_KEYWORD]
+    shown: Any = init
+    shown.__signature__ = own.replace(parameters=[*named, *options])
+    shown.__annotations__ = {given.name: given.annotation for given in (*named, *options) if given.name != "self"}
+    return init
