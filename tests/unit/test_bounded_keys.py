@@ -42,7 +42,7 @@ TEXTS = {"str", "bytes", "object", "Any", "Callable", "Key", "Place", "Spot", "P
 BOUNDS = {
     "the cache's own number, and a key that is checked before: it has a bound, and a refused one is not kept": """
         protocol/ids.py:from_text protocol/keys.py:_hash_of protocol/limits.py:_accept server/access/browsers.py:_is_own
-        client/kafka/handling.py:_instant server/data/routes.py:self._find server/jobs/failures.py:kind_of
+        client/kafka/handling.py:_instant server/data/routes.py:self._find server/letters/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         client/session.py:_polls
@@ -60,7 +60,7 @@ BOUNDS = {
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
         server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/growth.py:before
         server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
-        server/groups/open_letters.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
+        server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
         server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
         server/delivery/cursor.py:_ahead server/delivery/leases.py:open
     """,
@@ -71,7 +71,7 @@ BOUNDS = {
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers
-        server/groups/kafka/letter_failures.py:_counts server/jobs/failures.py:by_fingerprint
+        server/letters/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
         client/kafka/settling.py:_too_large client/places.py:_known client/rows.py:_inserts kafka/topics.py:_largest
@@ -107,7 +107,7 @@ BOUNDS = {
         client/kafka/partitions.py:paused client/kafka/partitions.py:_jumps client/kafka/starting.py:_starts
         client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
         kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
-        server/groups/kafka/letter_counts.py:_counted server/groups/kafka/letter_search.py:found
+        server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us
         server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known server/groups/kafka/stuck.py:_since
         server/groups/kafka/undelivered.py:_reports server/groups/kafka/orders.py:_by_group

@@ -156,7 +156,7 @@ READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions "
-        "client.django.configured client.outgoing kafka.brokers kafka.compacted kafka.flushing kafka.diagnosis "
+        "client.django.configured client.outgoing kafka.brokers kafka.table kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
@@ -167,7 +167,7 @@ READ_A_CLOCK = {
         "binlog_bridge.announcing binlog_bridge.pump binlog_bridge.retrying client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
-        "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "
+        "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.cleaning movers.sinks.delays.made_anew movers.sinks.showing spark.watch.alarms "
         "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
