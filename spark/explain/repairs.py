@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from notify.protocol import ids
 from notify.spark.explain.history import History, history_of
-from notify.spark.explain.judging import Terms, Verdict, judge
+from notify.spark.explain.judging import Bounds, Verdict, judge
 from notify.spark.explain.trace import Trace
 from notify.spark.inputs.actions import NOBODY_KNOWS, Record
 from notify.spark.inputs.effects import BusinessEffects
@@ -56,7 +56,7 @@ class Sent:
 def repairs_of(
     inputs: Inputs,
     history: History,
-    terms: Terms,
+    bounds: Bounds,
     records: Sequence[Record],
     effects: Sequence[BusinessEffects] = (),
 ) -> list[Sent]:
@@ -69,7 +69,7 @@ def repairs_of(
             if repeated is not None and repeated.is_known:
                 if any(stand.topic == dropped_topic(group) for stand in repeated.stands):
                     what = DROPPED
-                verdict = _without_row(judge(repeated, terms))
+                verdict = _without_row(judge(repeated, bounds))
                 record = _record_of(records, verdict.message_id, what, group, repeated.queued_us)
                 sent.append(Sent(what, trace.message_id, group, verdict, repeated.queued_us, record))
     return sorted(sent, key=lambda each: each.at_us)
