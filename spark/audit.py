@@ -22,7 +22,7 @@ from notify.spark.checks import dead_letters, kafka_searches, left_out, searches
 from notify.spark.checks.dead_letters import Dead
 from notify.spark.checks.malformed import malformed
 from notify.spark.checks.rows_outside_range import strays
-from notify.spark.digest.figures import figures_of, latencies_of
+from notify.spark.digest.comparison import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
 from notify.spark.inputs.catalog import Bridged

@@ -14,8 +14,7 @@ from notify.spark.checks import left_out
 from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Bounds, Verdict, judge
-from notify.spark.explain.records import records_of
-from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
+from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, records_of, repairs_of
 from notify.spark.inputs.actions import Record
 from notify.spark.inputs.columns import name_hash
 from notify.spark.inputs.databases import Database
