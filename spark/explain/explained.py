@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from notify.protocol import ids
 from notify.protocol.wire import instant
 from notify.spark.checks import left_out
-from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.explain.history import Event, History, history_of
 from notify.spark.explain.judging import Bounds, Verdict, judge
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, records_of, repairs_of
@@ -21,9 +20,8 @@ from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.inputs.missing_logs import absent_shards, judged_span, reason_of
 from notify.spark.inputs.ranges import Span
-from notify.spark.inputs.replicas import unseen_from
-from notify.spark.inputs.shards import halves_from_us, ids_of, movers_of
-from notify.spark.judge.terms import SKEW_US, Terms
+from notify.spark.inputs.shards import movers_of
+from notify.spark.judge.coverage import terms_of
 from notify.spark.result import Inputs
 
 
@@ -147,44 +145,24 @@ def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]
 
 
 def _bounds(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Bounds:
-    now_us = time.time_ns() // 1000
-    logs = [log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka]
-    copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
-    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
-    watermark_us = min([now_us, *logs])
-    bridges = bridges_of(inputs.logs, inputs.kafka)
-    purged = [database.purged() for database in inputs.databases]
-    slack_us = SKEW_US + longest_us
+    watermarks = [time.time_ns() // 1000, *(each.watermark_us for each in (*inputs.logs, *inputs.kafka))]
+    databases = [*inputs.databases, *inputs.storages]
+    copies = [replica.until_us for database in databases if (replica := database.replica()) is not None]
+    inbox_groups = frozenset(name for database in inputs.databases for name in database.inbox_groups())
+    terms = terms_of(inputs, inbox_groups, copies, min(watermarks), longest_us, deliver_us)
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
-    log_from_us = max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0)
-    doubts = [problem for log in inputs.logs for problem in (*log.problems, *log.unread(max(0, first_us - slack_us)))]
+    from_us = max(0, first_us - terms.slack_us)
     origins: dict[int, int | None] = dict.fromkeys(map(name_hash, movers_of(inputs)))
     for number, database in enumerate(inputs.databases):
         if source := database.source_id():
             origins[name_hash(source)] = number
-    terms = Terms(
-        closed_before_us=min([watermark_us, *copies]) - longest_us,
-        settled_before_us=watermark_us - deliver_us,
-        covered_groups=frozenset(map(name_hash, _with_rows(inputs, history))),
-        inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
-        rows_from_us=max((rows for rows, _ in purged), default=0),
-        inbox_from_us=max((inbox for _, inbox in purged), default=0),
-        inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
-        log_from_us=log_from_us,
-        halves_from_us=halves_from_us(inputs.storages),
-        slack_us=slack_us,
-        bridged_us=tuple(
-            (number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)
-        ),
-        lost=tuple((restore.known_us, restore.restored_us) for log in inputs.logs for restore in log.catalog.restores),
-        ahead_us=now_us + slack_us,
-    )
+    judged = judged_span(terms.log_from_us, min(watermarks) - longest_us, terms.slack_us)
     return Bounds(
-        terms,
+        replace(terms, covered_groups=frozenset(map(name_hash, _with_rows(inputs, history)))),
         databases=[database.name for database in inputs.databases],
         origins=origins,
-        doubts=tuple(doubts),
-        absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
+        doubts=tuple(problem for log in inputs.logs for problem in (*log.problems, *log.unread(from_us))),
+        absent=_absent(inputs, history, judged),
     )
 
 
