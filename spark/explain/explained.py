@@ -145,18 +145,19 @@ def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]
 
 
 def _bounds(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Bounds:
-    watermarks = [time.time_ns() // 1000, *(each.watermark_us for each in (*inputs.logs, *inputs.kafka))]
+    logs, clusters = [log.watermark_us for log in inputs.logs], [kafka.watermark_us for kafka in inputs.kafka]
+    watermark_us = min([time.time_ns() // 1000, *logs, *clusters])
     databases = [*inputs.databases, *inputs.storages]
     copies = [replica.until_us for database in databases if (replica := database.replica()) is not None]
     inbox_groups = frozenset(name for database in inputs.databases for name in database.inbox_groups())
-    terms = terms_of(inputs, inbox_groups, copies, min(watermarks), longest_us, deliver_us)
+    terms = terms_of(inputs, inbox_groups, copies, watermark_us, longest_us, deliver_us)
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
     from_us = max(0, first_us - terms.slack_us)
     origins: dict[int, int | None] = dict.fromkeys(map(name_hash, movers_of(inputs)))
     for number, database in enumerate(inputs.databases):
         if source := database.source_id():
             origins[name_hash(source)] = number
-    judged = judged_span(terms.log_from_us, min(watermarks) - longest_us, terms.slack_us)
+    judged = judged_span(terms.log_from_us, watermark_us - longest_us, terms.slack_us)
     return Bounds(
         replace(terms, covered_groups=frozenset(map(name_hash, _with_rows(inputs, history)))),
         databases=[database.name for database in inputs.databases],

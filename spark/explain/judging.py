@@ -86,7 +86,7 @@ def judge(trace: Trace, bounds: Bounds) -> Verdict:
 def row_of(trace: Trace, bounds: Bounds, groups: Groups) -> dict[str, Any]:
     """The trace as a row of an audit, see spark.judge.message_rows and spark.judge.findings.facts."""
     t, transaction = trace, ids.parse_message_id(trace.message_id)[0]
-    outcomes = sum(_STATES[outcome] for outcome in t.outcomes)
+    outcomes = sum(_STATES.get(outcome, 0) for outcome in t.outcomes)
     if t.unmoved != MOVED:
         outcomes |= HALF_DROPPED if t.unmoved == DROPPED else HALF_WAITS
     states = [
