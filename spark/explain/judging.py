@@ -184,7 +184,8 @@ class _Judged:
         """What is wrong, in the words of an audit."""
         t, row = self._trace, self._row
         case = Found(
-            name, topic=t.stands[0].topic if t.stands else "", producer_group=t.producer_group,
+            name, topic=next((each.topic for each in (*t.stands, *t.rows) if each.topic), ""),
+            producer_group=t.producer_group,
             groups=groups_of(name, row, self._group_bits, self._bounds.terms.inbox_groups),
             database=t.rows[0].database if t.rows else "",
         )  # fmt: skip

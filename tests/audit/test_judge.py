@@ -205,6 +205,29 @@ def test_every_class_of_one_row_has_a_case() -> None:
     assert {name for case in CASES for name in case.classes.split()} == BY_NAME.keys() - ELSEWHERE
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("in no log", "LOST: committed in the database; the server has no record of it"),
+        ("both outcomes there", "the database says COMMITTED, the server COMMITTED and ROLLED_BACK"),
+        ("without a row", "GHOST: in a queue; the database has no row for it"),
+        ("its half waits in a storage", "UNSENT: committed in the database; its relay or bridge has not sent it"),
+        ("not settled", "UNDELIVERED: not settled by points"),
+        ("acknowledged, without an effect", "ACKED_NO_EFFECT: acknowledged by points, whose inbox has no row"),
+        ("an inbox row of a group that never subscribed", "an inbox row of mail, which never subscribed to the topic"),
+        ("a half that is dated earlier", "MISDATED: the half is dated 3.00 hours before its id was made"),
+        ("another producer group", "different producer groups, one of them sales"),
+        ("not in the log yet", "; but its transaction may not be over yet"),
+        ("as old as the log", "; but the log may have dropped its record"),
+        ("whose inbox row a copy may lack yet", "PENDING: a copy of a database may not have the inbox row yet"),
+    ],
+)
+def test_explain_says_what_is_wrong_in_the_words_of_an_audit(what: str, said: str) -> None:
+    (case,) = [case for case in CASES if case.what == what]
+    sentence = judge(case.trace, case.bounds).sentence
+    assert said in sentence and "its topic is in no log" not in sentence, sentence
+
+
 def test_a_log_that_is_not_whole_proves_nothing_to_explain() -> None:
     lost = next(case for case in CASES if case.classes == "LOST")
     verdict = judge(lost.trace, replace(lost.bounds, doubts=("a segment is missing",)))
