@@ -183,9 +183,9 @@ class _Judged:
     def _why(self, name: str) -> str:
         """What is wrong, in the words of an audit."""
         t, row = self._trace, self._row
+        topics = [*(stand.topic for stand in t.stands), *(local.topic for local in t.rows if local.topic)]
         case = Found(
-            name, topic=next((each.topic for each in (*t.stands, *t.rows) if each.topic), ""),
-            producer_group=t.producer_group,
+            name, topic=topics[0] if topics else "", producer_group=t.producer_group,
             groups=groups_of(name, row, self._group_bits, self._bounds.terms.inbox_groups),
             database=t.rows[0].database if t.rows else "",
         )  # fmt: skip
