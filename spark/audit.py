@@ -22,7 +22,7 @@ from notify.spark.checks import dead_letters, kafka_searches, left_out, searches
 from notify.spark.checks.dead_letters import Dead
 from notify.spark.checks.malformed import malformed
 from notify.spark.checks.rows_outside_range import strays
-from notify.spark.digest.figures import figures_of, latencies_of
+from notify.spark.digest.comparison import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
 from notify.spark.inputs.catalog import Bridged
@@ -100,20 +100,31 @@ class Audit:
             for kafka in self._inputs.kafka:
                 kafka.release()
 
-    def _run(self) -> Result:
-        started = self._mark = time.monotonic()
+    def begin(self) -> Coverage | None:
+        """Prepare the inputs, and note in the result what they lack. Spark only helps to copy large logs.
+
+        Returns what can be judged; None if a database hides rows, which would be LOST or GHOST, or hide others. Raises
+        as `run`.
+        """
         result = self.result
         self._effects = business_effects(self._inputs.databases, self._plan.effects)
         asked: list[Database | BusinessEffects] = [*self._inputs.databases, *self._inputs.storages, *self._effects]
         for each in asked:
             result.reasons += each.hidden
-        if result.reasons:  # rows that are not seen would be LOST or GHOST, or keep others from being found
+        if result.reasons:
+            return None
+        self._prepare()
+        self._step("copy the log")
+        return cover(self._plan, self._inputs, self._inbox_groups, result)
+
+    def _run(self) -> Result:
+        started = self._mark = time.monotonic()
+        result = self.result
+        coverage = self.begin()
+        if coverage is None:
             result.totals = dict.fromkeys(measures.TOTALS, 0)
             result.seconds = round(time.monotonic() - started, 2)
             return result
-        self._prepare()
-        self._step("copy the log")
-        coverage = cover(self._plan, self._inputs, self._inbox_groups, result)
         looked = self._look(coverage)
         coverage = replace(coverage, drill=looked.drill)
         self._configure(coverage)

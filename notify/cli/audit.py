@@ -179,7 +179,7 @@ def run(
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
         with spark_errors(), opened_here(*given) as inputs:
             from notify.spark.audit import Audit
-            from notify.spark.causes.told import tell_causes
+            from notify.spark.causes.grouping import tell_causes
             from notify.spark.judge import continue_from
             from notify.spark.result import Plan
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from pyspark.sql import SparkSession
+
 from notify.spark.causes.cause import Cause
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.sentences import dead_sentence, left_out_sentence, sentence_of
-from notify.spark.causes.standstill import STILL, Standstill
+from notify.spark.causes.settled import STILL, Standstill, last_settled
 from notify.spark.causes.stretches import Stretch, stretches_of
 from notify.spark.causes.subjects import GROUP, Subject, instant_of, subjects_of
-from notify.spark.result import Found, Result
+from notify.spark.result import Found, Inputs, Plan, Result
 
 MOST = 20
 """The most causes that are told one by one."""
@@ -28,6 +30,15 @@ RANKS: tuple[tuple[str, ...], ...] = (
 _SUMMED = ("DEAD", "LEFT_OUT")
 """Classes that the audit has summed up itself."""
 _RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
+
+
+def tell_causes(spark: SparkSession, plan: Plan, inputs: Inputs, result: Result, commands: Commands) -> None:
+    """Set the causes of an audit's result. The inputs are those of the audit, and still open."""
+    queues = [entry["watermark_us"] for entry in result.inputs if entry["kind"] in ("log", "kafka")]
+    until_us = min([*queues, result.to_us])
+    last = last_settled(spark, inputs, result.found)
+    standstill = Standstill(last, until_us - round(plan.deliver_seconds * 1e6))
+    result.causes, result.causes_left = causes_of(result, standstill, commands)
 
 
 def causes_of(result: Result, standstill: Standstill, commands: Commands) -> tuple[list[Cause], int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from notify.runtime.visible import first_of
-from notify.spark.causes.standstill import BEHIND, STILL, Standstill
+from notify.spark.causes.settled import BEHIND, STILL, Standstill
 from notify.spark.causes.stretches import Stretch
 from notify.spark.causes.subjects import Subject
 from notify.spark.result import Found

@@ -16,7 +16,7 @@ from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.ranges import EPOCH_US, Span
 from notify.spark.judge.message_rows import Groups
-from notify.spark.judge.message_times import made_us
+from notify.spark.judge.message_times import MADE_US
 from notify.spark.result import Found
 from notify.spark.small_table import small_table
 from notify.storage.groups import SettleKind
@@ -122,7 +122,7 @@ def misdated(
     if stored is None:
         return [], 0
     is_judged = F.col("half_us").between(judged.start_us, judged.end_us - 1)
-    is_apart = F.abs(F.col("half_us") - made_us()) > slack_us
+    is_apart = F.abs(F.col("half_us") - F.expr(MADE_US)) > slack_us
     halves = stored.where(is_judged & is_apart & ~_is_within(span)).select("id", "no", "topic", "half_us").distinct()
     cases = []
     rows, count = most_of(halves)

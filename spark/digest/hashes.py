@@ -81,13 +81,6 @@ def _of(texts: NDArray[np.uint8], tails: NDArray[np.bytes_]) -> NDArray[np.int64
 # --- Spark --------------------------------------------------------------------------------------------------------
 
 
-def of_rows(identity: str = "id", number: str = "no") -> Column:
-    """The hash of each message of a table, from its transaction's 16 bytes and its number."""
-    digits = F.lower(F.hex(identity))
-    parts = [F.substring(digits, start + 1, end - start) for start, end in _PARTS]
-    return _of_column(F.concat(F.concat_ws("-", *parts), F.lit("."), F.col(number).cast("string")))
-
-
 def of_local_contents() -> Column:
     """The digest of the contents of each local row, from the columns digest, key and tag; null without a digest."""
     key, tag = F.col("key"), F.col("tag")

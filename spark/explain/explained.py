@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from notify.protocol import ids
 from notify.protocol.wire import instant
 from notify.spark.checks import left_out
-from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.explain.history import Event, History, history_of
-from notify.spark.explain.judging import Terms, Verdict, judge
-from notify.spark.explain.records import records_of
-from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
+from notify.spark.explain.judging import Bounds, Verdict, judge
+from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, records_of, repairs_of
 from notify.spark.inputs.actions import Record
 from notify.spark.inputs.columns import name_hash
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.inputs.missing_logs import absent_shards, judged_span, reason_of
 from notify.spark.inputs.ranges import Span
-from notify.spark.inputs.replicas import unseen_from
-from notify.spark.inputs.shards import halves_from_us, ids_of
-from notify.spark.judge.terms import SKEW_US
+from notify.spark.inputs.shards import movers_of
+from notify.spark.judge.coverage import terms_of
 from notify.spark.result import Inputs
 
 
@@ -123,10 +120,10 @@ def explain(
         kafka.prepare()
     history = history_of(inputs, transaction, queries)
     records = records_of(inputs, ids.to_text(transaction), plans)
-    terms = _terms(inputs, history, *(round(seconds * 1e6) for seconds in times))
+    bounds = _bounds(inputs, history, *(round(seconds * 1e6) for seconds in times))
     known = [trace for _, trace in sorted(history.traces.items()) if trace.is_known]
     chosen = [trace for trace in known if "." not in text or trace.message_id == ids.message_id(transaction, number)]
-    repairs = repairs_of(inputs, history, terms, records, queries)
+    repairs = repairs_of(inputs, history, bounds, records, queries)
     for trace in history.traces.values():
         of_letters = {sent.to: sent.what == DROPPED for sent in repairs if sent.of == trace.message_id and sent.to}
         trace.left_out = left_out.of_trace(inputs, trace, of_letters)
@@ -135,7 +132,7 @@ def explain(
     events.sort(key=lambda event: event.at_us)
     origin = origin_of(ids.message_id(transaction, number), records)
     repeats = f"it repeats another message, sent again {origin.by}" if origin else ""
-    return Explained([judge(trace, terms) for trace in chosen], events, repairs, decisions, repeats)
+    return Explained([judge(trace, bounds) for trace in chosen], events, repairs, decisions, repeats)
 
 
 def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]:
@@ -147,35 +144,26 @@ def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]
     return events + [Event(r.at_us, r.source, f"{r.what} {r.by}") for r in decisions]
 
 
-def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Terms:
-    now_us = time.time_ns() // 1000
-    logs = [log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka]
-    copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
-    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
-    watermark_us = min([now_us, *logs])
-    own_ids = {source: ids_of(database) for database in inputs.databases if (source := database.source_id())}
-    bridges = bridges_of(inputs.logs, inputs.kafka)
-    purged = [database.purged() for database in inputs.databases]
-    slack_us = SKEW_US + longest_us
+def _bounds(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Bounds:
+    logs, clusters = [log.watermark_us for log in inputs.logs], [kafka.watermark_us for kafka in inputs.kafka]
+    watermark_us = min([time.time_ns() // 1000, *logs, *clusters])
+    databases = [*inputs.databases, *inputs.storages]
+    copies = [replica.until_us for database in databases if (replica := database.replica()) is not None]
+    inbox_groups = frozenset(name for database in inputs.databases for name in database.inbox_groups())
+    terms = terms_of(inputs, inbox_groups, copies, watermark_us, longest_us, deliver_us)
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
-    log_from_us = max([log.first_us for log in inputs.logs] + [kafka.first_us for kafka in inputs.kafka], default=0)
-    doubts = [problem for log in inputs.logs for problem in (*log.problems, *log.unread(max(0, first_us - slack_us)))]
-    return Terms(
-        closed_before_us=min([watermark_us, *copies]) - longest_us,
-        settled_before_us=watermark_us - deliver_us,
-        rows_from_us=max((rows for rows, _ in purged), default=0),
-        inbox_from_us=max((inbox for _, inbox in purged), default=0),
-        inbox_until_us=unseen_from(copies, max(logs, default=now_us), skew_us),
-        log_from_us=log_from_us,
-        halves_from_us=halves_from_us(inputs.storages),
-        sources=frozenset(map(name_hash, own_ids)),
-        producer_groups=_with_rows(inputs, history),
-        inbox_groups=frozenset(name for database in inputs.databases for name in database.inbox_groups()),
-        slack_us=slack_us,
-        restores=tuple(restore for log in inputs.logs for restore in log.catalog.restores),
-        bridged_us={source: bridged_us(names, bridges) for source, names in own_ids.items()},
-        doubts=tuple(doubts),
-        absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
+    from_us = max(0, first_us - terms.slack_us)
+    origins: dict[int, int | None] = dict.fromkeys(map(name_hash, movers_of(inputs)))
+    for number, database in enumerate(inputs.databases):
+        if source := database.source_id():
+            origins[name_hash(source)] = number
+    judged = judged_span(terms.log_from_us, watermark_us - longest_us, terms.slack_us)
+    return Bounds(
+        replace(terms, covered_groups=frozenset(map(name_hash, _with_rows(inputs, history)))),
+        databases=[database.name for database in inputs.databases],
+        origins=origins,
+        doubts=tuple(problem for log in inputs.logs for problem in (*log.problems, *log.unread(from_us))),
+        absent=_absent(inputs, history, judged),
     )
 
 

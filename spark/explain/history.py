@@ -125,7 +125,6 @@ class _OfLog:
             history.note(m["half_us"], source, f"half of message {number} to {topic} stored for {sender}")
         if m["outcome"] == 1:
             trace.outcomes.add("COMMITTED")
-            trace.decided_us = m["decided_us"]
         if m["due_us"] is not None:
             trace.due_us = m["due_us"]
             history.note(m["decided_us"], source, f"COMMITTED recorded; message {number} waits for its time")
@@ -226,11 +225,11 @@ def _of_storage(storage: Database, history: History, passed_us: int) -> None:
         event = f"half of message {row['message_no']} to {row['topic']} stored for {row['producer_group']}"
         history.note(trace.half_us, source, event)
         if row["decided_at"] is not None:
-            trace.decided_us = microseconds_of(row["decided_at"])
+            decided_us = microseconds_of(row["decided_at"])
             trace.outcomes.add(row["state"])
             unmoved = unmoved_of(row | {"mode": "outbox"})
-            trace.unmoved = MOVED if unmoved == WAITS and trace.decided_us <= passed_us else unmoved
-            history.note(trace.decided_us, source, f"{row['state']} recorded")
+            trace.unmoved = MOVED if unmoved == WAITS and decided_us <= passed_us else unmoved
+            history.note(decided_us, source, f"{row['state']} recorded")
         else:
             history.note(trace.half_us, source, f"is {row['state']}")
 

@@ -1,47 +1,56 @@
-"""A verdict on one message, by the same rules as an audit's (spark.findings), and in one sentence."""
+"""A verdict on one message, by the conditions of an audit (spark.judge.findings), and in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from notify.protocol import ids
-from notify.spark.checks.outbox_waiting import DROPPED, MOVED, WAITS, WHY
+from notify.spark.checks.outbox_waiting import DROPPED, MOVED
 from notify.spark.explain.trace import Trace
-from notify.spark.inputs.catalog import Restore
-from notify.spark.inputs.columns import name_hash
-from notify.spark.judge.findings import BAD
+from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK, name_hash
+from notify.spark.judge.evidence import detail, groups_of
+from notify.spark.judge.findings import BAD, classes_of, judged_row
+from notify.spark.judge.message_rows import (
+    ABROAD,
+    DATABASE,
+    HALF_DROPPED,
+    HALF_WAITS,
+    MASKS,
+    PROVEN,
+    UNKNOWN,
+    UNMOVED,
+    Groups,
+)
+from notify.spark.judge.terms import Terms
+from notify.spark.result import Found
 from notify.spark.times import instant_text
+
+_OUTCOMES = {
+    "CONFLICT": "is_conflict",
+    "IN_DOUBT": "in_doubt",
+    "LOST": "lost",
+    "UNSENT": "is_unsent",
+    "DROPPED": "is_dropped",
+    "GHOST": "ghost",
+    "FORGOTTEN": "is_forgotten",
+    "ORPHAN_ROW": "orphan",
+}
+"""The classes that say how a transaction ended, and the fact of each that holds also while it is PENDING."""
+_STATES = {"COMMITTED": COMMITTED, "ROLLED_BACK": ROLLED_BACK}
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The bounds that a trace is judged by. Instants are in microseconds since 1970."""
+class Bounds:
+    """What a trace is judged by."""
 
-    closed_before_us: int
-    """Transactions before this are closed."""
-    settled_before_us: int
-    """Messages queued before this should be settled."""
-    rows_from_us: int
-    """Local rows from before this may have been purged."""
-    inbox_from_us: int
-    inbox_until_us: int
-    """Inbox rows from this instant on may not have come to a copy of their database yet; 0: all have."""
-    log_from_us: int
-    """Older parts of the logs may have been deleted."""
-    halves_from_us: int
-    """Older halves may have been deleted from their storage."""
-    sources: frozenset[int]
-    """Hashes of the ids of the given databases."""
-    producer_groups: frozenset[str]
-    """Those with local rows in a given database."""
-    inbox_groups: frozenset[str]
-    slack_us: int
-    """The most that the time of a row may differ from that in its id."""
-    restores: tuple[Restore, ...] = ()
-    """Restores of logs that had lost their disks."""
-    bridged_us: Mapping[str, int] = field(default_factory=dict)
-    """When the bridge of a source last moved on."""
+    terms: Terms
+    """Those of an audit, without the holes of logs: `doubts` names these."""
+    databases: Sequence[str] = ()
+    """The names of the databases."""
+    origins: Mapping[int, int | None] = field(default_factory=dict)
+    """The number of a database by the hash of its id. None: the id of a bridge or relay, which serves any of them."""
     doubts: tuple[str, ...] = ()
     """Why the logs prove nothing by what they lack."""
     absent: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -63,9 +72,9 @@ class Verdict:
         return any(name in BAD for name in (self.finding, *self.others))
 
 
-def judge(trace: Trace, terms: Terms) -> Verdict:
+def judge(trace: Trace, bounds: Bounds) -> Verdict:
     """The verdict on a message. Classes that need other messages (DISORDER, CORRUPT, BRIDGE_GAP) are an audit's."""
-    wrong = list(_Judged(trace, terms).wrong())
+    wrong = list(_Judged(trace, bounds).wrong())
     names = [name for name, _ in wrong]
     life = f"{trace.message_id}: {'; '.join(_life(trace))}"
     if not wrong:
@@ -74,147 +83,114 @@ def judge(trace: Trace, terms: Terms) -> Verdict:
     return Verdict(trace.message_id, names[0], f"{life}. {said}", tuple(names[1:]))
 
 
-class _Judged:
-    """One message against the terms."""
+def row_of(trace: Trace, bounds: Bounds, groups: Groups) -> dict[str, Any]:
+    """The trace as a row of an audit, see spark.judge.message_rows and spark.judge.findings.facts."""
+    t, transaction = trace, ids.parse_message_id(trace.message_id)[0]
+    outcomes = sum(_STATES.get(outcome, 0) for outcome in t.outcomes)
+    if t.unmoved != MOVED:
+        outcomes |= HALF_DROPPED if t.unmoved == DROPPED else HALF_WAITS
+    states = [
+        _STATES.get(row.state, UNKNOWN) + row.unmoved * UNMOVED + bounds.databases.index(row.database) * DATABASE
+        for row in t.rows
+    ]
+    committed = [row for row in t.rows if row.state == "COMMITTED"]
+    several = {
+        "topic": [name_hash(topic) for topic in (*(s.topic for s in t.stands), *(r.topic for r in committed)) if topic],
+        "digest": [digest for digest in (t.digest, *(row.digest for row in t.rows)) if digest is not None],
+        "producer_group": [
+            name_hash(group) for group in (t.producer_group, *(row.producer_group for row in t.rows)) if group
+        ],
+    }
+    acked = {group: s.at_us for group, s in t.settled.items() if s.kind == "ACK" and group not in t.letters}
+    acked_us = [at_us for at_us in acked.values() if at_us]
+    late = {group for group, at_us in acked.items() if (at_us or t.queued_us) < t.inboxes_from.get(group, 0)}
+    masks: dict[str, Any] = {
+        "acked": acked, "settled": t.settled, "attempted": t.attempts, "effects": t.effects, PROVEN: t.proven,
+        "expected": t.expected, "readers": t.readers, "before_inbox": late, "left": (),
+    }  # fmt: skip
+    row: dict[str, Any] = {
+        "id": transaction,
+        "made_us": ids.milliseconds(transaction) * 1000,
+        "t_us": min((row.at_us for row in t.rows), default=None),
+        "t_state": min(states, default=None),
+        "other_state": max(states, default=None),
+        "origin": None if t.source is None else bounds.origins.get(t.source, ABROAD),
+        "half_us": t.half_us or None,
+        "outcomes": outcomes,
+        "due_us": t.due_us or None,
+        "queued_us": t.queued_us or None,
+        "place": 0 if t.stands else None,
+        "places": len(t.stands),
+        "offset": t.stands[0].offset if t.stands else None,
+        "acked_us": min(acked_us, default=None),
+        "last_acked_us": max(acked_us, default=None),
+        "effect_us": min((at_us for rows in t.effects.values() for _, at_us in rows), default=None),
+        "inbox_rows": sum(map(len, t.effects.values())),
+    }
+    for name, values in several.items():
+        row |= {name: max(values, default=None), f"other_{name}": min(values, default=None)}
+    for name, members in masks.items():
+        for block in range(groups.blocks):
+            row[f"{name}{block}"] = None if members is None else groups.mask(sorted(members), block)
+    return row
 
-    def __init__(self, trace: Trace, terms: Terms) -> None:
-        self._trace = trace
-        self._terms = terms
-        states = {row.state for row in trace.rows}
-        self._committed = "COMMITTED" in states
-        self._tombstone = "ROLLED_BACK" in states and not self._committed
-        self._strange = states - {"COMMITTED", "ROLLED_BACK"}
-        self._queued = bool(trace.stands)
-        self._sent = self._queued or "COMMITTED" in trace.outcomes
-        self._is_closed = trace.at_us < terms.closed_before_us
+
+class _Judged:
+    """One message, judged."""
+
+    def __init__(self, trace: Trace, bounds: Bounds) -> None:
+        self._trace, self._bounds = trace, bounds
+        t, inboxes = trace, bounds.terms.inbox_groups
+        names = {*t.expected, *t.settled, *t.attempts, *t.effects, *t.proven, *(t.readers or ()), *inboxes}
+        self._group_bits = Groups(sorted(names), (*MASKS, PROVEN))
+        self._row = judged_row(row_of(trace, bounds, self._group_bits), bounds.terms, self._group_bits)
+        self._classes = classes_of(self._row["classes"])
 
     def wrong(self) -> Iterator[tuple[str, str]]:
         """The classes that apply, each with what is wrong; the outcome first."""
-        outcome = self._outcome()
-        if outcome is not None:
-            name, why = outcome
-            absent = [a for row in self._trace.rows if (a := self._terms.absent.get((row.database, row.shards)))]
-            if self._terms.doubts and name in ("LOST", "IN_DOUBT", "ORPHAN_ROW"):
-                yield "INCONCLUSIVE", f"{why}; but the log is not whole: {self._terms.doubts[0]}"
-            elif absent and name == "LOST":
-                yield "INCONCLUSIVE", f"{why}; but {absent[0]}"
-            elif not self._is_closed:
-                yield "PENDING", f"{why}, and its transaction may not be over yet"
-            else:
-                yield name, why
-        if self._queued and (outcome is None or outcome[0] not in ("CONFLICT", "GHOST")):
-            yield from self._undelivered()
-        yield from self._of_groups()
-        yield from self._of_rows()
-
-    def _outcome(self) -> tuple[str, str] | None:
-        t, terms = self._trace, self._terms
-        committed_there, rolled_back_there = "COMMITTED" in t.outcomes, "ROLLED_BACK" in t.outcomes
-        if committed_there and rolled_back_there:
-            return "CONFLICT", "the server recorded both outcomes"
-        if self._committed and rolled_back_there:
-            return "CONFLICT", "the database committed it, and the server rolled it back"
-        if self._tombstone and committed_there and t.half_us:
-            return "CONFLICT", "the database rolled it back, and the server committed it"
-        if t.half_us and not t.outcomes and not self._queued:
-            return "IN_DOUBT", "its half has no outcome, so no consumer receives it"
-        waits = committed_there and not self._queued and t.due_us >= terms.closed_before_us
-        if self._committed and not self._queued and not waits and t.at_us >= terms.log_from_us:
-            for row in t.rows:
-                is_passed = row.unmoved == WAITS and row.at_us <= terms.bridged_us.get(row.source, 0)
-                if row.unmoved != MOVED and not is_passed:
-                    return "DROPPED" if row.unmoved == DROPPED else "UNSENT", WHY[row.unmoved]
-            if t.unmoved != MOVED:
-                return "DROPPED" if t.unmoved == DROPPED else "UNSENT", WHY[t.unmoved]
-            return "LOST", "the database committed it, and it is in no queue"
-        if self._sent and self._is_ghost():
-            return (
-                "GHOST",
-                f"it was delivered, and the database {'rolled it back' if self._tombstone else 'has no row'}",
-            )
-        is_retained = t.at_us >= terms.log_from_us
-        if is_retained and not self._sent and not t.half_us and not t.outcomes and not self._committed:
-            lost = any(restore.may_lack(t.at_us, terms.slack_us) for restore in terms.restores)
-            if self._tombstone and t.at_us >= terms.halves_from_us:
-                return "FORGOTTEN" if lost else "ORPHAN_ROW", "a tombstone without a half"
-            if t.effects:
-                return "FORGOTTEN" if lost else "ORPHAN_ROW", "an inbox row of a message that is in no queue"
-        return None
-
-    def _is_ghost(self) -> bool:
-        t, terms = self._trace, self._terms
-        if not t.producer_group or self._committed or self._strange:
-            return False
-        if self._tombstone:
-            return not t.half_us
-        if t.source is not None:
-            is_covered = t.source in terms.sources
-        else:  # only the half says that a message is of no database; retention may have deleted an older one
-            is_told = bool(t.half_us) or t.at_us >= terms.halves_from_us
-            is_covered = t.producer_group in terms.producer_groups and is_told
-        return is_covered and t.at_us >= terms.rows_from_us
-
-    def _undelivered(self) -> Iterator[tuple[str, str]]:
         t = self._trace
-        if len(t.stands) > 1:
-            yield "DUP_ENQUEUE", f"it is in {len(t.stands)} places of queues"
-        missing = sorted(t.expected - t.settled.keys())
-        if missing and (t.due_us or t.queued_us) < self._terms.settled_before_us:
-            yield "UNDELIVERED", f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} not settled it"
-
-    def _of_groups(self) -> Iterator[tuple[str, str]]:
-        t, terms = self._trace, self._terms
-        acked = {group for group, s in t.settled.items() if s.kind == "ACK" and (s.at_us or t.queued_us)}
-        judged = {
-            group
-            for group in acked
-            if (t.settled[group].at_us or t.queued_us) >= max(terms.inbox_from_us, t.inboxes_from.get(group, 0))
-            and not 0 < terms.inbox_until_us <= (t.settled[group].at_us or terms.inbox_until_us)
-        }
-        lacking = sorted((judged & terms.inbox_groups) - t.effects.keys() - t.letters.keys())
-        if unguarded := [group for group in lacking if group in t.proven]:
-            yield (
-                "UNGUARDED",
-                f"{', '.join(unguarded)} has its effect, as --effects proves, and no row in the inbox",
-            )
-        if lacking := [group for group in lacking if group not in t.proven]:
-            yield "ACKED_NO_EFFECT", f"{', '.join(lacking)} acknowledged it, and the inbox has no row of it"
-        doubled = sorted(group for group, rows in t.effects.items() if len(rows) > 1)
-        if doubled:
-            yield "DUP_EFFECT", f"inboxes of several databases have a row of it for {', '.join(doubled)}"
-        known = t.expected | t.settled.keys() | t.attempts.keys()
-        if t.readers is not None and (strange := sorted(t.effects.keys() - known - t.readers)):
-            yield "ORPHAN_ROW", f"an inbox row of {', '.join(strange)}, which never subscribed to the topic"
+        outcome = next((name for name, fact in _OUTCOMES.items() if self._row[fact]), "")
+        if outcome:
+            yield self._outcome(outcome)
+        elif "PENDING" in self._classes:
+            yield "PENDING", "a copy of a database may not have the inbox row yet"
+        for name in self._classes:
+            if name not in (outcome, "PENDING"):
+                yield name, self._why(name)
+        if not all(local.is_dated for local in t.rows):
+            yield "MALFORMED", "the created_at of its local row is no time"
+        if any(local.has_capitals for local in t.rows):
+            yield "MALFORMED", "the id of its local row is in capital letters"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
         if dead := sorted(t.letters.keys() - t.left_out.keys() - t.let_go):
             yield "DEAD", "; ".join(_gave_up(t, group) for group in dead)
-        if t.attempts:
-            yield "REDELIVERED", f"it was delivered again to {', '.join(sorted(t.attempts))}"
 
-    def _of_rows(self) -> Iterator[tuple[str, str]]:
-        t = self._trace
-        if self._strange:
-            yield "MALFORMED", f"its local row has the state {sorted(self._strange)[0][:40]!r}"
-        if not all(row.is_dated for row in t.rows):
-            yield "MALFORMED", "the created_at of its local row is no time"
-        if any(row.has_capitals for row in t.rows):
-            yield "MALFORMED", "the id of its local row is in capital letters"
-        made_us = ids.milliseconds(ids.parse_message_id(t.message_id)[0]) * 1000
-        if any(abs(row.at_us - made_us) > self._terms.slack_us for row in t.rows):
-            yield "MISDATED", "the time of its local row and the one in its id are far apart"
-        for row in t.rows:
-            if t.source in self._terms.sources and t.source != name_hash(row.source):
-                yield "ALTERED", f"the row is in database {row.database}, and its half came from another one"
-            if row.state != "COMMITTED":
-                continue
-            if t.stands and row.topic is not None and row.topic != t.stands[0].topic:
-                yield "ALTERED", f"the local row names topic {row.topic}, and it is in {t.stands[0].topic}"
-            elif t.producer_group and row.producer_group != t.producer_group:
-                names = f"producer group {row.producer_group}, and the log {t.producer_group}"
-                yield "ALTERED", f"the local row names {names}"
-            elif t.stands and None not in (row.digest, t.digest) and row.digest != t.digest:
-                yield "ALTERED", "body, key or tag in the queue are not those of the local row"
+    def _outcome(self, name: str) -> tuple[str, str]:
+        """The class of a transaction's outcome; or why it cannot be told, or not yet."""
+        why, bounds = self._why(name), self._bounds
+        absent = [a for local in self._trace.rows if (a := bounds.absent.get((local.database, local.shards)))]
+        if bounds.doubts and name in ("LOST", "IN_DOUBT", "ORPHAN_ROW"):
+            return "INCONCLUSIVE", f"{why}; but the log is not whole: {bounds.doubts[0]}"
+        if absent and name == "LOST":
+            return "INCONCLUSIVE", f"{why}; but {absent[0]}"
+        if name in self._classes:
+            return name, why
+        if self._row["is_closed"]:
+            return "PENDING", f"{why}; but the log may have dropped its record"
+        return "PENDING", f"{why}; but its transaction may not be over yet"
+
+    def _why(self, name: str) -> str:
+        """What is wrong, in the words of an audit."""
+        t, row = self._trace, self._row
+        topics = [*(stand.topic for stand in t.stands), *(local.topic for local in t.rows if local.topic)]
+        case = Found(
+            name, topic=topics[0] if topics else "", producer_group=t.producer_group,
+            groups=groups_of(name, row, self._group_bits, self._bounds.terms.inbox_groups),
+            database=t.rows[0].database if t.rows else "",
+        )  # fmt: skip
+        recorded = row["outcomes"] & (COMMITTED | ROLLED_BACK)
+        return detail(name, row | {"local": row["state"], "outcomes": recorded}, case)
 
 
 def _life(t: Trace) -> Iterator[str]:

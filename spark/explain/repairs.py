@@ -1,21 +1,34 @@
-"""Repairs of a message: under which ids it was sent again, by whom and why, and what became of these."""
+"""Repairs of a message: under which ids it was sent again, what became of these, and who did it and why.
+
+Servers keep records of an operator's writes, and plans have journals.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
 
 from notify.protocol import ids
 from notify.spark.explain.history import History, history_of
-from notify.spark.explain.judging import Terms, Verdict, judge
+from notify.spark.explain.judging import Bounds, Verdict, judge
 from notify.spark.explain.trace import Trace
-from notify.spark.inputs.actions import NOBODY_KNOWS, Record
+from notify.spark.inputs.actions import NOBODY_KNOWS, Record, recorded
 from notify.spark.inputs.effects import BusinessEffects
+from notify.spark.repair.journal import lines_of
+from notify.spark.repair.plan import Item, read_plan
 from notify.spark.result import Inputs
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
+from notify.storage.sql.administration import server_action
 
 DROPPED = "dropped"
 """A dead letter that somebody let go of: under the id of its redrive there is a note of it, and nothing was sent."""
+MOST_RECORDS = 1000
+"""The most records of one server that are looked at, the newest first."""
 _DECISIONS = ("transaction.commit", "transaction.rollback", "plan.decide")
 
 
@@ -56,7 +69,7 @@ class Sent:
 def repairs_of(
     inputs: Inputs,
     history: History,
-    terms: Terms,
+    bounds: Bounds,
     records: Sequence[Record],
     effects: Sequence[BusinessEffects] = (),
 ) -> list[Sent]:
@@ -69,7 +82,7 @@ def repairs_of(
             if repeated is not None and repeated.is_known:
                 if any(stand.topic == dropped_topic(group) for stand in repeated.stands):
                     what = DROPPED
-                verdict = _without_row(judge(repeated, terms))
+                verdict = _without_row(judge(repeated, bounds))
                 record = _record_of(records, verdict.message_id, what, group, repeated.queued_us)
                 sent.append(Sent(what, trace.message_id, group, verdict, repeated.queued_us, record))
     return sorted(sent, key=lambda each: each.at_us)
@@ -127,3 +140,38 @@ def _record_of(records: Sequence[Record], again: str, what: str, group: str, que
     # Where all dead letters that match are meant, the record names the group alone, and was written when the job began.
     before = [r for r in records if r.what == by_job and r.target == group and r.at_us <= queued_us]
     return before[-1] if before else None
+
+
+def records_of(inputs: Inputs, transaction: str, plans: Sequence[Path]) -> list[Record]:
+    """The records that may concern a transaction, the oldest first."""
+    records = recorded(inputs, _concerns(transaction), MOST_RECORDS)
+    for path in plans:
+        records += _of_plan(path, transaction)
+    return sorted(records, key=lambda record: record.at_us)
+
+
+def _concerns(transaction: str) -> sa.ColumnElement[bool]:
+    """Writes that name it, and redrives and drops of many dead letters, which name none."""
+    c = server_action.c
+    named = c.result.contains(transaction, autoescape=True) | c.target.startswith(transaction, autoescape=True)
+    return named | c.what.in_(("dead_letter.redrive", "dead_letter.drop"))
+
+
+def _of_plan(path: Path, transaction: str) -> Iterator[Record]:
+    """The items of a plan that concern it, with what the journal beside it says. Raises InvalidRequest."""
+    plan = read_plan(path)
+    items: dict[str, Item] = {i.key: i for i in plan.items if i.message_id.partition(".")[0] == transaction}
+    begun: dict[str, dict[str, Any]] = {}
+    for line in lines_of(path):
+        item = items.get(line["key"])
+        if item is None:
+            continue
+        if line["state"] == "begun":
+            begun[item.key] = line
+            continue
+        start = begun.get(item.key, {})
+        result = {"id": item.message_id, "as": line.get("as", ""), "status": line["status"], "detail": line["detail"]}
+        yield Record(
+            start.get("at_us", 0), f"plan {path.name}", start.get("who", ""), f"plan.{item.action}", item.group,
+            start.get("reason", "no reason was noted"), json.dumps({"items": [result]}),
+        )  # fmt: skip

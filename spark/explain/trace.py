@@ -67,7 +67,6 @@ class Trace:
     """The digest of the contents, as the log has it."""
     outcomes: set[str] = field(default_factory=set)
     """COMMITTED, ROLLED_BACK: what servers recorded."""
-    decided_us: int = 0
     unmoved: int = MOVED
     """Whether a storage that has its half has sent it on (spark.checks.outbox_waiting)."""
     due_us: int = 0

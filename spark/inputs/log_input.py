@@ -28,8 +28,7 @@ from notify.spark.inputs.find_log import copies_in, files_of
 from notify.spark.inputs.letters import LETTERS
 from notify.spark.inputs.log_files import SegmentFile
 from notify.spark.inputs.masks import renumbered
-from notify.spark.inputs.segment_facts import Gathered
-from notify.spark.inputs.segments import copied, foreign_of, holes_of, is_as_copied
+from notify.spark.inputs.segments import Gathered, copied, foreign_of, holes_of, is_as_copied
 from notify.spark.judge.message_rows import Groups
 from notify.spark.tasks import each
 from notify.spark.times import instant_text

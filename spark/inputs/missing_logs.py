@@ -21,11 +21,11 @@ from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.ranges import Span, id_at, made_us
 from notify.spark.inputs.shards import names_of
-from notify.spark.judge import message_times
 from notify.spark.judge.cases import queued_among
 from notify.spark.judge.completeness_proof import MANY
 from notify.spark.judge.findings import about, has
 from notify.spark.judge.message_rows import DATABASE, Groups
+from notify.spark.judge.message_times import MADE_US
 from notify.spark.judge.terms import Terms
 from notify.spark.result import Covered, Inputs, Result
 from notify.storage.log.gaps import OFFSETS_APART
@@ -89,7 +89,8 @@ def delivered_elsewhere(
     if inputs.kafka or not inputs.logs:
         return {}
     number = F.shiftright("t_state", DATABASE.bit_length() - 1)
-    is_lost = has("LOST") & F.col("effect_us").isNotNull() & ~about(message_times.made_us(), terms.lost, terms.slack_us)
+    may_be_forgotten = F.expr(about(MADE_US, terms.lost, terms.slack_us))
+    is_lost = has("LOST") & F.col("effect_us").isNotNull() & ~may_be_forgotten
     lost = rows.where(is_lost).select(number.alias("number"), "id", "no")
     counts = Counter({row["number"]: row["count"] for row in lost.groupBy("number").count().collect()})
     if counts.total() >= MANY:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +22,7 @@ from notify.spark.inputs.expressions import Expressions
 from notify.spark.inputs.kafka_input import KafkaInput
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.judge import findings, message_rows
-from notify.spark.judge.evidence import LOCAL, NOT_GIVEN, STATES, detail
+from notify.spark.judge.evidence import LOCAL, NOT_GIVEN, STATES, detail, groups_of
 from notify.spark.judge.findings import BY_NAME
 from notify.spark.judge.message_rows import Groups
 from notify.spark.judge.terms import SKEW_US
@@ -100,7 +98,7 @@ class Cases:
             case.offset = row["offset"]
             if number < len(self._inputs.logs):
                 case.log = self._inputs.logs[number].name
-        case.groups = self._groups_of(name, row)
+        case.groups = groups_of(name, row, self._groups, self._inbox_groups)
         if name == "LEFT_OUT":
             case.left = self._left(row, case.groups)
         case.detail = detail(name, row, case)
@@ -145,31 +143,6 @@ class Cases:
                     case.evidence["source"] = source
                     if source in self._sources:  # the database was given, but has no local rows
                         case.evidence["sent_from"] = self._inputs.databases[self._sources.index(source)].name
-
-    def _groups_of(self, name: str, row: dict[str, Any]) -> list[str]:
-        """The consumer groups that a case concerns."""
-        groups = self._groups
-
-        def masks(kind: str) -> list[int]:
-            return [row[f"{kind}{block}"] or 0 for block in range(groups.blocks)]
-
-        if name == "UNDELIVERED":
-            expected, settled = masks("expected"), masks("settled")
-            return groups.of([e & ~s for e, s in zip(expected, settled, strict=True)])
-        if name in ("ACKED_NO_EFFECT", "UNGUARDED"):
-            inboxes = [groups.mask(sorted(self._inbox_groups), block) for block in range(groups.blocks)]
-            proven = masks(message_rows.PROVEN) if message_rows.PROVEN in groups.masks else [0] * groups.blocks
-            chosen = proven if name == "UNGUARDED" else [~mask for mask in proven]
-            blocks = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), chosen, strict=True)
-            return groups.of([acked & inbox & ~effects & ~before & of for acked, inbox, effects, before, of in blocks])
-        if name == "ORPHAN_ROW" and row["place"] is not None:
-            readers = [row[f"readers{block}"] for block in range(groups.blocks)]
-            readers = [-1 if mask is None else mask for mask in readers]
-            receivers = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
-            received = [reduce(or_, masks_of_block) for masks_of_block in receivers]
-            return groups.of([effects & ~mask for effects, mask in zip(masks("effects"), received, strict=True)])
-        kind = {"REDELIVERED": "attempted", "LEFT_OUT": "left"}.get(name)
-        return groups.of(masks(kind)) if kind else []
 
     def came_later(self, cases: Sequence[Found]) -> list[Found]:
         """The cases LOST whose messages were published behind the part of Kafka's topics that was read.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 
@@ -12,6 +12,8 @@ from notify.spark.checks import searches
 from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.digest.drill import Drill
 from notify.spark.inputs.databases import Database
+from notify.spark.inputs.kafka_input import KafkaInput
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.ranges import Span
 from notify.spark.inputs.replicas import unseen_from
 from notify.spark.inputs.shards import halves_from_us, ids_of
@@ -72,20 +74,19 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     """The range to audit. Notes each input, its watermark and its start in the result."""
     now_us = time.time_ns() // 1000
     longest_us = round(plan.max_transaction_seconds * 1e6)
-    rows_from = inbox_from = 0
-    for database in inputs.databases:
-        rows, inbox = database.purged()
-        rows_from, inbox_from = max(rows_from, rows), max(inbox_from, inbox)
     copies_us = [us for database in inputs.databases if (us := _note_database(database, result)) is not None]
     copies_us += [us for storage in inputs.storages if (us := _note_database(storage, result, "storage")) is not None]
-    log_from = _note_queues(inputs, result)
-    whole_from = max(rows_from, log_from)
+    _note_queues(inputs, result)
+    watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
+    deliver_us = round(plan.deliver_seconds * 1e6)
+    bounds = terms_of(inputs, inbox_groups, copies_us, watermark_us, longest_us, deliver_us)
+    whole_from = max(bounds.rows_from_us, bounds.log_from_us)
     if plan.from_us and plan.from_us < whole_from:
         result.reasons.append(
             f"--from is before {instant_text(whole_from)}: older local rows were purged, or older segments deleted"
         )
     from_us, to_us = max(plan.from_us, whole_from), plan.to_us or now_us
-    slack_us = SKEW_US + longest_us
+    slack_us = bounds.slack_us
     for log in inputs.logs:
         result.reasons += [f"log {log.name}: {part}" for part in log.unread(from_us - slack_us)]
     proof = Proof(inputs, result, from_us, to_us, slack_us)
@@ -93,37 +94,57 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     origins = proof.of_sources()
     strangers = proof.strangers()
     lacks_storage = proof.of_storages()
-    watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
-    # This holds for a watch, too: a message that was not shipped yet is not lost.
-    settled_until_us = min([watermark_us, *[log.watermark_us for log in inputs.logs if log.is_shipped]])
-    read_us = max([log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka])
-    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
-    # This holds for a watch, too: a row that a copy lacks proves nothing.
-    closed_before_us = min([settled_until_us, *copies_us]) - longest_us - skew_us
-    terms = Terms(
-        closed_before_us=closed_before_us,
-        settled_before_us=settled_until_us - round(plan.deliver_seconds * 1e6),
-        covered_groups=frozenset(),
-        inbox_groups=inbox_groups,
-        rows_from_us=rows_from,
-        inbox_from_us=inbox_from,
-        inbox_until_us=unseen_from(copies_us, read_us, skew_us),
-        log_from_us=log_from,
-        halves_from_us=halves_from_us(inputs.storages),
-        slack_us=slack_us,
-        bridged_us=_bridged_us(inputs),
+    terms = replace(
+        bounds,
         holes=_holes(inputs, now_us),
-        lost=tuple((restore.known_us, restore.restored_us) for log in inputs.logs for restore in log.catalog.restores),
         strangers=strangers,
-        ahead_us=now_us + slack_us,
         whole_from_us=0 if plan.from_us or plan.to_us else from_us,
     )
-    result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, closed_before_us)
+    result.from_us, result.to_us, result.closed_us = from_us, to_us, min(to_us, terms.closed_before_us)
     # A message may be queued as long after its transaction began as the transaction may last.
     result.judged_us = min(result.closed_us, terms.settled_before_us - longest_us)
     _range(result, plan)
     span = _span(plan, from_us, to_us, terms.ahead_us)
     return Coverage(from_us, to_us, result.closed_us, terms, span, bool(plan.from_us), origins, lacks_storage)
+
+
+def terms_of(
+    inputs: Inputs,
+    inbox_groups: frozenset[str],
+    copies_us: Sequence[int],
+    watermark_us: int,
+    longest_us: int,
+    deliver_us: int,
+) -> Terms:
+    """The bounds by which messages of these inputs are judged, without holes and strangers. Times in microseconds.
+
+    `copies_us`: until when each database that follows another one has its commits. `watermark_us`: until when the
+    inputs are complete. `longest_us`, `deliver_us`: how long a transaction, and a delivery, may take.
+    """
+    purged = [database.purged() for database in inputs.databases]
+    queues: list[LogInput | KafkaInput] = [*inputs.logs, *inputs.kafka]
+    skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
+    # This holds for a watch, too: a message that was not shipped yet is not lost.
+    settled_until_us = min([watermark_us, *[log.watermark_us for log in inputs.logs if log.is_shipped]])
+    bridges = bridges_of(inputs.logs, inputs.kafka)
+    bridged = [(number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)]
+    slack_us = SKEW_US + longest_us
+    return Terms(
+        # This holds for a watch, too: a row that a copy lacks proves nothing.
+        closed_before_us=min([settled_until_us, *copies_us]) - longest_us - skew_us,
+        settled_before_us=settled_until_us - deliver_us,
+        covered_groups=frozenset(),
+        inbox_groups=inbox_groups,
+        rows_from_us=max((rows for rows, _ in purged), default=0),
+        inbox_from_us=max((inbox for _, inbox in purged), default=0),
+        inbox_until_us=unseen_from(copies_us, max((each.watermark_us for each in queues), default=0), skew_us),
+        log_from_us=max((each.first_us for each in queues), default=0),
+        halves_from_us=halves_from_us(inputs.storages),
+        slack_us=slack_us,
+        bridged_us=tuple((number, at_us) for number, at_us in bridged if at_us),
+        lost=tuple((restore.known_us, restore.restored_us) for log in inputs.logs for restore in log.catalog.restores),
+        ahead_us=time.time_ns() // 1000 + slack_us,
+    )
 
 
 def _originals(result: Result) -> list[int]:
@@ -142,12 +163,6 @@ def _range(result: Result, plan: Plan) -> None:
     result.coverage.append(
         Covered("all inputs", "range", requested, judged, not plan.from_us or plan.from_us >= result.from_us)
     )
-
-
-def _bridged_us(inputs: Inputs) -> tuple[tuple[int, int], ...]:
-    bridges = bridges_of(inputs.logs, inputs.kafka)
-    instants = [(number, bridged_us(ids_of(database), bridges)) for number, database in enumerate(inputs.databases)]
-    return tuple((number, at_us) for number, at_us in instants if at_us)
 
 
 def _holes(inputs: Inputs, now_us: int) -> tuple[tuple[int, int], ...]:
@@ -187,21 +202,17 @@ def _note_database(database: Database, result: Result, kind: str = "database") -
     return replica.until_us
 
 
-def _note_queues(inputs: Inputs, result: Result) -> int:
-    """Note the logs and Kafka in the result. Returns the instant from which on all of them are complete."""
-    from_us = 0
+def _note_queues(inputs: Inputs, result: Result) -> None:
+    """Note the logs and Kafka in the result."""
     for log in inputs.logs:
-        from_us = max(from_us, log.first_us)
         state = "a server has it open" if log.is_served else "no server has it open"
         state = "as it was shipped" if log.is_shipped else state
         detail = f"{len(log.facts)} segments, {sum(facts.messages for facts in log.facts)} messages; {state}"
         _note(result, f"log {log.name}", "log", log.watermark_us, log.first_us, detail)
         result.inputs[-1]["is_shipped"] = log.is_shipped
     for kafka in inputs.kafka:
-        from_us = max(from_us, kafka.first_us)
         topics = f"{len(kafka.topics)} topics"
         _note(result, kafka.name, "kafka", kafka.watermark_us, kafka.first_us, topics)
-    return from_us
 
 
 def _note(result: Result, name: str, kind: str, watermark_us: int, from_us: int, detail: str) -> None:

@@ -1,12 +1,15 @@
-"""The evidence of a finding as a sentence."""
+"""The evidence of a finding: the consumer groups that it concerns, and a sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from notify.protocol import ids
 from notify.spark.checks.outbox_waiting import DROPPED, WAITS, WHY
-from notify.spark.judge.message_rows import DATABASE, UNKNOWN, UNMOVED
+from notify.spark.judge.message_rows import DATABASE, PROVEN, UNKNOWN, UNMOVED, Groups
 from notify.spark.result import Found
 
 STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
@@ -14,6 +17,30 @@ STATES = {1: "COMMITTED", 2: "ROLLED_BACK", 3: "COMMITTED and ROLLED_BACK"}
 NOT_GIVEN = "a database that was not given"
 """Replaces the name of the database that messages came from."""
 LOCAL = {1: "COMMITTED", 2: "ROLLED_BACK", UNKNOWN: "a state that no version writes"}
+
+
+def groups_of(name: str, row: Mapping[str, Any], groups: Groups, inbox_groups: Collection[str]) -> list[str]:
+    """The consumer groups that a finding of the class concerns. `inbox_groups`: those whose inbox was read."""
+
+    def masks(kind: str) -> list[int]:
+        return [row[f"{kind}{block}"] or 0 for block in range(groups.blocks)]
+
+    if name == "UNDELIVERED":
+        return groups.of([e & ~s for e, s in zip(masks("expected"), masks("settled"), strict=True)])
+    if name in ("ACKED_NO_EFFECT", "UNGUARDED"):
+        inboxes = [groups.mask(sorted(inbox_groups), block) for block in range(groups.blocks)]
+        proven = masks(PROVEN) if PROVEN in groups.masks else [0] * groups.blocks
+        chosen = proven if name == "UNGUARDED" else [~mask for mask in proven]
+        blocks = zip(masks("acked"), inboxes, masks("effects"), masks("before_inbox"), chosen, strict=True)
+        return groups.of([acked & inbox & ~effects & ~before & of for acked, inbox, effects, before, of in blocks])
+    if name == "ORPHAN_ROW" and row["place"] is not None:
+        readers = [row[f"readers{block}"] for block in range(groups.blocks)]
+        readers = [-1 if mask is None else mask for mask in readers]
+        receivers = zip(readers, masks("expected"), masks("settled"), masks("attempted"), strict=True)
+        received = [reduce(or_, masks_of_block) for masks_of_block in receivers]
+        return groups.of([effects & ~mask for effects, mask in zip(masks("effects"), received, strict=True)])
+    kind = {"REDELIVERED": "attempted", "LEFT_OUT": "left"}.get(name)
+    return groups.of(masks(kind)) if kind else []
 
 
 def detail(name: str, row: dict[str, Any], case: Found) -> str:

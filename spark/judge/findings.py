@@ -1,44 +1,39 @@
-"""The classes of findings, each defined once, as a condition on one message's row.
+"""The classes of findings, each defined once, as a condition on one message's row: the judge of every audit.
 
-`notify.spark.judge.message_rows` makes the rows; `with_facts` adds the conditions that several classes share. CONFLICT,
+`notify.spark.judge.message_rows` makes the rows; `facts` adds the conditions that several classes share. CONFLICT,
 IN_DOUBT, LOST and GHOST are about a transaction's outcome, and a message has at most one of them; the others are about
-its delivery.
+its delivery. The conditions are SQL, so that Spark judges millions of rows by them, and SQLite a single one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sqlite3
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import reduce
+from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from notify.spark.checks.impossible_times import is_misdated
 from notify.spark.checks.outbox_waiting import DROPPED, REFUSED, WAITS
 from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK
-from notify.spark.judge.by_group import counts_of_groups
-from notify.spark.judge.message_rows import ABROAD, DATABASE, HALF_DROPPED, HALF_WAITS, UNKNOWN, UNMOVED, Groups
+from notify.spark.judge.message_rows import ABROAD, DATABASE, HALF_DROPPED, HALF_WAITS, PROVEN, UNKNOWN, UNMOVED, Groups
 from notify.spark.judge.message_times import event_us
 from notify.spark.judge.terms import SKEW_US, Terms
-
-_UNMOVED_BITS, _DATABASE_BITS = UNMOVED.bit_length() - 1, DATABASE.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition; None if one row cannot show it."""
+    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition on the columns of `facts`; None
+    if one row cannot show it."""
 
     name: str
     meaning: str
     action: str
     repair: str = ""
     is_bad: bool = True
-    when: Callable[[], Column] | None = None
-
-
-def _c(name: str) -> Column:
-    return F.col(name)
+    when: str | None = None
 
 
 FINDINGS: tuple[Finding, ...] = (
@@ -48,21 +43,21 @@ FINDINGS: tuple[Finding, ...] = (
         "was not announced, or one that never happened was.",
         "Find out who forced the outcome (notify audit explain). Where the database committed, send the message again.",
         "republish",
-        when=lambda: _c("is_conflict") & _c("is_closed"),
+        when="is_conflict AND is_closed",
     ),
     Finding(
         "IN_DOUBT",
         "A half message has had no outcome for longer than a transaction may last: no consumer receives it.",
         "Bring a producer of the group online, or run notify check, so that the check is answered.",
         "decide",
-        when=lambda: _c("is_in_doubt") & _c("is_closed"),
+        when="is_in_doubt AND is_closed",
     ),
     Finding(
         "LOST",
         "The database committed the transaction and its message is in no queue: no consumer receives it.",
         "Send the message again: from the local row (outbox), from the half in the log, or from the business data.",
         "republish",
-        when=lambda: _c("is_lost") & _c("is_closed"),
+        when="is_lost AND is_closed",
     ),
     Finding(
         "UNSENT",
@@ -70,25 +65,25 @@ FINDINGS: tuple[Finding, ...] = (
         "refuses it: no consumer receives it yet.",
         "Start the relay or bridge; see which messages the target refuses: notify refused list. A repair does not send "
         "the message again, because its relay still sends it.",
-        when=lambda: _c("is_unsent") & _c("is_closed"),
+        when="is_unsent AND is_closed",
     ),
     Finding(
         "GHOST",
         "A message was delivered for a transaction that no database committed: an effect without its cause.",
         "Undo the effects in the consumers; find out who sent it (producer group and source are in the evidence).",
-        when=lambda: _c("is_ghost") & _c("is_closed"),
+        when="is_ghost AND is_closed",
     ),
     Finding(
         "DUP_ENQUEUE",
         "One message is in queues more than once. Consumers with an inbox handle it once, others twice.",
         "Check the consumers without an inbox for doubled effects.",
-        when=lambda: _c("places") > 1,
+        when="places > 1",
     ),
     Finding(
         "UNDELIVERED",
         "A subscribed group has not settled the message within the allowed time (--deliver-seconds).",
         "Check that the group's consumers run, and look at its lag: notify group show.",
-        when=lambda: _c("is_undelivered"),
+        when="is_undelivered",
     ),
     Finding(
         "ACKED_NO_EFFECT",
@@ -96,7 +91,7 @@ FINDINGS: tuple[Finding, ...] = (
         "effect did not happen.",
         "Send the message to this group again; look for handlers that return before their transaction commits.",
         "redeliver",
-        when=lambda: _c("is_queued") & (_c("effectless_groups") > 0),
+        when="is_queued AND effectless_groups > 0",
     ),
     Finding(
         "UNGUARDED",
@@ -104,21 +99,21 @@ FINDINGS: tuple[Finding, ...] = (
         "a second delivery.",
         "Do not deliver the message to this group again; find out who deleted rows of the inbox.",
         is_bad=False,
-        when=lambda: _c("is_queued") & (_c("unguarded_groups") > 0),
+        when="is_queued AND unguarded_groups > 0",
     ),
     Finding(
         "DUP_EFFECT",
         "The business effect of a message happened more than once: by --effects, or because two databases have an "
         "inbox row of it for the same group.",
         "Undo the surplus effect; write the effect in the inbox's transaction, and give a group one database.",
-        when=lambda: _c("inbox_rows") > _c("effect_groups"),
+        when="inbox_rows > effect_groups",
     ),
     Finding(
         "REDELIVERED",
         "The message was delivered more than once, as at-least-once delivery may. With an inbox this is harmless.",
         "Nothing, unless there are many: then handlers fail or take longer than their lease.",
         is_bad=False,
-        when=lambda: _c("is_queued") & (_c("attempted_groups") > 0),
+        when="is_queued AND attempted_groups > 0",
     ),
     Finding(
         "LEFT_OUT",
@@ -128,14 +123,14 @@ FINDINGS: tuple[Finding, ...] = (
         "Ask who did it whether that was meant: who, when and why are in the report. A reset to an earlier offset "
         "delivers what is still there: notify group reset. With --fail-on LEFT_OUT they fail the audit.",
         is_bad=False,
-        when=lambda: _c("is_left_out"),
+        when="is_left_out",
     ),
     Finding(
         "DROPPED",
         "A person dropped the message that its target refused: no consumer receives it.",
         "Nothing; who dropped it and why is in notify refused list --state DROPPED.",
         is_bad=False,
-        when=lambda: _c("is_dropped"),
+        when="is_dropped",
     ),
     Finding(
         "CORRUPT",
@@ -160,28 +155,28 @@ FINDINGS: tuple[Finding, ...] = (
         "A row without its counterpart: an inbox row of a message that is in no queue, or of a group that never "
         "subscribed to its topic, or a tombstone without a half.",
         "Harmless by itself; but a log may have been lost or replaced, or ids made up.",
-        when=lambda: (_c("is_orphan") & _c("is_closed")) | (_c("strange_groups") > 0),
+        when="is_orphan AND is_closed OR strange_groups > 0",
     ),
     Finding(
         "ALTERED",
         "The local row differs from the message that was sent: its body, key, tag, topic or producer group is another, "
         "or it is in another database than the one that the half came from.",
         "Find out who changed the row, or the message on its way; consumers handled the message as it is in the queue.",
-        when=lambda: _c("is_altered"),
+        when="is_altered",
     ),
     Finding(
         "MISDATED",
         "The time of a local row, or of a half in the log, and the time in its id differ by more than clocks and a "
         "transaction may; or an inbox row is older than its message, or newer than its acknowledgement.",
         "Compare the clocks of producers, databases and server, or find out who changed the row.",
-        when=lambda: _c("is_misdated"),
+        when="is_misdated",
     ),
     Finding(
         "MALFORMED",
         "A row that no version of the SDK writes: its id is malformed, or its state is not known. The audit cannot use "
         "the row.",
         "Find out who wrote or changed the row, and correct it by hand.",
-        when=lambda: _c("is_malformed"),
+        when="is_malformed",
     ),
     Finding(
         "DEAD",
@@ -199,7 +194,7 @@ FINDINGS: tuple[Finding, ...] = (
         "Nothing: the effect happened, or the transaction was rolled back. Messages that were published without a "
         "transaction may be lost without leaving a row.",
         is_bad=False,
-        when=lambda: _c("is_forgotten") & _c("is_closed"),
+        when="is_forgotten AND is_closed",
     ),
     Finding(
         "PENDING",
@@ -207,19 +202,9 @@ FINDINGS: tuple[Finding, ...] = (
         "a part of the log that could not be read. The next audit decides.",
         "Nothing; if the log is not whole, restore the missing part.",
         is_bad=False,
-        when=lambda: (
-            (
-                (
-                    _c("is_lost")
-                    | _c("is_unsent")
-                    | _c("is_ghost")
-                    | _c("is_in_doubt")
-                    | _c("is_orphan")
-                    | _c("is_conflict")
-                )
-                & ~_c("is_closed")
-            )
-            | _c("is_doubtful")
+        when=(
+            "(is_lost OR is_unsent OR is_ghost OR is_in_doubt OR is_orphan OR is_conflict) AND NOT is_closed "
+            "OR is_doubtful"
         ),
     ),
 )
@@ -227,173 +212,239 @@ BY_NAME = {finding.name: finding for finding in FINDINGS}
 BAD = [finding.name for finding in FINDINGS if finding.is_bad]
 
 
-def with_facts(life: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
-    """Add the conditions that several classes share, as columns. `life` also has `made_us` and masks of groups:
-    `expected0`, … should receive the message, `readers0`, … ever subscribed to its queue, and the inboxes of
-    `before_inbox0`, … began later."""
-    has_row = _c("t_state").isNotNull()
-    state = F.coalesce(_c("t_state"), F.lit(0)).bitwiseAND(UNKNOWN)
-    committed_here = state == COMMITTED
-    tombstone = state == ROLLED_BACK
-    queued = _c("place").isNotNull()
-    half = _c("half_us").isNotNull()
-    outcomes = F.coalesce(_c("outcomes"), F.lit(0))
-    decided = outcomes != 0
-    committed_there = outcomes.bitwiseAND(COMMITTED) != 0
-    rolled_back_there = outcomes.bitwiseAND(ROLLED_BACK) != 0
-    sent = queued | committed_there
-    event = event_us(terms.slack_us, terms.ahead_us, terms.whole_from_us)
-    # A delayed message that is not due yet is not in a queue.
-    waits = _is(committed_there & ~queued & (_c("due_us") >= terms.closed_before_us))
-    in_doubt = half & ~decided & ~queued
-    conflict = ((committed_here | committed_there) & rolled_back_there) | (tombstone & committed_there & half)
-    no_row = ~has_row & _made_since(terms.rows_from_us) & _is_covered(half, terms)
-    without_half = tombstone & ~half
-    absent = committed_here & ~queued & ~conflict & ~in_doubt & ~waits & (event >= terms.log_from_us)
-    unsent, dropped = _unsent(terms)
-    lost = absent & ~unsent & ~dropped
-    nothing_there = ~sent & ~half & ~decided
-    orphan, forgotten = _alone(nothing_there, tombstone, has_row, terms)
-    late = F.coalesce("due_us", "queued_us") < terms.settled_before_us
-    ghost = sent & _c("producer_group").isNotNull() & ~conflict & (no_row | without_half)
-    undelivered = queued & ~conflict & ~ghost & late & (_c("missing_groups") > 0)
-    left_out = queued & ~conflict & ~ghost & (_c("left_groups") > 0)
-    near_hole = _near(event, terms) | _near(_c("due_us"), terms) | _is_first(event, terms) | _is_strange(terms)
-    after_hole, before_hole = _beside(event, terms)
+def judged(rows: DataFrame, terms: Terms, groups: Groups) -> DataFrame:
+    """Rows of messages with the columns of `facts`."""
+    for step in facts(terms, groups):
+        rows = rows.withColumns({name: F.expr(condition) for name, condition in step.items()})
+    return rows
+
+
+def judged_row(row: Mapping[str, Any], terms: Terms, groups: Groups) -> dict[str, Any]:
+    """One row with the same columns, by SQLite instead of Spark: the value of each column, None if it is NULL."""
+    values = dict(row)
+    with closing(sqlite3.connect(":memory:")) as database:
+        for name, arguments, function in _OF_SPARK:
+            database.create_function(name, arguments, function, deterministic=True)
+        for step in facts(terms, groups):
+            given = ", ".join(f":{name} AS {name}" for name in values)
+            wanted = ", ".join(f"{condition} AS {name}" for name, condition in step.items())
+            found = database.execute(f"SELECT {wanted} FROM (SELECT {given})", values).fetchone()
+            values |= dict(zip(step, found, strict=True))
+    return values
+
+
+_OF_SPARK: tuple[tuple[str, int, Callable[..., int | None]], ...] = (
+    ("shiftright", 2, lambda value, bits: None if value is None else value >> bits),
+    ("bit_count", 1, lambda value: None if value is None else (value & (1 << 64) - 1).bit_count()),
+    ("greatest", -1, lambda *values: max((value for value in values if value is not None), default=None)),
+)
+"""Functions that Spark has and SQLite lacks: the name, the number of arguments (-1: any), and what it computes."""
+
+
+def classes_of(classes: int) -> list[str]:
+    """The names of the classes in a value of the column `classes`."""
+    return [finding.name for finding in FINDINGS if classes & bit_of(finding.name)]
+
+
+def facts(terms: Terms, groups: Groups) -> tuple[dict[str, str], ...]:
+    """The columns that judge a message's row, as SQL that Spark and SQLite both understand.
+
+    They come in steps: the conditions of a step use the columns of the row and of the steps before it. Besides the
+    columns of spark.judge.message_rows a row has `made_us` and masks of groups: `expected0`, … should receive the
+    message, `readers0`, … ever subscribed to its queue, it left the queues of `left0`, … unsettled, and the inboxes of
+    `before_inbox0`, … began later. The last column, `classes`, has one bit for each of FINDINGS, in order.
+    """
+    number = f"shiftright(t_state, {DATABASE.bit_length() - 1})"
+    parts = {
+        "event_us": event_us(terms),
+        "number": number,
+        "other_number": number.replace("t_state", "other_state"),
+        "state": f"coalesce(t_state, 0) & {UNKNOWN}",
+        "unmoved": f"coalesce(shiftright(t_state, {UNMOVED.bit_length() - 1}), 0) & 3",
+        "outcome": "coalesce(outcomes, 0)",
+        "is_queued": "place IS NOT NULL",
+        "has_half": "half_us IS NOT NULL",
+        **_counts(terms, groups),
+    }
+    states = {
+        "is_closed": f"event_us < {terms.closed_before_us}",
+        "committed_here": f"state = {COMMITTED}",
+        "tombstone": f"state = {ROLLED_BACK}",
+        "committed_there": f"(outcome & {COMMITTED}) <> 0",
+        "rolled_back_there": f"(outcome & {ROLLED_BACK}) <> 0",
+        "is_covered": _is_covered(terms),
+        "is_stranger": _is(_in("number", terms.strangers)),
+        "waits_unsent": f"unmoved = {REFUSED} OR (unmoved = {WAITS} AND NOT {_passed(terms)}) "
+        f"OR (outcome & {HALF_WAITS}) <> 0",  # a half in a storage waits, or was dropped
+        "was_dropped": f"unmoved = {DROPPED} OR (outcome & {HALF_DROPPED}) <> 0",
+        "disk_lost": about("made_us", terms.lost, terms.slack_us),
+        "is_late": f"coalesce(due_us, queued_us) < {terms.settled_before_us}",
+    }
+    outcomes = {
+        "in_doubt": "has_half AND outcome = 0 AND NOT is_queued",
+        "is_conflict": "(committed_here OR committed_there) AND rolled_back_there "
+        "OR tombstone AND committed_there AND has_half",
+        # A delayed message that is not due yet is not in a queue.
+        "waits": _is(f"committed_there AND NOT is_queued AND due_us >= {terms.closed_before_us}"),
+        "is_alone": "NOT is_queued AND NOT committed_there AND NOT has_half AND outcome = 0 "
+        f"AND ({_should_have(terms)}) AND {_made_since(terms.log_from_us)}",
+        "without_half": "tombstone AND NOT has_half",
+        **_beside(terms),
+    }
+    ghosts = {
+        "absent": "committed_here AND NOT is_queued AND NOT is_conflict AND NOT in_doubt AND NOT waits "
+        f"AND event_us >= {terms.log_from_us}",
+        "ghost": "(is_queued OR committed_there) AND producer_group IS NOT NULL AND NOT is_conflict AND (without_half "
+        f"OR t_state IS NULL AND is_covered AND {_made_since(terms.rows_from_us)})",
+    }
+    missing = {
+        "lost": "absent AND NOT waits_unsent AND NOT was_dropped",
+        "orphan": "is_alone AND NOT disk_lost",
+        "undelivered": "is_queued AND NOT is_conflict AND NOT ghost AND is_late AND missing_groups > 0",
+        "left_out": "is_queued AND NOT is_conflict AND NOT ghost AND left_groups > 0",
+    }
     # If the log has a hole, the missing record may have been there.
-    doubtful = (
-        (lost & near_hole)
-        | (in_doubt & before_hole)
-        | (orphan & after_hole)
-        | (ghost & without_half & after_hole)
-        | ((undelivered | left_out) & before_hole)
-        | (queued & (_c("unseen_groups") > 0))
-    )
-    return life.withColumns(_counts(terms, groups)).withColumns(
-        {
-            "event_us": event,
-            "is_queued": queued,
-            "is_conflict": conflict,
-            "is_in_doubt": in_doubt & ~before_hole,
-            "is_ghost": _is(ghost & ~(without_half & after_hole)),
-            "is_lost": _is(lost & ~near_hole),
-            "is_unsent": _is(absent & unsent),
-            "is_dropped": _is(absent & dropped),
-            "is_orphan": _is(orphan & ~after_hole),
-            "is_forgotten": _is(forgotten),
-            "is_closed": event < terms.closed_before_us,
-            "is_undelivered": _is(undelivered & ~before_hole),
-            "is_left_out": _is(left_out & ~before_hole),
-            "is_doubtful": _is(doubtful),
-            **_oddities(state, terms, groups),
-        }
-    )
+    conditions = {
+        "is_in_doubt": "in_doubt AND NOT before_hole",
+        "is_ghost": _is("ghost AND NOT (without_half AND after_hole)"),
+        "is_lost": _is("lost AND NOT near_hole"),
+        "is_unsent": _is("absent AND waits_unsent"),
+        "is_dropped": _is("absent AND was_dropped"),
+        "is_orphan": _is("orphan AND NOT after_hole"),
+        "is_forgotten": _is("is_alone AND disk_lost"),
+        "is_undelivered": _is("undelivered AND NOT before_hole"),
+        "is_left_out": _is("left_out AND NOT before_hole"),
+        "is_doubtful": _is(
+            "lost AND near_hole OR in_doubt AND before_hole OR orphan AND after_hole "
+            "OR ghost AND without_half AND after_hole OR (undelivered OR left_out) AND before_hole "
+            "OR is_queued AND unseen_groups > 0"
+        ),
+        "is_altered": _is_altered(),
+        "is_misdated": _is_misdated(terms.slack_us, groups),
+        "is_malformed": f"state = {UNKNOWN}",
+    }
+    bits = [f"CASE WHEN {f.when} THEN {bit_of(f.name)} ELSE 0 END" for f in FINDINGS if f.when is not None]
+    return parts, states, outcomes, ghosts, missing, conditions, {"classes": f"CAST({' + '.join(bits)} AS int)"}
 
 
-def _is_covered(half: Column, terms: Terms) -> Column:
+def _is_covered(terms: Terms) -> str:
     """Whether a given database must have the local row of a transaction that it committed."""
     # Only the half says that a message is of no database. Retention may have deleted an older one from a storage.
-    is_told = half | _made_since(terms.halves_from_us)
-    return F.coalesce(_c("origin") != ABROAD, _any(_c("producer_group"), terms.covered_groups) & is_told)
+    is_told = f"(has_half OR {_made_since(terms.halves_from_us)})"
+    return f"coalesce(origin <> {ABROAD}, {_is(_in('producer_group', terms.covered_groups))} AND {is_told})"
 
 
-def _alone(nothing_there: Column, tombstone: Column, has_row: Column, terms: Terms) -> tuple[Column, Column]:
-    """Whether the row lacks a counterpart that it should have; and whether the log lost that with its disk."""
-    should_have = (tombstone & _made_since(terms.halves_from_us)) | (~has_row & _c("effect_us").isNotNull())
-    alone = nothing_there & should_have & _made_since(terms.log_from_us)
-    forgotten = about(_c("made_us"), terms.lost, terms.slack_us)
-    return alone & ~forgotten, alone & forgotten
+def _should_have(terms: Terms) -> str:
+    """Whether a row should have a counterpart in the log."""
+    return f"tombstone AND {_made_since(terms.halves_from_us)} OR t_state IS NULL AND effect_us IS NOT NULL"
 
 
-def _counts(terms: Terms, groups: Groups) -> dict[str, Column]:
-    return counts_of_groups(groups, terms.inbox_groups, terms.inbox_from_us, terms.inbox_until_us)
+def _is_altered() -> str:
+    """Whether a local row differs from the message that was sent, or is in another database than its half's."""
+    is_moved = _is("number <> other_number OR origin >= 0 AND origin <> number")
+    changed = " OR ".join(_is(f"{name} <> other_{name}") for name in ("topic", "digest", "producer_group"))
+    return f"{is_moved} OR committed_here AND ({changed})"
 
 
-def _oddities(state: Column, terms: Terms, groups: Groups) -> dict[str, Column]:
-    """Whether a local row is odd by itself, or differs from the message that was sent."""
+def _is_misdated(slack_us: int, groups: Groups) -> str:
+    """Whether a row has an impossible time, even if clocks differ.
 
-    def differs(name: str) -> Column:
-        return _c(name) != _c(f"other_{name}")
+    A local row and a half are written when the id is made; an inbox row is written later, but before its group
+    acknowledges the message. `slack_us`: the longest time by which clocks and a transaction may separate these times.
+    """
+    off_us = "greatest(abs(t_us - made_us), abs(half_us - made_us), made_us - effect_us)"
+    is_acked = " OR ".join(f"{_is(f'(acked{b} & effects{b}) <> 0')}" for b in range(groups.blocks))
+    is_late = f"({is_acked}) AND effect_us - last_acked_us > {slack_us}"
+    return f"{_is(f'{off_us} > {slack_us}')} OR {_is(is_late)}"
 
-    number, other = (F.shiftright(name, _DATABASE_BITS) for name in ("t_state", "other_state"))
-    is_moved = (number != other) | ((_c("origin") >= 0) & (_c("origin") != number))
-    is_changed = _is(differs("topic")) | _is(differs("digest")) | _is(differs("producer_group"))
+
+def _is(condition: str) -> str:
+    """The condition; false if it is NULL."""
+    return f"coalesce({condition}, false)"
+
+
+def _in(value: str, values: Collection[int]) -> str:
+    return f"{value} IN ({', '.join(map(str, sorted(values)))})" if values else "false"
+
+
+def _passed(terms: Terms) -> str:
+    """Whether the bridge of the row's database has passed the row. A bridge does not change the row itself."""
+    passed = [f"number = {number} AND t_us <= {at_us}" for number, at_us in terms.bridged_us]
+    return f"({' OR '.join(passed) or 'false'})"
+
+
+def about(at_us: str, times: Sequence[tuple[int, int]], slack_us: int) -> str:
+    """Whether an instant lies in one of some times (from, to), or within `slack_us` of it."""
+    near = [f"{at_us} >= {from_us - slack_us} AND {at_us} <= {to_us + slack_us}" for from_us, to_us in times]
+    return _is(" OR ".join(near) or "false")
+
+
+def _beside(terms: Terms) -> dict[str, str]:
+    """Whether an unreadable part of the log is so near that it may have had the message; whether the message comes
+    after such a part, or its log was not given; and whether it comes before one."""
+    slack_us, holes = terms.slack_us, terms.holes
+    near = [about(at_us, holes, slack_us) for at_us in ("event_us", "due_us")]
+    if terms.log_from_us:  # retention may have dropped the message
+        near.append(f"event_us < {terms.log_from_us + slack_us}")
+    after, before = "false", "false"
+    if holes:
+        first, last = min(from_us for from_us, _ in holes), max(to_us for _, to_us in holes)
+        after, before = _is(f"event_us >= {first - slack_us}"), _is(f"event_us <= {last + slack_us}")
     return {
-        "is_altered": _is(is_moved) | ((state == COMMITTED) & is_changed),
-        "is_misdated": is_misdated(terms.slack_us, groups),
-        "is_malformed": state == UNKNOWN,
+        "near_hole": " OR ".join([*near, "is_stranger"]),
+        "after_hole": f"{after} OR is_stranger",
+        "before_hole": before,
     }
 
 
-def _is(condition: Column) -> Column:
-    """The condition; false if it is NULL."""
-    return F.coalesce(condition, F.lit(False))
-
-
-def _unsent(terms: Terms) -> tuple[Column, Column]:
-    """Whether the row's message waits for its relay or bridge, or was refused; and whether a person dropped it."""
-    unmoved = F.coalesce(F.shiftright("t_state", _UNMOVED_BITS), F.lit(0)).bitwiseAND(3)
-    outcomes = F.coalesce(_c("outcomes"), F.lit(0))  # its high bits: a half in a storage waits, or was dropped
-    unsent = (unmoved == REFUSED) | ((unmoved == WAITS) & ~_passed(terms))
-    unsent |= outcomes.bitwiseAND(HALF_WAITS) != 0
-    return unsent, (unmoved == DROPPED) | (outcomes.bitwiseAND(HALF_DROPPED) != 0)
-
-
-def _passed(terms: Terms) -> Column:
-    """Whether the bridge of the row's database has passed the row. A bridge does not change the row itself."""
-    number = F.shiftright("t_state", _DATABASE_BITS)
-    passed = [(number == database) & (_c("t_us") <= at_us) for database, at_us in terms.bridged_us]
-    return reduce(Column.__or__, passed, F.lit(False))
-
-
-def _near(at_us: Column, terms: Terms) -> Column:
-    """Whether an instant lies so near to an unreadable part of the log that a message of that time may be in it."""
-    return about(at_us, terms.holes, terms.slack_us)
-
-
-def about(at_us: Column, times: Sequence[tuple[int, int]], slack_us: int) -> Column:
-    """Whether an instant lies in one of some times (from, to), or within `slack_us` of it."""
-    near = [(at_us >= from_us - slack_us) & (at_us <= to_us + slack_us) for from_us, to_us in times]
-    return _is(reduce(Column.__or__, near, F.lit(False)))
-
-
-def _is_first(at_us: Column, terms: Terms) -> Column:
-    """Whether an instant lies so near to the log's beginning that retention may have dropped the message."""
-    return at_us < terms.log_from_us + terms.slack_us if terms.log_from_us else F.lit(False)
-
-
-def _beside(at_us: Column, terms: Terms) -> tuple[Column, Column]:
-    """Whether an unreadable part lies before the instant, or the log was not given; and whether one lies after it."""
-    if not terms.holes:
-        return _is_strange(terms), F.lit(False)
-    first, last = min(from_us for from_us, _ in terms.holes), max(to_us for _, to_us in terms.holes)
-    return _is(at_us >= first - terms.slack_us) | _is_strange(terms), _is(at_us <= last + terms.slack_us)
-
-
-def _is_strange(terms: Terms) -> Column:
-    """Whether the local row is in a database whose log was not given."""
-    return _is(F.shiftright("t_state", _DATABASE_BITS).isin(sorted(terms.strangers)))
-
-
-def _any(column: Column, values: frozenset[int]) -> Column:
-    if not values:
-        return F.lit(False)
-    return F.coalesce(column.isin(sorted(values)), F.lit(False))
-
-
-def _made_since(us: int) -> Column:
+def _made_since(us: int) -> str:
     """Whether, by its id, a transaction certainly began after the instant; 0: always true.
 
     Other times prove nothing: the effect or the place in a queue may be much later than the transaction.
     """
-    return _c("made_us") >= us + SKEW_US if us else F.lit(True)
+    return f"made_us >= {us + SKEW_US}" if us else "true"
 
 
-def classes() -> Column:
-    """The classes that apply to a row: a number with one bit for each of FINDINGS, in order."""
-    conditions = {finding.name: finding.when for finding in FINDINGS if finding.when is not None}
-    bits = [F.when(when(), F.lit(bit_of(name))).otherwise(0) for name, when in conditions.items()]
-    return reduce(lambda total, bit: total + bit, bits).cast("int")
+def _counts(terms: Terms, groups: Groups) -> dict[str, str]:
+    """For how many consumer groups something is wrong, by the masks of the row."""
+
+    def count(mask_of: Callable[[int], str]) -> str:
+        return " + ".join(f"bit_count({mask_of(block)})" for block in range(groups.blocks))
+
+    def mask(name: str, block: int) -> str:
+        return f"coalesce({name}{block}, 0)"
+
+    def proven(block: int) -> str:
+        return mask(PROVEN, block) if PROVEN in groups.masks else "0"
+
+    def judged(block: int) -> str:
+        return f"{groups.mask(sorted(terms.inbox_groups), block)} & ~{mask('before_inbox', block)}"
+
+    def lacking(block: int) -> str:
+        return f"{mask('acked', block)} & ~{mask('effects', block)} & {judged(block)}"
+
+    def strange(block: int) -> str:
+        receivers = " | ".join(mask(name, block) for name in ("expected", "settled", "attempted"))
+        readers = f"coalesce(readers{block}, -1)"  # NULL: not known
+        return f"{mask('effects', block)} & ~({receivers} | {readers})"
+
+    effectless = count(lambda block: f"{lacking(block)} & ~{proven(block)}")
+    # The inbox has no rows from before its last purge, so older acknowledgements prove nothing. Kafka does not say when
+    # a message was acknowledged; the time at which the message got into its queue is a lower bound.
+    in_time = f"coalesce(acked_us, queued_us) >= {terms.inbox_from_us}"
+    until_us = terms.inbox_until_us
+    unseen = f"coalesce(last_acked_us, {until_us}) >= {until_us}" if until_us else "false"
+    return {
+        "missing_groups": count(lambda block: f"{mask('expected', block)} & ~{mask('settled', block)}"),
+        "effectless_groups": f"CASE WHEN {in_time} AND NOT ({unseen}) THEN {effectless} ELSE 0 END",
+        "unseen_groups": f"CASE WHEN {in_time} AND {unseen} THEN {effectless} ELSE 0 END",
+        "unguarded_groups": f"CASE WHEN {in_time} AND NOT ({unseen}) "
+        f"THEN {count(lambda block: f'{lacking(block)} & {proven(block)}')} ELSE 0 END",
+        "left_groups": count(lambda block: mask("left", block)),
+        "attempted_groups": count(lambda block: mask("attempted", block)),
+        "effect_groups": count(lambda block: mask("effects", block)),
+        "strange_groups": f"CASE WHEN place IS NOT NULL THEN {count(strange)} ELSE 0 END",
+    }
 
 
 def bit_of(name: str) -> int:
@@ -402,4 +453,4 @@ def bit_of(name: str) -> int:
 
 def has(*names: str) -> Column:
     """Whether one of these classes applies to a row."""
-    return _c("classes").bitwiseAND(sum(map(bit_of, names))) != 0
+    return F.col("classes").bitwiseAND(sum(map(bit_of, names))) != 0

@@ -1,24 +1,19 @@
-"""The time of a message: the time of its transaction, by its row or by its id."""
+"""The time of a message: the time of its transaction, by its row or by its id. As SQL of a message's row."""
 
 from __future__ import annotations
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from notify.spark.inputs.ranges import EPOCH_US
+from notify.spark.judge.terms import Terms
+
+MADE_US = "coalesce(CAST(conv(hex(substring(id, 1, 6)), 16, 10) AS bigint) * 1000, spark_partition_id())"
+"""When a transaction's id was made, by its producer's clock: the column `made_us` that other conditions use.
+
+There is always a value, so the partition number is never used. It only keeps Spark from repeating this long expression
+in each condition that uses the column.
+"""
 
 
-def made_us() -> Column:
-    """When a transaction's id was made, by its producer's clock: the column `made_us` that other conditions use.
-
-    There is always a value, so the partition number in `coalesce` is never used. It only keeps Spark from repeating
-    this long expression in each condition that uses the column.
-    """
-    made = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint") * 1000
-    return F.coalesce(made, F.spark_partition_id())
-
-
-def event_us(slack_us: int, ahead_us: int, whole_from_us: int) -> Column:
+def event_us(terms: Terms) -> str:
     """The time of a message: the time of its local row, otherwise of its half, its place in a queue, or its effect.
 
     If that time differs by more than `slack_us` from the time in the id, the time in the id counts: tables are read by
@@ -26,8 +21,8 @@ def event_us(slack_us: int, ahead_us: int, whole_from_us: int) -> Column:
     time of the row counts. Impossible times are those from `ahead_us` on, those before this software existed, and, if
     all ids are read, those before `whole_from_us` (0: not all ids are read).
     """
-    at_us, made = F.coalesce("t_us", "half_us", "queued_us", "effect_us"), F.col("made_us")
-    is_early = F.coalesce("t_us", "half_us").isNotNull() & (made < whole_from_us)
-    is_odd = is_early | (made < EPOCH_US) | (made >= ahead_us)
-    is_near = F.abs(at_us - made) <= slack_us
-    return F.when(is_near | is_odd, at_us).when(at_us.isNotNull(), made)
+    at_us = "coalesce(t_us, half_us, queued_us, effect_us)"
+    is_early = f"coalesce(t_us, half_us) IS NOT NULL AND made_us < {terms.whole_from_us}"
+    is_odd = f"{is_early} OR made_us < {EPOCH_US} OR made_us >= {terms.ahead_us}"
+    is_near = f"abs({at_us} - made_us) <= {terms.slack_us}"
+    return f"CASE WHEN {is_near} OR {is_odd} THEN {at_us} WHEN {at_us} IS NOT NULL THEN made_us END"

@@ -25,7 +25,7 @@ from notify.spark.inputs.shards import ids_of
 from notify.spark.judge import findings, message_rows
 from notify.spark.judge.coverage import Coverage
 from notify.spark.judge.message_rows import Groups
-from notify.spark.judge.message_times import event_us, made_us
+from notify.spark.judge.message_times import MADE_US, event_us
 from notify.spark.result import Inputs
 from notify.spark.small_table import small_table
 
@@ -64,17 +64,16 @@ class MessageRows:
     def read(self) -> DataFrame:
         """The rows, each with the classes of findings that apply to it."""
         groups, coverage = self._groups, self._coverage
-        together = message_rows.together(self._parts(), groups).withColumn("made_us", made_us())
+        together = message_rows.together(self._parts(), groups).withColumn("made_us", F.expr(MADE_US))
         # A row that has only acks belongs to a message outside of the audited range.
-        event = event_us(coverage.terms.slack_us, coverage.terms.ahead_us, coverage.terms.whole_from_us)
+        event = F.expr(event_us(coverage.terms))
         together = together.where(event.isNotNull() & (event >= coverage.from_us) & (event < coverage.to_us))
         joined = with_late_inboxes(
             self._spark, self._with_expected(together), self._inputs.logs, groups, self.terms.inbox_groups,
             self.terms.inbox_from_us,
         )  # fmt: skip
-        return findings.with_facts(joined, self.terms, groups).withColumns(
-            {"classes": findings.classes(), "outcomes": F.col("outcomes").bitwiseAND(COMMITTED | ROLLED_BACK)}
-        ).select(
+        judged = findings.judged(joined, self.terms, groups)
+        return judged.withColumn("outcomes", F.col("outcomes").bitwiseAND(COMMITTED | ROLLED_BACK)).select(
             "id", "no", "event_us", "t_us", "t_state", "topic", "other_topic", "digest", "other_digest",
             "other_state", "producer_group", "other_producer_group",
             "origin", "half_us", "outcomes", "due_us", "queued_us", "place", "offset", "places",

@@ -16,7 +16,7 @@ from notify.spark.inputs import missing_logs
 from notify.spark.judge.coverage import Coverage
 from notify.spark.judge.findings import bit_of, has
 from notify.spark.judge.message_rows import DATABASE
-from notify.spark.judge.message_times import made_us
+from notify.spark.judge.message_times import MADE_US
 from notify.spark.judge.terms import SKEW_US
 from notify.spark.result import Inputs, Plan, Result
 from notify.spark.times import instant_text
@@ -64,9 +64,9 @@ class Afterwards:
         if self.queues_from_us:
             until_us = self.queues_from_us + self.slack_us
             rows = _pending(rows, "LOST", F.col("event_us") < until_us)
-            rows = _pending(rows, "ORPHAN_ROW", F.col("place").isNull() & (made_us() < until_us))
+            rows = _pending(rows, "ORPHAN_ROW", F.col("place").isNull() & (F.expr(MADE_US) < until_us))
         if self.rows_from_us:
-            is_young = made_us() < self.rows_from_us + SKEW_US
+            is_young = F.expr(MADE_US) < self.rows_from_us + SKEW_US
             rows = _without(rows, "GHOST", F.col("t_state").isNull() & is_young)
         if self.inbox_from_us:
             acked_us = F.coalesce("acked_us", "queued_us")

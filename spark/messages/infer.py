@@ -1,12 +1,18 @@
-"""The type of JSON bodies, inferred from some of them."""
+"""The type of JSON bodies, inferred from the newest messages of a query's topics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from notify.errors import InvalidRequest
 from notify.protocol.wire import UNDECODABLE
+from notify.spark.messages.options import Options
+from notify.spark.messages.planning import Planning
+from notify.spark.messages.reading import Reading
 from notify.spark.messages.typed import decode
 
 DEEPEST = 16
@@ -15,6 +21,31 @@ MOST_FIELDS = 1000
 
 Kind = str | dict[str, Any] | list[Any]
 """A DDL type; a dict of the fields of an object; a list with the type of an array's elements; "" for null alone."""
+
+
+def inferred(options: Options) -> str:
+    """The fields of the bodies, as DDL. Raises InvalidRequest where no body is a JSON object."""
+    bodies: list[bytes] = []
+    with closing(Planning(options)) as planning:
+        end = planning.latest()
+        queues = sum(len(each.next) for each in end.values())
+        most = max(1, options.infer_rows // max(1, queues))
+        start = {
+            topic: replace(each, next={queue: max(0, at - most) for queue, at in each.next.items()})
+            for topic, each in end.items()
+        }
+        pieces = planning.pieces(start, end)
+    with Reading(replace(options, fails_on_loss=False)) as reading:
+        for piece in pieces:
+            for batch in reading.rows(piece):
+                bodies += batch.column("body").to_pylist()
+    fields = fields_of(body for body in bodies if body is not None)
+    if not fields:
+        raise InvalidRequest(
+            f"option schema: none of the newest {len(bodies)} messages of {', '.join(options.topics)} is a JSON "
+            'object, so that no type can be inferred: give it as DDL, such as "item string, amount double"'
+        )
+    return fields
 
 
 def fields_of(bodies: Iterable[bytes]) -> str:

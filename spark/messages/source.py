@@ -22,10 +22,10 @@ from pyspark.sql.types import StructType
 from notify.errors import InvalidRequest
 from notify.spark.messages import offsets
 from notify.spark.messages.columns import RESCUED, TYPES, VALUE, types_of
+from notify.spark.messages.infer import inferred
 from notify.spark.messages.options import EARLIEST, INFER, LATEST, Options
 from notify.spark.messages.planning import Planning
 from notify.spark.messages.reading import Piece, Reading
-from notify.spark.messages.sample import inferred
 from notify.spark.messages.typed import TypedBodies
 
 

@@ -44,7 +44,7 @@ def spark(pytestconfig: pytest.Config) -> Iterator[Any]:
         gc.collect()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Trade:
     return make_trade(tmp_path_factory.mktemp("sound") / "trade")
 

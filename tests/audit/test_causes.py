@@ -15,8 +15,7 @@ from notify.cli import main
 from notify.spark.causes.cause import Cause
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.grouping import MOST, causes_of
-from notify.spark.causes.settled import LastSettled, Settled
-from notify.spark.causes.standstill import Standstill
+from notify.spark.causes.settled import LastSettled, Settled, Standstill
 from notify.spark.causes.stretches import PAUSE_US
 from notify.spark.judge.evidence import NOT_GIVEN
 from notify.spark.judge.findings import FINDINGS

@@ -15,7 +15,9 @@ from notify.errors import InvalidRequest
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.delivery.dead_letters import dead_payload
 from notify.spark.audit import Audit
+from notify.spark.checks.dead_letters import of_log
 from notify.spark.explain.explained import explain
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Plan, Result
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
@@ -107,8 +109,8 @@ def audited(spark: Any, trade: Trade, plan: Plan) -> Result:
 def test_dead_letters_are_counted(spark: Any, tmp_path: Path) -> None:
     trade = make_trade(tmp_path / "trade")
     asyncio.run(die(trade))
-    result = audited(spark, trade, PLAN)
-    assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
+    result = audited(spark, trade, replace(PLAN, fail_on=("DEAD",)))
+    assert (result.verdict, result.exit_code, result.reasons) == ("FINDINGS", 1, [])
     assert result.counts["DEAD"] == len(KEPT)
     gone = {f.message_id: f.left[0].how for f in result.found if f.finding == "LEFT_OUT"}
     assert gone == {trade.message(PURGED): "dead letter purged", trade.message(DROPPED): "dead letter dropped"}
@@ -117,7 +119,8 @@ def test_dead_letters_are_counted(spark: Any, tmp_path: Path) -> None:
         {"group": WITH_INBOX, "reason": "no such customer", "count": 2},
         {"group": WITH_INBOX, "reason": "the card was refused", "count": 1},
     ]
-    failed = audited(spark, trade, replace(PLAN, from_us=trade.at(KEPT[-1]), fail_on=("DEAD",)))
-    assert (failed.verdict, failed.exit_code, failed.counts["DEAD"]) == ("FINDINGS", 1, 1)
+    log = LogInput(trade.log)
+    log.prepare(None, trade.directory / "scratch")
+    assert of_log(spark, log, trade.at(KEPT[-1]), trade.at(2 * COUNT)).count == 1, "of a range only those in it"
     with pytest.raises(InvalidRequest, match="there is no class DEED"):
         audited(spark, trade, replace(PLAN, fail_on=("DEED",)))

@@ -73,8 +73,10 @@ def test_numpy_python_and_spark_make_the_same_hashes(spark: Any) -> None:
     assert hashes.of_bodies(high, low, numbers, digests).tolist() == [
         hashes.of_text(f"{text}:{digest}") for text, (*_, digest) in zip(texts, cases, strict=True)
     ]
-    table = small_table(spark, {"id": pa.binary(), "no": pa.int32()}, [(name, number) for name, number, _ in cases])
-    assert [row[0] for row in table.select(hashes.of_rows()).collect()] == wanted
+    contents = [(digest, *named) for digest in DIGESTS for named in ((None, None), ("k", None), ("", "red"), ("é", ""))]
+    table = small_table(spark, {"digest": pa.int64(), "key": pa.string(), "tag": pa.string()}, contents)
+    by_spark = [row[0] for row in table.select(hashes.of_local_contents()).collect()]
+    assert by_spark == [hashes.of_contents(*each) for each in contents]
 
 
 AT_US = 1_790_000_000_000_000 // SLOT_US * SLOT_US

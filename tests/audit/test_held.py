@@ -120,7 +120,7 @@ def test_damage_beyond_a_bound_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
         MOST_BROKEN - 1, MOST_BROKEN + 5, MOST_BROKEN - 1, MOST_BROKEN + 5,
     )  # fmt: skip
 
-    monkeypatch.setattr("notify.spark.inputs.segment_facts.MOST_BROKEN", MOST_BROKEN + 10)
+    monkeypatch.setattr("notify.spark.inputs.segments.MOST_BROKEN", MOST_BROKEN + 10)
     log = log_of(
         tmp_path, monkeypatch, 2, lambda number: dataclasses.replace(facts, base=number * SIZE, last_us=7 + number)
     )

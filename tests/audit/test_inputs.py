@@ -59,6 +59,7 @@ def copied_database(url: str, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/copy.db"
 
 
+@pytest.mark.long
 def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/empty.db"
     engine = make_engine(url)

@@ -48,6 +48,14 @@ def test_an_input_that_ended_is_not_waited_for() -> None:
     assert any("no later time helps: log data has to go on" in reason for reason in result.reasons), result.reasons
 
 
+def test_an_input_without_a_message_proves_nothing() -> None:
+    for missing, said in (("rows", "no local row"), ("in_queues", "no queue has a message")):
+        result, now_us = judged(ago_s=900, closed=10, pending=0)
+        result.totals[missing], result.reasons = 0, []
+        judge(PLAN, result, now_us)
+        assert result.verdict == "INCONCLUSIVE" and any(said in reason for reason in result.reasons), result.reasons
+
+
 def test_what_is_pending_for_another_reason_is_not_waited_for() -> None:
     result, _ = judged(ago_s=9000, closed=7)
     assert result.judges_all_us == 0

@@ -19,7 +19,7 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
-from notify.spark.causes.told import tell_causes
+from notify.spark.causes.grouping import tell_causes
 from notify.spark.explain.explained import explain
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.kafka_input import KafkaInput

@@ -18,7 +18,7 @@ from notify.client.table import half_message
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
-from notify.spark.causes.told import tell_causes
+from notify.spark.causes.grouping import tell_causes
 from notify.spark.explain.explained import explain
 from notify.spark.inputs.changes import Changes
 from notify.spark.inputs.log_input import LogInput

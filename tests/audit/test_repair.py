@@ -23,7 +23,7 @@ from notify.errors import Conflict, DeadLetter, InvalidRequest
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
-from notify.spark.explain.records import records_of
+from notify.spark.explain.repairs import records_of
 from notify.spark.inputs.databases import Database
 from notify.spark.repair.journal import Journal
 from notify.spark.repair.plan import MOST_WITHOUT_FORCE, Item, RepairPlan, read_plan

@@ -109,10 +109,6 @@ def test_schemas_of_one_database_are_sources(spark: Any, tenants: Tenants, tmp_p
     trade = tenants.trade
     patterns = Schemas([], [f"shop={tenants.prefix}_*"])
     effects = ["shop:SELECT message_id FROM {schema}.ledger"]
-    result = audited(spark, tenants, patterns, tmp_path / "copies", "digest", effects)
-    assert (result.verdict, result.totals["committed"]) == ("PASS", trade.count), (result.reasons, result.found)
-    assert result.slots["equal"] > 5, result.notes
-
     # The same ids in another tenant's tables make up for nothing.
     gone, surplus = trade.name(2), trade.name(0)[:-4] + "ffff"
     tenants.execute("shop", half_message.delete().where(half_message.c.transaction_id == gone))
@@ -127,6 +123,8 @@ def test_schemas_of_one_database_are_sources(spark: Any, tenants: Tenants, tmp_p
             "GHOST": {f"{gone}.0"}, "LOST": {f"{surplus}.0"}, "ACKED_NO_EFFECT": {trade.message(4)},
             "DUP_EFFECT": {trade.message(6)}, "ORPHAN_ROW": {trade.message(4)},
         }  # fmt: skip
+        assert (result.reasons, result.totals["committed"]) == ([], trade.count)
+        assert method == "full" or result.slots["equal"] > 5, result.notes
         (lost,) = [case for case in result.found if case.finding == "LOST"]
         assert lost.database == f"shop.{tenants.schema('bank')}"
     named = Schemas([f"shop={tenants.schema(service)}" for service in ("shop", "bank", WITH_INBOX)], [])

@@ -172,7 +172,7 @@ def test_a_message_of_no_database_is_no_ghost_after_its_half_is_deleted(
     )  # fmt: skip
     with inputs_of(trade) as inputs:
         told = {n: explain(inputs, trade.message(n), tmp_path / "copies", (5, 5)).verdicts[0] for n in gone}
-        assert [verdict.finding for verdict in told.values()] == ["", "GHOST", "GHOST"]
+        assert [verdict.finding for verdict in told.values()] == ["", "GHOST", ""]
         result = Audit(spark, PLAN, inputs, tmp_path / "scratch").run()
     # The one without a half began within the skew of clocks after the first half that is left.
     assert found(result)["GHOST"] == {trade.message(ghost)}

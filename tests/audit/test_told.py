@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
-from notify.spark.causes.told import tell_causes
+from notify.spark.causes.grouping import tell_causes
 from notify.spark.explain.explained import explain
 from notify.spark.result import Found, Plan, Result
 from notify.spark.times import instant_text

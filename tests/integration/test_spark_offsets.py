@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
 from notify.spark.messages import offsets
+from notify.spark.messages.infer import inferred
 from notify.spark.messages.offsets import TopicOffsets, from_json, from_text, to_json
 from notify.spark.messages.options import Options
 from notify.spark.messages.planning import Planning, behind, shares
 from notify.spark.messages.reading import Reading
-from notify.spark.messages.sample import inferred
 from notify.spark.messages.server import TopicState
 from notify.testing.process import ServerProcess
 from notify.testing.server import InMemoryServer

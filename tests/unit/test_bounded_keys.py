@@ -141,9 +141,9 @@ BOUNDS = {
         storage/memory/queues.py:_topics storage/memory/queues.py:_queues storage/memory/queues.py:_turns
         storage/memory/queues.py:_placed storage/memory/transactions.py:_records storage/memory/transactions.py:_bridges
         storage/memory/transactions.py:_bridge_bases spark/inputs/catalog.py:producer_groups
-        spark/inputs/databases.py:sound spark/inputs/segment_facts.py:groups spark/inputs/segment_facts.py:_sent
-        spark/inputs/segment_facts.py:_names spark/inputs/segment_facts.py:_lists spark/inputs/segment_facts.py:_sets
-        spark/inputs/segment_facts.py:_seen spark/inputs/log_shipped.py:_hashed spark/messages/planning.py:_compared
+        spark/inputs/databases.py:sound spark/inputs/segments.py:groups spark/inputs/segments.py:_sent
+        spark/inputs/segments.py:_names spark/inputs/segments.py:_lists spark/inputs/segments.py:_sets
+        spark/inputs/segments.py:_seen spark/inputs/log_shipped.py:_hashed spark/messages/planning.py:_compared
         spark/repair/journal.py:done spark/repair/plan.py:evidence spark/repair/plan.py:identities
         spark/inputs/scan.py:_source_hashes spark/inputs/scan.py:_group_numbers spark/tables/manifest.py:offsets
     """,
