@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notify import __version__
@@ -171,6 +173,7 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, as an ASGI application, all requests but those to data routes and probes."""
         if scope["type"] == "http":
+            _asked.set(self)  # uvicorn calls this in a task of each request
             try:
                 await guard.admit(scope, self)
             except NotifyError as error:
@@ -209,10 +212,21 @@ class App:
             await problems.refused(scope, fault)(scope, receive, send)
 
 
-def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:
-    """`admin_routes`: the application that the console's pages ask."""
+_asked: ContextVar[App] = ContextVar("asked")
+"""The server that answers the request of this task."""
+
+
+@functools.cache
+def admin_routes() -> APIRouter:
+    """The admin routes of all servers in this process. FastAPI takes 0.3 s of CPU to make them, which each server in
+    memory of a suite would pay again, and each forked one."""
+    return admin.router(lambda: _asked.get().running())
+
+
+def _add_routes(api: FastAPI, app: App, admin_routes_of_pages: ASGIApp) -> None:
+    """`admin_routes_of_pages`: the application that the console's pages ask."""
     api.include_router(health.router(app.running_or_none, app.connections))
-    api.include_router(admin.router(app.running), prefix="/v1/admin")
-    api.include_router(console.router(admin_routes, app))
+    api.include_router(admin_routes(), prefix="/v1/admin")
+    api.include_router(console.router(admin_routes_of_pages, app))
     problems.answer_errors(api)
     describe_data_routes(api)

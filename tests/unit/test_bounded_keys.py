@@ -28,7 +28,7 @@ from notify.server.core.bridges import MOST_REPORTS, Bridges
 from notify.server.core.checks import MOST_GROUPS, Checks
 from notify.server.delivery.instances import MOST_INSTANCES, Instances
 from notify.server.settings import Settings
-from tests.support.provider import Provider
+from tests.support.issuer import Provider
 
 ROOT = Path(notify.__file__).parent
 FOLDERS = {"": ROOT, "storage": (ROOT / "storage").resolve(), "spark": (ROOT / "spark").resolve()}

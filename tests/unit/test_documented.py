@@ -13,7 +13,7 @@ from notify.server.app import App
 from notify.server.data.routes import DataRoutes
 from notify.server.settings import Settings, environment_name
 from notify.storage.memory import MemoryStore
-from tests.support import command_page, error_codes, written_commands
+from tests.support import command_page, error_codes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -117,17 +117,17 @@ def test_every_flag_says_what_it_is_for() -> None:
 
 def test_commands_in_blocks_are_whole() -> None:
     """A line that a reader copies runs: no flag that `notify` asks for is left out, none is made up."""
-    lines = set(written_commands.in_blocks())
+    lines = set(command_page.in_blocks())
     assert len(lines) > 60
-    wrong = {line: f"{page}: {why}" for page, line in sorted(lines) if (why := written_commands.fault(line))}
+    wrong = {line: f"{page}: {why}" for page, line in sorted(lines) if (why := command_page.fault(line))}
     assert wrong == {}
 
 
 def test_commands_in_sentences_exist() -> None:
     """Each command that an alarm, an error or a page tells a reader to run is there."""
-    said = set(written_commands.in_sentences())
+    said = set(command_page.in_sentences())
     assert len(said) > 150 and any(name.endswith("alarm.py") for name, _ in said)
-    wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := written_commands.fault_of_part(line))}
+    wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := command_page.fault_of_part(line))}
     assert wrong == {}
 
 
@@ -136,7 +136,7 @@ def test_commands_in_sentences_exist() -> None:
     [("notify topic make", "no command make"), ("notify topic list --all", "--all"), ("notify relay", "")],
 )
 def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str) -> None:
-    assert why in written_commands.fault_of_part(line) and bool(why) == bool(written_commands.fault_of_part(line))
+    assert why in command_page.fault_of_part(line) and bool(why) == bool(command_page.fault_of_part(line))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str)
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(line: str, why: str) -> None:
-    assert why.lower() in written_commands.fault(line).lower() and bool(why) == bool(written_commands.fault(line))
+    assert why.lower() in command_page.fault(line).lower() and bool(why) == bool(command_page.fault(line))
 
 
 HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB", "NOTIFY_TEST_SUITE"}
