@@ -44,8 +44,8 @@ def classes() -> dict[str, int]:
 
 
 def codes(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
-    """All codes that these files give (what a class, a call or an item has as its `code`), and the expressions whose codes
-    cannot be read from the source."""
+    """All codes that these files give: what a class, a call or an item has as its `code`. Then the expressions whose
+    codes cannot be read from the source."""
     trees = [ast.parse(text) for path in paths if "code" in (text := path.read_text()) or "error" in text.lower()]
     makers = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {"error_of", "stale_epoch"}
     makers |= {
