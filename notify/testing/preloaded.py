@@ -7,10 +7,12 @@ for the garbage collector. The fork server of a suite imports this module last, 
 import gc
 
 from notify.cli import main
-from notify.server.app import admin_routes
+from notify.server.app import App
+from notify.server.settings import Settings
+from notify.storage.memory import MemoryStore
 
 main.command()
-admin_routes()
+App(Settings(), MemoryStore).fastapi.openapi()  # makes the admin routes whole
 # Otherwise a garbage collection in a child would copy each page that the child shares with the fork server.
 gc.collect()
 gc.freeze()
