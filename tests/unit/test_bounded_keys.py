@@ -45,7 +45,7 @@ BOUNDS = {
         client/kafka/handling.py:_instant server/data/routes.py:self._find server/jobs/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
-        client/session.py:_polls
+        client/session.py:_polls server/app.py:_admin_routes
         cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
