@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,18 @@ from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
-from tests.support import databases, mariadb11, workers
+from tests.support import databases, workers
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.databases import MOST, empty_database, own_mariadb, own_mysql
+from tests.support.databases import (
+    LIKE_POSTGRESQL,
+    MARIADB_11,
+    MOST,
+    empty_database,
+    mariadb11_home,
+    own_mariadb,
+    own_mysql,
+)
 from tests.support.kafka import KafkaNode
-from tests.support.mariadb11 import MARIADB_11
 from tests.support.own_server import own_server
 from tests.support.queues import Embedded, Queue
 from tests.support.shop import Base, Order, Shop, make_engine
@@ -130,6 +138,13 @@ LIKE_MYSQL = ("test_bridge_refusals.py", "test_bridge_retries.py", "test_bridge_
 """These ask nothing of a source in which MariaDB differs from MySQL: they run on it in `make test-long`."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave what MySQL does as PostgreSQL does to `make test-long`."""
+    given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    if "mysql" in given and item.path.stem in LIKE_POSTGRESQL:
+        item.add_marker(pytest.mark.long)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what reads a binlog on each kind of server that can be had."""
     if "binlog_server" in metafunc.fixturenames and "/test_bridge" in str(metafunc.definition.path):
@@ -142,18 +157,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def binlog_server(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
+def binlog_servers() -> Iterator[Callable[[str], BinlogServer]]:
+    """A function from a kind to the worker's server of it: pytest would end one server before it starts another, and
+    start it again for the next file."""
+    with ExitStack() as stack:
+
+        @cache
+        def of(kind: str) -> BinlogServer:
+            if kind == "mysql":
+                return stack.enter_context(own_mysql())
+            return stack.enter_context(own_mariadb(home=mariadb11_home if kind == MARIADB_11 else None))
+
+        yield of
+
+
+@pytest.fixture(scope="session")
+def binlog_server(request: pytest.FixtureRequest, binlog_servers: Callable[[str], BinlogServer]) -> BinlogServer:
     """A separate server for bridges: tests change its variables and purge its binlogs, and no other test writes.
 
     The parameter says which: this machine's MariaDB, MariaDB 11, or MySQL.
     """
-    kind = getattr(request, "param", "mariadb")
-    if kind == "mysql":
-        own: AbstractContextManager[BinlogServer] = own_mysql()
-    else:
-        own = own_mariadb(home=mariadb11.home if kind == MARIADB_11 else None)
-    with own as server:
-        yield server
+    return binlog_servers(getattr(request, "param", "mariadb"))
 
 
 @pytest.fixture

@@ -225,6 +225,8 @@ class Writes:
         return [self.shop.call("GET", f"/v1/admin/transactions/{name}")["state"] for name in names]
 
 
+# Some 200 pages: the tests below fill in forms, too, and tests/integration/test_console_forms.py posts them.
+@pytest.mark.long
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
     writes = Writes(shop, window(shop.url))
     for write in (decide_transactions, change_queues, mend_dead_letters, change_the_server):

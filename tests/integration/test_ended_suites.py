@@ -21,15 +21,14 @@ import signal
 from pathlib import Path
 from notify.testing.process import ServerProcess
 
+def test_node(kafka_node):
+    pass
+
 def test_waits(database_urls, tmp_path):
     assert database_urls["postgresql"] and database_urls["mariadb"]
     ServerProcess(tmp_path / "data", flags=["--workers", "2"]).start()
     Path(__file__).with_name("first").touch()
     signal.pause()
-"""
-KAFKA = """
-def test_node(kafka_node):
-    pass
 """
 SECOND = """
 import signal
@@ -48,11 +47,10 @@ def test_waits(tmp_path):
 
 
 @pytest.fixture
-def suite(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
-    """A run with two workers, in a process group of its own, once all that it starts is up: long ones with Kafka."""
+def suite(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run with two workers, in a process group of its own, once all that it starts is up."""
     names = ("first", "second")
-    first = FIRST if request.node.get_closest_marker("long") is None else KAFKA + FIRST
-    for name, source in zip(names, (first, SECOND), strict=True):
+    for name, source in zip(names, (FIRST, SECOND), strict=True):
         (tmp_path / f"test_{name}.py").write_text(source)
     words = ["-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-n", "2", "-x"]
     with (tmp_path / "output").open("wb") as output:
@@ -100,31 +98,29 @@ def test_a_process_is_ended_by_its_mark_or_because_it_is_registered(monkeypatch:
     other.wait()
 
 
-LONG = pytest.mark.long
-
-
+# That the guardian ends what is marked or registered is shown above, without a suite of its own.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "number"),
     [
         (twice, signal.SIGINT),
-        pytest.param(to_all, signal.SIGINT, marks=LONG),
-        pytest.param(to_one, signal.SIGINT, marks=LONG),
-        pytest.param(to_one, signal.SIGTERM, marks=LONG),
-        pytest.param(twice, signal.SIGTERM, marks=LONG),
-        pytest.param(to_all, signal.SIGHUP, marks=LONG),
-        pytest.param(to_one, signal.SIGKILL, marks=LONG),
-        pytest.param(to_all, signal.SIGKILL, marks=LONG),
+        (to_all, signal.SIGINT),
+        (to_one, signal.SIGINT),
+        (to_one, signal.SIGTERM),
+        (twice, signal.SIGTERM),
+        (to_all, signal.SIGHUP),
+        (to_one, signal.SIGKILL),
+        (to_all, signal.SIGKILL),
     ],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value.__name__,
 )
 def test_a_suite_that_is_ended_leaves_nothing_running(
-    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals, request: pytest.FixtureRequest
+    suite: subprocess.Popen[bytes], end: Callable[..., None], number: signal.Signals
 ) -> None:
     """Nodes of Kafka, databases and servers ran on after Ctrl-C: the controller kills its workers after ten seconds,
     which then end nothing."""
     started = usage.tree(suite.pid)
-    programs = {"mariadbd", "postgres"} | ({"java"} if request.node.get_closest_marker("long") else set())
-    assert programs <= set(started.values()) and len(started) >= 12, started
+    assert {"mariadbd", "postgres", "java"} <= set(started.values()) and len(started) >= 12, started
     end(suite, number)
     suite.wait(120)
     eventually(lambda: not any(usage.tree(pid) for pid in started), "all that it started to end")

@@ -33,7 +33,7 @@ from notify.protocol.limits import Mode
 from notify.protocol.message import encode_body
 from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.dying_batches import POINTS, consume_and_die
+from tests.support.dying import POINTS_OF_BATCHES, consume_and_die
 from tests.support.groups import running
 from tests.support.http import admin, ask
 from tests.support.queues import LONG_OVER_KAFKA, Queue
@@ -264,7 +264,7 @@ def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", POINTS_OF_BATCHES)
 def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
     queue: Queue, unique: str, point: str, inbox_engine: sa.Engine, inbox_url: str
 ) -> None:

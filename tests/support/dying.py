@@ -1,4 +1,4 @@
-"""Producers that die, or seem to die, at one of the worst moments of their transaction."""
+"""Producers and consumers that die, or seem to die, at one of the worst moments of their transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer
+from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer
 from notify.client.outgoing import ThreadOutgoing
 from notify.client.producer import ThreadProducer
 from notify.protocol.wire import Item, PackedMessage
@@ -66,3 +66,48 @@ def order_and_die(url: str, group: str, dsn: str, point: str) -> int | None:
     process.start()
     process.join(PATIENCE_SECONDS)
     return process.exitcode
+
+
+POINTS_OF_BATCHES = ("in the handler", "after the commit")
+
+
+def _consume(url: str, group: str, dsn: str, point: str, batch: int) -> None:
+    """Order an item for each message of the topic named after the group, and die in the first batch of several."""
+    if url.startswith("kafka"):
+        from notify.client.kafka import feed
+        from tests.support.kafka_consumers import SESSION_SECONDS
+
+        feed.SESSION_SECONDS = SESSION_SECONDS  # killed, it holds its partitions for so long
+    engine = make_engine(dsn)
+    dialect: Any = engine.dialect
+    commit = dialect.do_commit
+    handled: list[int] = []
+
+    def commit_and_die(connection: Any) -> None:
+        commit(connection)
+        if handled and point == "after the commit":
+            _die()
+
+    dialect.do_commit = commit_and_die
+    consumer = Consumer(url, group=group, inbox=Inbox(engine), lease=1, concurrency=1)
+
+    @consumer.subscribe(group, start="earliest", batch=batch)
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        for n, message in enumerate(messages):
+            session.add(Order(item=message.text))
+            if n and point == "in the handler":
+                session.flush()
+                _die()
+        handled.append(len(messages))
+
+    consumer.run(signals=False)
+
+
+def consume_and_die(url: str, group: str, dsn: str, point: str, batch: int) -> int | None:
+    """Let a process consume until it dies at one of POINTS_OF_BATCHES. Returns its exit code; None if it lives on."""
+    process = forked.context().Process(target=_consume, args=(url, group, dsn, point, batch), daemon=True)
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    code = process.exitcode
+    process.kill()
+    return code

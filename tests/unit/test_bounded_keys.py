@@ -28,7 +28,7 @@ from notify.server.core.bridges import MOST_REPORTS, Bridges
 from notify.server.core.checks import MOST_GROUPS, Checks
 from notify.server.delivery.instances import MOST_INSTANCES, Instances
 from notify.server.settings import Settings
-from tests.support.provider import Provider
+from tests.support.issuer import Provider
 
 ROOT = Path(notify.__file__).parent
 FOLDERS = {"": ROOT, "storage": (ROOT / "storage").resolve(), "spark": (ROOT / "spark").resolve()}
@@ -45,7 +45,7 @@ BOUNDS = {
         client/kafka/handling.py:_instant server/data/routes.py:self._find server/letters/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
-        client/session.py:_polls
+        client/session.py:_polls server/app.py:_admin_routes
         cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second

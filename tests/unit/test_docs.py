@@ -139,6 +139,16 @@ def test_every_setting_has_an_environment_name() -> None:
     assert environment_name("data_dir") == "NOTIFY_DATA_DIR"
 
 
+def test_the_site_has_every_page_that_its_menu_names() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    named = set(re.findall(r"^ +- .*: ([\w/-]+\.md)$", text, re.MULTILINE))
+    made = {"index.md", "changelog.md", "format.md"}  # by docs/site.py, of files elsewhere
+    assert len(named) > 40 and {name for name in named - made if not (ROOT / "docs" / name).exists()} == set()
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages - named if not page.startswith("adr/")} == {"progress.md"}
+
+
+@pytest.mark.long
 def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     # Not --quiet: it hides warnings also from --strict, which then builds a site with broken links.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

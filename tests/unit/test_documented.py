@@ -4,20 +4,126 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from notify import errors
 from notify.admin_api.writes import WRITES
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
 from notify.server.settings import Settings, environment_name
 from notify.storage.memory import MemoryStore
-from tests.support import command_page, error_codes, written_commands
+from tests.support import command_page
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = (DOCS / "reference.md").read_text()
+
+OUTSIDE = ("notify/cli/bench/", "notify/cli/demo_shop/", "notify/testing/", "notify/storage/", "notify/spark/")
+"""Helpers of tests, and the links to the two folders that are read at the top level."""
+POSITION = 1
+"""`code` is the second argument of every error, and of `error_of`."""
+PASSED_ON = re.compile(r"(\w+\.)?code(\[:64\])?|row\['code'\]|codes\.get\(.*")
+"""Expressions that give on a code which was found where it was made."""
+
+
+def product() -> Iterator[Path]:
+    """The files whose errors users meet."""
+    for folder in ("notify", "storage", "spark"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not str(path.relative_to(ROOT)).startswith(OUTSIDE):
+                yield path
+
+
+def classes() -> dict[str, int]:
+    """The status of each code that a class of notify.errors has."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.NotifyError)]
+    return {kind.code: kind.status for kind in kinds}
+
+
+def codes(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
+    """All codes that these files give: what a class, a call or an item has as its `code`. Then the expressions whose
+    codes cannot be read from the source."""
+    trees = [ast.parse(text) for path in paths if "code" in (text := path.read_text()) or "error" in text.lower()]
+    makers = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {"error_of", "stale_epoch"}
+    makers |= {
+        node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and {ast.unparse(base) for base in node.bases} & makers
+        and "__init__" not in {getattr(statement, "name", "") for statement in node.body}
+    }
+    everywhere = {name: value for tree in trees for name, value in constants(tree).items()}
+    known: set[str] = set()
+    unknown: set[str] = set()
+    for tree in trees:
+        nodes = list(ast.walk(tree))
+        known_here = {name: everywhere[name] for name in imported(nodes) & everywhere.keys()} | constants(tree)
+        for expression in codes_given(nodes, makers - {"stale_epoch"}):
+            for value in values_of(expression):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    known.add(value.value)
+                elif isinstance(value, ast.Name) and value.id in known_here:
+                    known.add(known_here[value.id])
+                elif isinstance(value, ast.JoinedStr):
+                    known.add(re.sub(r"\{.*\}", "NNN", ast.unparse(value).strip("f'\"")))
+                elif not isinstance(value, ast.Constant) and not PASSED_ON.fullmatch(ast.unparse(value)):
+                    unknown.add(ast.unparse(value))
+    return known, unknown
+
+
+def constants(tree: ast.Module) -> dict[str, str]:
+    """The texts that a module's names stand for."""
+    return {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    return {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def codes_given(nodes: Iterable[ast.AST], makers: set[str]) -> Iterator[ast.expr]:
+    """The expressions that a module gives as codes."""
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            yield from (keyword.value for keyword in node.keywords if keyword.arg == "code" and name != "Exit")
+            if name in makers and isinstance(node.func, ast.Name) and len(node.args) > POSITION:
+                yield node.args[POSITION]
+        elif isinstance(node, ast.ClassDef):
+            yield from class_codes(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            if any(isinstance(target, ast.Name) and target.id == "codes" for target in node.targets):
+                yield from node.value.values
+        elif isinstance(node, ast.Dict):
+            yield from (
+                value
+                for key, value in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant) and key.value == "code"
+            )
+
+
+def class_codes(node: ast.ClassDef) -> Iterator[ast.expr]:
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and any(ast.unparse(target) == "code" for target in statement.targets):
+            yield statement.value
+
+
+def values_of(expression: ast.expr) -> Iterable[ast.expr]:
+    """The values that an expression may have."""
+    if isinstance(expression, ast.IfExp):
+        return [expression.body, expression.orelse]
+    if isinstance(expression, ast.BoolOp):
+        return expression.values
+    return [expression]
 
 
 def documented_codes() -> dict[str, str]:
@@ -29,9 +135,9 @@ def documented_codes() -> dict[str, str]:
 
 
 def test_every_error_code_is_documented_once() -> None:
-    made, unknown = error_codes.codes()
+    made, unknown = codes(product())
     documented = documented_codes().keys()
-    assert unknown == set(), "say in tests/support/error_codes.py what these expressions may be"
+    assert unknown == set(), "say in PASSED_ON what these expressions may be"
     assert made - documented == set(), "add rows to docs/errors.md: why it arises, what to do"
     assert documented - made == set(), "docs/errors.md has codes that nothing raises"
 
@@ -39,19 +145,18 @@ def test_every_error_code_is_documented_once() -> None:
 def test_a_code_says_its_status_why_and_what_to_do() -> None:
     rows = {code: [cell.strip() for cell in row.strip("|").split("|")] for code, row in documented_codes().items()}
     assert [code for code, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
-    wrong = {code: status for code, status in error_codes.classes().items() if str(status) not in rows[code][0]}
+    wrong = {code: status for code, status in classes().items() if str(status) not in rows[code][0]}
     assert wrong == {}
 
 
-def test_codes_are_found_wherever_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_found_wherever_they_are_given(tmp_path: Path) -> None:
     (tmp_path / "made.py").write_text(
         'HERE = "by_name"\nclass Own(Conflict):\n    code = "by_class"\n'
         'Own("x", "by_own"); NotFound("x", HERE); Item(1, code="by_keyword"); Gone("x", "other")\n'
         'Conflict("x", "left" if x else "right"); error_of(1, f"http_{x}"); {"code": "by_dict"}\n'
         'Conflict("x", said())\n'
     )
-    monkeypatch.setattr(error_codes, "product", lambda: [tmp_path / "made.py"])
-    known, unknown = error_codes.codes()
+    known, unknown = codes([tmp_path / "made.py"])
     assert known == {"by_class", "by_own", "by_name", "by_keyword", "left", "right", "http_NNN", "by_dict"}
     assert unknown == {"said()"}
 
@@ -117,17 +222,17 @@ def test_every_flag_says_what_it_is_for() -> None:
 
 def test_commands_in_blocks_are_whole() -> None:
     """A line that a reader copies runs: no flag that `notify` asks for is left out, none is made up."""
-    lines = set(written_commands.in_blocks())
+    lines = set(command_page.in_blocks())
     assert len(lines) > 60
-    wrong = {line: f"{page}: {why}" for page, line in sorted(lines) if (why := written_commands.fault(line))}
+    wrong = {line: f"{page}: {why}" for page, line in sorted(lines) if (why := command_page.fault(line))}
     assert wrong == {}
 
 
 def test_commands_in_sentences_exist() -> None:
     """Each command that an alarm, an error or a page tells a reader to run is there."""
-    said = set(written_commands.in_sentences())
+    said = set(command_page.in_sentences())
     assert len(said) > 150 and any(name.endswith("alarm.py") for name, _ in said)
-    wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := written_commands.fault_of_part(line))}
+    wrong = {line: f"{name}: {why}" for name, line in sorted(said) if (why := command_page.fault_of_part(line))}
     assert wrong == {}
 
 
@@ -136,7 +241,7 @@ def test_commands_in_sentences_exist() -> None:
     [("notify topic make", "no command make"), ("notify topic list --all", "--all"), ("notify relay", "")],
 )
 def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str) -> None:
-    assert why in written_commands.fault_of_part(line) and bool(why) == bool(written_commands.fault_of_part(line))
+    assert why in command_page.fault_of_part(line) and bool(why) == bool(command_page.fault_of_part(line))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +256,7 @@ def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str)
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(line: str, why: str) -> None:
-    assert why.lower() in written_commands.fault(line).lower() and bool(why) == bool(written_commands.fault(line))
+    assert why.lower() in command_page.fault(line).lower() and bool(why) == bool(command_page.fault(line))
 
 
 HIDDEN = {"NOTIFY_CRASH_AT", "NOTIFY_KAFKA_LIB", "NOTIFY_TEST_SUITE"}

@@ -11,7 +11,7 @@ from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.gate import Access
 from notify.server.settings import Settings
-from tests.support.provider import Provider
+from tests.support.issuer import Provider
 
 
 async def nothing() -> None:

@@ -20,14 +20,6 @@ from tests.release import extras
 from tests.support.clock import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = ("alembic", "confluent_kafka", "psycopg", "pymysql", "pymysqlreplication")
-
-
-def test_the_command_line_and_the_embedded_server_need_no_extras() -> None:
-    lines = ["import sys", f"sys.modules.update(dict.fromkeys({OPTIONAL}))"]  # None: importing it fails
-    lines += ["from notify.cli import main", "main.register()", "import notify.server.serve", "print('begun')"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "begun", done.stderr
 
 
 def test_a_server_needs_no_more_than_its_extra() -> None:
@@ -35,7 +27,7 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
     lines = ["import sys"]
     missing = ("alembic", "psycopg", "pymysql", "pymysqlreplication", "confluent_kafka", "pyspark", "pyarrow", "pytest",
                "opentelemetry.sdk", "aiosqlite", "greenlet", "requests", "yaml")  # fmt: skip
-    lines += [f"sys.modules[{name!r}] = None" for name in missing]
+    lines += [f"sys.modules[{name!r}] = None" for name in missing]  # importing it fails
     lines += [
         "import urllib.request",
         "from notify.cli import main",
@@ -67,7 +59,6 @@ OF_THE_SERVER = ("fastapi", "google_crc32c", "jinja2", "jwt", "numpy", "promethe
 
 def test_commands_need_no_more_than_their_extra() -> None:
     """`pip install 'notify-tx[cli]'` installs none of these: every command but --help failed for want of structlog."""
-    assert without(OF_THE_SERVER, "notify", "--version").returncode == 0
     done = without(OF_THE_SERVER, "notify", "topic", "list", "--url", "http://127.0.0.1:9")
     assert done.stderr.startswith("notify: no server at http://127.0.0.1:9") and done.returncode == 2
 

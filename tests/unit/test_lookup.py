@@ -18,7 +18,7 @@ from notify.server.access.gate import Access
 from notify.server.access.oidc import Claims
 from notify.server.access.principal import Principal
 from notify.server.settings import Settings
-from tests.support.provider import Provider
+from tests.support.issuer import Provider
 from tests.support.virtual_loop import VirtualLoop, pass_seconds
 
 
