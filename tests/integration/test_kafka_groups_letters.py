@@ -21,7 +21,6 @@ from tests.support.http import REASON, ask, call
 
 pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]
 
 from notify.errors import Unavailable
@@ -38,7 +37,7 @@ from notify.server.groups.kafka.thread import BrokersThread
 from tests.support.delayed import interrupt_producers
 from tests.support.kafka import open_transaction
 from tests.support.kafka_consumers import CALL_SECONDS, make_topic
-from tests.support.kafka_groups import Group, admin, showing
+from tests.support.kafka_groups import Group, admin, committed, showing
 
 
 @pytest.fixture(scope="module")
@@ -269,22 +268,6 @@ def test_a_letter_that_is_sent_again_reaches_its_group(kafka_url: str, server: S
         admin(server, "POST", f"{path}/redrive", {"ids": refused})
         eventually(lambda: refused[0] in handled, "the letter to be handled")
     assert len(handled) == 3
-
-
-def committed(group: Group, topic: str, count: int) -> list[Any]:
-    """The first records of a topic's partition 0, as a reader of committed records sees them."""
-    consumer: Consumer = group.cluster.consumer({"group.id": "reader"})
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    read: list[Any] = []
-
-    def is_there() -> bool:
-        read.extend(record for record in consumer.consume(100, 0.5) if record.error() is None)
-        return len(read) >= count
-
-    eventually(is_there, f"{count} records of {topic}")
-    consumer.close()
-    assert len(read) == count
-    return read
 
 
 @pytest.mark.parametrize("by", [pytest.param("ids", marks=pytest.mark.long), "job"])

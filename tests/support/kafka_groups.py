@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka import groups, records
@@ -68,10 +68,10 @@ class Group:
     def subscribe(self, subscribed: Subscribed) -> None:
         Subscriptions(self.cluster, self.name).note({Place(self.topic, 0): subscribed}, begins=True)
 
-    def bury(self, partition: int, count: int) -> None:
+    def bury(self, partition: int, count: int, reason: str = "ValueError: no") -> None:
         """Write dead letters."""
         letters = groups.dead_letter_topic(self.name)
-        self.write(letters, partition, count, topic=self.topic, reason="ValueError: no", attempt="16", expires="1")
+        self.write(letters, partition, count, topic=self.topic, reason=reason, attempt="16", expires="1")
 
 
 def look_again(server: ServerProcess) -> None:
@@ -87,3 +87,19 @@ def admin(server: ServerProcess, method: str, path: str, body: dict[str, Any] | 
     status, answer = ask(server.url, method, f"/v1/admin/{path}", sent)
     assert status == 200, answer
     return dict(answer)
+
+
+def committed(group: Group, topic: str, count: int) -> list[Any]:
+    """The first records of a topic's partition 0, as a reader of committed records sees them."""
+    consumer: Consumer = group.cluster.consumer({"group.id": "reader"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    read: list[Any] = []
+
+    def is_there() -> bool:
+        read.extend(record for record in consumer.consume(100, 0.5) if record.error() is None)
+        return len(read) >= count
+
+    eventually(is_there, f"{count} records of {topic}")
+    consumer.close()
+    assert len(read) == count
+    return read
