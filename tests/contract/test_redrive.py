@@ -10,17 +10,21 @@ import pytest
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.core.core import Core
-from notify.server.groups import Chosen
-from notify.server.groups.own_letters import OwnLetters
-from notify.server.jobs import dead_letters
-from notify.server.jobs.dead_letters import DeadLetters
-from notify.server.jobs.letter_query import LetterQuery
+from notify.server.groups import own_letters
+from notify.server.groups.own_letters import OwnLetter, OwnLetters
+from notify.server.letters.engine import REDRIVE, Closing, Fate, Look
+from notify.server.letters.letters import Letters
+from notify.server.letters.query import Chosen, LetterQuery
 from notify.server.settings import Settings
 from notify.storage.groups import Subscription
 from notify.storage.names import redriven_id_without_topic, retry_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
 from tests.contract.stores import T0, Bench
+
+
+async def all_of(letters: OwnLetters, group: str) -> list[OwnLetter]:
+    return (await letters.read(group, 0, Look(lambda _: True, 10))).letters
 
 
 def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Callable[..., None]) -> None:
@@ -43,11 +47,11 @@ def test_a_letter_that_an_earlier_version_sent_again_is_known_as_such(run: Calla
         await b.restart()
         core = Core(b.store, Settings(), lambda: T0)
         for group, redriven, status, count in (("g", True, 200, 1), ("h", False, 201, 1)):
-            letters = DeadLetters(core, group)
-            page = letters.read(0, 10)
-            assert await letters.are_closed(page) == [redriven]
+            letters = OwnLetters(core)
+            page = await all_of(letters, group)
+            assert await letters.fates(group, page) == [Fate.REDRIVEN if redriven else Fate.OPEN]
             for expected in (status, 200):
-                (item,) = await letters.send_again(page)
+                (item,) = await letters.close(group, page, REDRIVE)
                 assert item["status"] == expected
                 assert (item["as"] == ids.message_id(again, 0)) == redriven
             assert b.store.bounds(retry_topic(group, "t"), 0) == (0, count)
@@ -68,19 +72,18 @@ def test_a_letter_is_dropped_or_sent_whichever_comes_first(run: Callable[..., No
         (message,) = b.store.read("t", 0, 0, 10, 1 << 20)
         b.store.dead_letter_soon("g", [(message, payload)], T0)
         await b.store.sync()
-        letters = DeadLetters(core, "g")
-        page = letters.read(0, 10)
-        if first == "drop":
-            assert [item["status"] for item in await letters.drop(page, "ann: of no use")] == [204]
-        else:
-            assert [item["status"] for item in await letters.send_again(page)] == [201]
+        letters = OwnLetters(core)
+        page = await all_of(letters, "g")
+        how = Closing(drop="ann: of no use") if first == "drop" else REDRIVE
+        assert [item["status"] for item in await letters.close("g", page, how)] == [204 if first == "drop" else 201]
         await b.restart()
-        letters = DeadLetters(Core(b.store, Settings(), lambda: T0), "g")
-        page = letters.read(0, 10)
-        assert await letters.are_closed(page) == [True]
-        assert await letters.dropped(page) == ["ann: of no use" if first == "drop" else None]
-        assert [item["status"] for item in await letters.drop(page, "again")] == [200]
-        (item,) = await letters.send_again(page)
+        letters = OwnLetters(Core(b.store, Settings(), lambda: T0))
+        page = await all_of(letters, "g")
+        assert await letters.fates("g", page) == [Fate.DROPPED if first == "drop" else Fate.REDRIVEN]
+        closed_by = await letters.closed_by("g", page[0].message)
+        assert closed_by is not None and closed_by[1] == ("ann: of no use" if first == "drop" else None)
+        assert [item["status"] for item in await letters.close("g", page, Closing(drop="again"))] == [200]
+        (item,) = await letters.close("g", page, REDRIVE)
         assert item["status"] == (410 if first == "drop" else 200)
         assert b.store.bounds(retry_topic("g", "t"), 0) == (0, first == "send")
 
@@ -93,7 +96,7 @@ def test_letters_are_sent_and_dropped_in_lots_of_bytes(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch, does: str, by_ids: bool
 ) -> None:
     """All of them were held at once: 4,096 letters of a megabyte."""
-    monkeypatch.setattr(dead_letters, "READ_BYTES", 3_000)
+    monkeypatch.setattr(own_letters, "LOT_BYTES", 3_000)
 
     async def scenario(b: Bench) -> None:
         core = Core(b.store, Settings(), lambda: T0)
@@ -105,7 +108,8 @@ def test_letters_are_sent_and_dropped_in_lots_of_bytes(
         b.store.dead_letter_soon("g", [(message, payload) for message in messages], T0)
         await b.store.sync()
         names = [ids.message_id(transaction.id, 0) for transaction in sent]
-        letters = OwnLetters(core)
+        engine = OwnLetters(core)
+        letters = Letters(engine, engine.counts)
         # The third is closed before.
         await (await letters.redrive("g", Chosen((names[2],), LetterQuery(), 1))).do()
         if does == "drop":
@@ -126,7 +130,7 @@ def test_letters_are_sent_and_dropped_in_lots_of_bytes(
         new = 201 if does == "redrive" else 204
         expected = {name: 200 if name == names[2] else new for name in change.preview["ids"]}
         assert {item["id"]: item["status"] for item in items} == expected | ({"none": 404} if by_ids else {})
-        assert await letters.open.look_at("g") == 20 and letters.count("g") == 0
+        assert await engine.counts.look_at("g", 100) == 20 and engine.count("g") == 0
 
     run(scenario)
 
@@ -140,7 +144,8 @@ def test_a_letter_that_is_purged_meanwhile_is_refused_alone(run: Callable[..., N
         await b.store.put(sent, T0)
         b.store.dead_letter_soon("g", [(m, payload) for m in b.store.read("t", 0, 0, 100, 1 << 20)], T0)
         await b.store.sync()
-        letters = OwnLetters(core)
+        engine = OwnLetters(core)
+        letters = Letters(engine, engine.counts)
         change = await letters.redrive("g", Chosen(None, LetterQuery(), 100))
         await (await letters.purge("g", 1)).do()
         items = (await change.do())["items"]

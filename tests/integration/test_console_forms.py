@@ -7,7 +7,7 @@ import re
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.admin_api.groups import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.testing import InMemoryServer
 from tests.support.http import admin, ask, post
 

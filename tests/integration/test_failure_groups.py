@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from notify.client import Consumer
-from notify.server.jobs.failures import kind_of
+from notify.server.letters.failures import kind_of
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.commands import cli

@@ -11,8 +11,8 @@ import pytest
 
 from notify.client import Consumer as NotifyConsumer
 from notify.client import DeadLetter, ReceivedMessage
-from notify.server.groups import Chosen
-from notify.server.jobs.letter_query import LetterQuery, RedriveSpec
+from notify.server.letters.letters import Letters
+from notify.server.letters.query import Chosen, JobSpec, LetterQuery
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
@@ -277,6 +277,7 @@ def test_large_letters_are_sent_again_without_gathering_them(
     """A redrive read all of them into memory, and sent them in one transaction."""
     monkeypatch.setattr(letters, "HELD_BYTES", 60_000)
     monkeypatch.setattr(dead_letters, "LOT_BYTES", 50_000)
+    monkeypatch.setattr("notify.server.letters.letters.LOT_BYTES", 50_000)
     group = Group(kafka_url)
     topic = groups.dead_letter_topic(group.name)
     for partition in (0, 1):
@@ -285,11 +286,11 @@ def test_large_letters_are_sent_again_without_gathering_them(
     held: list[int] = []
     send, hold = Redriven.send, letters._Reading._hold
 
-    def noted(self: Redriven, name: str, sent: Sequence[letters.Letter]) -> list[int]:
+    def noted(self: Redriven, name: str, sent: Sequence[letters.KafkaLetter]) -> list[int]:
         lots.append(sum(letter.size for letter in sent))
         return send(self, name, sent)
 
-    def counted(self: letters._Reading, letter: letters.Letter) -> None:
+    def counted(self: letters._Reading, letter: letters.KafkaLetter) -> None:
         hold(self, letter)
         held.append(sum(self._bytes.values()))
 
@@ -300,19 +301,20 @@ def test_large_letters_are_sent_again_without_gathering_them(
     async def redrive() -> list[dict[str, Any]]:
         thread = BrokersThread(group.cluster)
         look = LatestSnapshot(thread.brokers)
-        own = KafkaLetters(thread, look)
+        engine = KafkaLetters(thread, look)
+        own = Letters(engine, engine.counts)
         try:
             if by == "ids":
                 change = await own.redrive(group.name, Chosen(None, LetterQuery(), 100))
                 return list((await change.do())["items"])
-            _, end, _ = await own.bounds(group.name)
+            end = (await own.bounds(group.name)).end
             items: list[dict[str, Any]] = []
             offset = 0
-            while (sent := await own.send_next(RedriveSpec(group.name, LetterQuery(), end), offset, 100)) is not None:
+            while (sent := await own.close_next(JobSpec(group.name, LetterQuery(), end), offset, 100)) is not None:
                 items, offset = items + sent[0], sent[1]
             return items
         finally:
-            await thread.close(own.close)
+            await thread.close(engine.close_clients)
             look.close()
 
     items = asyncio.run(redrive())

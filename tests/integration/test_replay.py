@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from notify.client import Message, TransactionProducer
+from notify.server.groups.own_letters import OwnLetters
 from notify.server.jobs import runner
-from notify.server.jobs.dead_letters import DeadLetters
+from notify.server.letters.engine import Closing
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
@@ -193,20 +194,20 @@ def test_a_cancelled_job_stops_for_good(
     notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, is_cancelled = notify_server.url, asyncio.Event()
-    send_again, cancel = DeadLetters.send_again, runner.Jobs.cancel
+    close, cancel = OwnLetters.close, runner.Jobs.cancel
     batches = itertools.count(1)
 
-    async def held_in_the_second_batch(letters: DeadLetters, batch: Any, **options: Any) -> Any:
+    async def held_in_the_second_batch(letters: OwnLetters, group: str, batch: Any, how: Closing) -> Any:
         if next(batches) == 2:
             await is_cancelled.wait()
-        return await send_again(letters, batch, **options)
+        return await close(letters, group, batch, how)
 
     async def cancel_and_let_go(running_jobs: runner.Jobs, number: int, why: str) -> None:
         asyncio.get_running_loop().call_soon(is_cancelled.set)  # after the cancellation has been noted
         await cancel(running_jobs, number, why)
 
     monkeypatch.setattr(runner, "BATCH", 5)
-    monkeypatch.setattr(DeadLetters, "send_again", held_in_the_second_batch)
+    monkeypatch.setattr(OwnLetters, "close", held_in_the_second_batch)
     monkeypatch.setattr(runner.Jobs, "cancel", cancel_and_let_go)
     subscribe(url, unique, unique)
     publish(url, unique, [str(n) for n in range(20)])

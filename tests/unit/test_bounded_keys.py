@@ -42,7 +42,7 @@ TEXTS = {"str", "bytes", "object", "Any", "Callable", "Key", "Place", "Spot", "P
 BOUNDS = {
     "the cache's own number, and a key that is checked before: it has a bound, and a refused one is not kept": """
         protocol/ids.py:from_text protocol/keys.py:_hash_of protocol/limits.py:_accept server/access/browsers.py:_is_own
-        client/kafka/handling.py:_instant server/data/routes.py:self._find server/jobs/failures.py:kind_of
+        client/kafka/handling.py:_instant server/data/routes.py:self._find server/letters/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         client/session.py:_polls
@@ -60,7 +60,7 @@ BOUNDS = {
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
         server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/growth.py:before
         server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
-        server/groups/open_letters.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
+        server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
         server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
         server/delivery/cursor.py:_ahead server/delivery/leases.py:open
     """,

@@ -13,11 +13,14 @@ import pytest
 
 from notify.cli import dead_letter, writes
 from notify.protocol.wire import Payload, encode_msgpack
-from notify.server.groups import Chosen
-from notify.server.groups.own_letters import OwnLetters
-from notify.server.jobs import letter_query, letter_search
-from notify.server.jobs.letter_query import LOOKED_AT, LOOKED_AT_ONCE, SEARCH_SECONDS, LetterQuery
+from notify.server.groups import own_letters
+from notify.server.groups.own_letters import LOOKED_AT, OwnLetters
 from notify.server.jobs.runner import Jobs
+from notify.server.letters import query, search
+from notify.server.letters.engine import LOOKED_AT_ONCE
+from notify.server.letters.letters import Letters
+from notify.server.letters.query import Chosen, LetterQuery
+from notify.server.letters.search import SEARCH_SECONDS
 from notify.server.message_pages import CHUNK
 from notify.storage.records import StoredMessage
 from notify.testing import InMemoryServer
@@ -29,7 +32,7 @@ from tests.support.http import call, post
 LETTERS = 50_000
 
 
-class Letters:
+class Queue:
     """A queue of dead letters that counts how many were read or asked about, in all and since the loop's last turn."""
 
     def __init__(self) -> None:
@@ -67,13 +70,13 @@ class Letters:
 
 
 def searched(
-    search: Callable[[OwnLetters], Awaitable[Any]], monotonic: Callable[[], float] = lambda: 0.0
-) -> tuple[Letters, Any]:
+    does: Callable[[Letters[Any]], Awaitable[Any]], monotonic: Callable[[], float] = lambda: 0.0
+) -> tuple[Queue, Any]:
     """(the letters after a search beside which the loop has other work, the search's result). `monotonic`: the clock of
     its bound; by default a search takes no time."""
 
-    async def run() -> tuple[Letters, Any]:
-        letters = Letters()
+    async def run() -> tuple[Queue, Any]:
+        letters = Queue()
 
         async def others() -> None:
             while True:
@@ -82,7 +85,8 @@ def searched(
 
         beside = asyncio.create_task(others())
         core = SimpleNamespace(queues=letters, one_search=asyncio.Lock())
-        result = await search(OwnLetters(core, monotonic))  # type: ignore[arg-type]
+        engine = OwnLetters(core)  # type: ignore[arg-type]
+        result = await does(Letters(engine, engine.counts, monotonic))
         beside.cancel()
         return letters, result
 
@@ -111,13 +115,13 @@ def test_a_list_of_many_letters_yields(newest: bool) -> None:
 
 def test_the_newest_letters_are_looked_at_a_few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """500 letters, of up to a megabyte each, were read and held in one go."""
-    monkeypatch.setattr(letter_search, "READ_BYTES", 1)
+    monkeypatch.setattr(own_letters, "LOT_BYTES", 1)
     letters, page = searched(lambda own: own.newest("g", LetterQuery(), 0, 100))
     assert len(page["messages"]) == 100
     assert letters.most <= 2 * CHUNK
 
 
-SEARCHES: dict[str, Callable[[OwnLetters, int], Awaitable[Any]]] = {
+SEARCHES: dict[str, Callable[[Letters[Any], int], Awaitable[Any]]] = {
     "list": lambda own, place: own.listed("g", LetterQuery(key="nobody"), place, 10),
     "newest": lambda own, place: own.newest("g", LetterQuery(key="nobody"), place, 10),
     "redrive": lambda own, place: own.redrive("g", Chosen(None, LetterQuery(key="nobody"), 10, offset=place)),
@@ -193,8 +197,8 @@ def test_letters_of_one_message_in_two_groups_are_both_sent_again() -> None:
 
 def test_commands_go_on_where_a_search_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The list and the redrive are whole although the server looks at two letters for each answer."""
-    monkeypatch.setattr(letter_search, "SEARCH_SECONDS", 0.0)
-    monkeypatch.setattr(letter_query, "LOOKED_AT_ONCE", 2)
+    monkeypatch.setattr(search, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(query, "LOOKED_AT_ONCE", 2)
     with InMemoryServer() as server:
         subscribe(server.url, "g", "t")
         publish(server.url, "t", [str(n) for n in range(9)])

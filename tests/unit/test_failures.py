@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from notify.server.jobs.failures import MOST_FAILURES, MOST_TOPICS, Failures, kind_of
+from notify.server.letters.failures import MOST_FAILURES, MOST_TOPICS, Failures, kind_of
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ READ_A_CLOCK = {
         "binlog_bridge.announcing binlog_bridge.pump binlog_bridge.retrying client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
-        "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "
+        "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.cleaning movers.sinks.delays.made_anew movers.sinks.showing spark.watch.alarms "
         "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),

@@ -10,9 +10,9 @@ from notify.admin_api.dead_letters import MOST_TEXT, Drop, LetterConditions, Red
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between
 from notify.server.admin.writes import Desk, Who
-from notify.server.groups import Chosen
-from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
-from notify.server.jobs.letter_query import LetterQuery
+from notify.server.letters.engine import Closing
+from notify.server.letters.letters import effects_of
+from notify.server.letters.query import Chosen, LetterQuery
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -86,21 +86,22 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
         if write.all:
             return await _redrive_all(desk, name, write, who)
         letter_ids = None if write.ids is None else tuple(write.ids)
-        chosen = Chosen(letter_ids, wanted, write.max, write.replay_effects, write.force, write.offset)
+        chosen = Chosen(letter_ids, wanted, write.max, _how(write), write.offset)
         preview, do = await desk.running.queues.letters.redrive(name, chosen)
         return await desk.carry_out(write, who, "dead_letter.redrive", name, do, preview)
+
+
+def _how(write: Redrive) -> Closing:
+    return Closing(replay_effects=write.replay_effects, force=write.force)
 
 
 async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[str, Any]:
     if write.ids is not None:
         raise InvalidRequest("give ids or all, not both", "invalid_schema")
     how = {"replay_effects": write.replay_effects, "force": write.force}
-    effects = EFFECTS_AGAIN if write.replay_effects else EFFECTS_KEPT
     # A queue engine that cannot do this refuses it now, before the job begins.
-    await desk.running.queues.letters.redrive(
-        name, Chosen((), _wanted(write.wanted), 1, write.replay_effects, write.force)
-    )
-    return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects})
+    await desk.running.queues.letters.redrive(name, Chosen((), _wanted(write.wanted), 1, _how(write)))
+    return await _as_job(desk, name, write, who, "redrive", how, {"effects": effects_of(_how(write))})
 
 
 def _dropping(routes: APIRouter, desk: Desk) -> None:
@@ -124,7 +125,7 @@ async def _as_job(
     desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
     """Send or drop all letters that match; `how` is stored with the job, `more` is added to the preview."""
-    start, end, at_most = await desk.running.queues.letters.bounds(name)
+    start, end, at_most, _ = await desk.running.queues.letters.bounds(name)
     spec = {"group": name, "wanted": _wanted(write.wanted).plain(), "from": start, "until": end} | how
 
     async def begin() -> Any:

@@ -16,7 +16,7 @@ from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.leases import Lease
-from notify.server.jobs.dead_letters import DeadLetters
+from notify.server.groups.own_letters import OwnLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import StoredMessage, Transaction
@@ -84,10 +84,9 @@ async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:
     group, headers = _group_of(letter), decode_payload(letter.payload).headers or {}
     given_up = {"event": _ENDS[SettleKind.DEAD_LETTER], "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
     events: list[Event] = [(letter.committed_us, given_up)]
-    letters = DeadLetters(core, letter.topic.removeprefix(DEAD_LETTER_PREFIX))
-    redriven = await letters.sent_again(letter)
-    if redriven is not None:
-        (drop_reason,) = await letters.dropped([letter])
+    closed_by = await OwnLetters(core).closed_by(letter.topic.removeprefix(DEAD_LETTER_PREFIX), letter)
+    if closed_by is not None:
+        redriven, drop_reason = closed_by
         event = {"event": f"sent to the group again as {ids.message_id(redriven.id, 0)}", "group": group}
         if drop_reason is not None:
             event = {"event": "dropped from the dead letters", "group": group, "reason": drop_reason}

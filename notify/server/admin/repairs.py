@@ -20,7 +20,7 @@ from notify.protocol.wire import PackedMessages, PackedPublished, decode_payload
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_before
-from notify.server.jobs.sending_again import send_to_group
+from notify.server.groups.sending_again import send_to_group
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage

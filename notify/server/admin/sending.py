@@ -12,7 +12,8 @@ from notify.protocol import ids
 from notify.protocol.wire import JsonMessages, JsonPublished
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.admission import new_messages
-from notify.server.groups import Edited
+from notify.server.letters.engine import Closing
+from notify.server.letters.query import Edited
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -44,6 +45,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         The record names the changed fields. The log keeps the letter unchanged, and the message that was sent.
         """
-        edited = Edited(write.id, write.given("id", "replay_effects", "force"), write.replay_effects, write.force)
+        how = Closing(replay_effects=write.replay_effects, force=write.force)
+        edited = Edited(write.id, write.given("id", "replay_effects", "force"), how)
         preview, do = await desk.running.queues.letters.edit(name, edited)
         return await desk.carry_out(write, who, "dead_letter.edit", name, do, preview)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from notify.server.jobs.letter_query import LetterQuery, Redriving
+from notify.server.letters.engine import Change
+from notify.server.letters.letters import Letters
 from notify.server.watch.figures import Counted
 from notify.server.watch.group_state import Watched
-
-
-class Change(NamedTuple):
-    """A change that was checked but not made yet."""
-
-    preview: Any
-    """The change as a dry run shows it."""
-    do: Callable[[], Awaitable[Any]]
-    """Makes the change and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +23,6 @@ class Move:
     """Whether handlers with an inbox take effect again."""
     force: bool = False
     """Whether to reset although rows of the inbox may be purged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The dead letters to redrive to their group."""
-
-    ids: tuple[str, ...] | None
-    """Message ids; None: letters that match `wanted`, at most `most`."""
-    wanted: LetterQuery
-    most: int
-    replay_effects: bool = False
-    force: bool = False
-    offset: int = 0
-    """The place where the search begins: `next_offset` of the result of an earlier call. Ids need one only over Kafka,
-    which has no index of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """A dead letter to redrive with other content."""
-
-    id: str
-    changes: Mapping[str, Any]
-    """The fields to change: `body` (text) or `body_base64`, `key`, `tag`, `headers`."""
-    replay_effects: bool = False
-    force: bool = False
 
 
 class Groups(Watched, Protocol):
@@ -84,47 +50,6 @@ class Groups(Watched, Protocol):
 
     async def pause(self, name: str, is_paused: bool) -> Change:
         """Raises NotFound."""
-        ...
-
-
-class Letters(Redriving, Protocol):
-    """The dead letters of the groups of one queue engine. It returns the admin routes' answers."""
-
-    async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
-        """Groups that have dead letters, with `group` and `count`, the largest count first."""
-        ...
-
-    async def failures(self, name: str) -> dict[str, Any]:
-        """The failure groups of a group's letters; `looked_at` of the `of` letters were counted."""
-        ...
-
-    async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
-        """Drop the letters with these ids: they can no longer be redriven. `next_offset`: see `redrive`."""
-        ...
-
-    async def listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> dict[str, Any]:
-        """The letters of a group that match, from an offset on, and the offset for the next call.
-
-        There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
-        """
-        ...
-
-    async def newest(self, name: str, wanted: LetterQuery, before: int, most: int) -> dict[str, Any]:
-        """The matching letters before an offset (0: the end), the newest first, and the offset for the next call (0: no
-        more). There may be fewer than `most` although there are more: a call looks at LOOKED_AT letters at most.
-        """
-        ...
-
-    async def redrive(self, name: str, chosen: Chosen) -> Change:
-        """In preview and result, `next_offset` is where the next call goes on; 0: nowhere. Raises NotFound."""
-        ...
-
-    async def edit(self, name: str, edited: Edited) -> Change:
-        """Redrive a letter with other content. Raises NotFound, Conflict, InvalidRequest if the engine cannot."""
-        ...
-
-    async def purge(self, name: str, before: str | int) -> Change:
-        """Raises NotFound, InvalidRequest."""
         ...
 
 
@@ -156,6 +81,6 @@ class QueueEngine:
     """The views of one queue engine for administrators."""
 
     groups: Groups
-    letters: Letters
+    letters: Letters[Any]
     topics: TopicViews
     counted: Counted

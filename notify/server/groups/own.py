@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from notify.admin_api.groups import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.errors import NotFound
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
@@ -14,12 +15,13 @@ from notify.server.delivery import explanations, following, inboxes
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import states
-from notify.server.groups import Change, Move, QueueEngine
+from notify.server.groups import Move, QueueEngine
 from notify.server.groups.own_counts import OwnCounts, oldest_seconds
 from notify.server.groups.own_letters import OwnLetters
 from notify.server.groups.own_topics import OwnTopics
-from notify.server.jobs.dead_letters import EFFECTS_AGAIN, EFFECTS_KEPT
-from notify.server.jobs.sending_again import next_replay
+from notify.server.groups.sending_again import next_replay
+from notify.server.letters.engine import Change
+from notify.server.letters.letters import Letters
 from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
 
@@ -32,7 +34,7 @@ MOST_LEASES = 1000
 def own_engine(core: Core) -> QueueEngine:
     """The engine of the server's own queues."""
     letters = OwnLetters(core)
-    return QueueEngine(OwnGroups(core, letters), letters, OwnTopics(core), OwnCounts(core))
+    return QueueEngine(OwnGroups(core, letters), Letters(letters, letters.counts), OwnTopics(core), OwnCounts(core))
 
 
 class OwnGroups:
@@ -52,7 +54,7 @@ class OwnGroups:
             return []
         now_us = self._core.clock()
         groups = list(self._core.delivery.groups.values())
-        await self._letters.open.look([group.name for group in groups])
+        await self._letters.counts.look([group.name for group in groups])
         return [_state(group, self._letters.count(group.name), now_us) for group in groups]
 
     async def refused(self) -> list[dict[str, Any]]:

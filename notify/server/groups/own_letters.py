@@ -1,200 +1,318 @@
-"""The dead letters of this server's own groups."""
+"""The dead letters of this server's own groups: the engine of `letters` over the queues of its log."""
 
 from __future__ import annotations
 
-import heapq
+import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from notify.admin_api.dead_letters import AT_ONCE
-from notify.errors import Conflict, NotFound
-from notify.protocol.limits import LIMITS
-from notify.protocol.wire import instant
+import msgspec
+
+from notify.errors import InvalidRequest, NotFound
+from notify.protocol import ids
+from notify.protocol.message import EDITED, FIRST_ID
+from notify.protocol.wire import JsonMessage, PackedMessage, Payload, decode_payload, encode_msgpack, instant
+from notify.server.core.admission import new_messages
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
-from notify.server.groups import Change, Chosen, Edited, purging, rewriting
-from notify.server.groups.open_letters import OpenLetters
-from notify.server.jobs.dead_letters import (
-    EFFECTS_AGAIN,
-    EFFECTS_KEPT,
-    LETTER_DROPPED,
-    DeadLetters,
+from notify.server.groups import purging
+from notify.server.groups.sending_again import send_to_group
+from notify.server.letters.engine import (
+    LOOKED_AT_ONCE,
+    LOT_BYTES,
+    WAS_DROPPED,
+    Bounds,
+    Change,
+    Closing,
     Fate,
-    Place,
-    place_of,
+    Look,
+    Part,
+    look_at,
 )
-from notify.server.jobs.failures import Failure
-from notify.server.jobs.letter_query import LetterQuery, RedriveSpec
-from notify.server.jobs.letter_search import LetterSearch
-from notify.storage.names import dead_letter_topic
-from notify.storage.records import StoredMessage
+from notify.server.letters.failures import LetterCounts
+from notify.server.message_pages import backwards
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
+from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
+from notify.storage.topics import Topic
+
+LOOKED_AT = 20_000
+"""The most dead letters that one request looks at; its answer says where to go on."""
+SEARCH_SHARE = 0.15
+"""The share of the server's time that all searches together may use."""
+DROPPED_WHY = "notify-dropped"
+"""The header with who dropped a letter, and why, in the note that records the drop."""
+BODY = ("body", "body_base64")
+
+
+@dataclass(slots=True)
+class OwnLetter:
+    """A message in the queue of a group's dead letters."""
+
+    message: StoredMessage
+
+    @property
+    def number(self) -> int:
+        return self.message.offset
+
+    @property
+    def id(self) -> str:
+        return ids.message_id(self.message.transaction_id, self.message.message_no)
+
+    @property
+    def dead_us(self) -> int:
+        return self.message.committed_us
+
+    @property
+    def size(self) -> int:
+        return len(self.message.payload)
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.message.corrupt
+
+    def payload(self) -> Payload:
+        return decode_payload(self.message.payload)
+
+    def alone(self) -> OwnLetter:
+        return OwnLetter(msgspec.structs.replace(self.message, payload=b""))
+
+    def shown(self, fate: Fate) -> dict[str, Any]:
+        is_redriven, is_dropped = fate is Fate.REDRIVEN, fate is Fate.DROPPED
+        state = {"dead_at": instant(self.dead_us), "redriven": is_redriven, "dropped": is_dropped}
+        return json_pulled(self.message) | state
 
 
 class OwnLetters:
-    """The dead letters of the own groups. Every method raises WrongRole if the server has no queues."""
+    """The dead letters of the own groups. Every method raises WrongRole if the server has no queues.
 
-    def __init__(self, core: Core, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """`monotonic`: a clock in seconds, which bounds searches."""
+    A letter that is redriven or dropped gets a transaction whose id is derived from its place: so it is closed once,
+    however often this is asked for.
+    """
+
+    most_looked_at = LOOKED_AT
+    closes_alone = True
+
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._monotonic = monotonic
-        self.open = OpenLetters(core)
+        self.counts = LetterCounts(self)
 
     def count(self, group: str) -> int:
         """The number of a group's letters that were neither redriven nor dropped."""
-        return self.open.count(group)
+        bounds = self._bounds(group)
+        return max(0, bounds.most - self.counts.closed_of(group, bounds.since))
 
-    async def counted(self, prefix: str, most: int) -> list[dict[str, Any]]:
+    async def counted(self, prefix: str) -> list[dict[str, Any]]:
         first = dead_letter_topic("")
         names = [t.name.removeprefix(first) for t in self._core.queues.topics() if t.name.startswith(first + prefix)]
         rows = []
         for name in names:
-            letters = DeadLetters(self._core, name).bounds()[2]
-            if letters:
+            if letters := self._bounds(name).most:
                 count = self.count(name)
                 rows.append({"group": name, "count": count, "redriven": letters - count})
-        return heapq.nlargest(most, rows, key=lambda row: (row["count"], row["redriven"]))
+        return rows
 
-    async def listed(self, name: str, wanted: LetterQuery, offset: int, most: int) -> dict[str, Any]:
-        search = self._listing(name, wanted, most)
-        next_offset = await search.forwards(offset)
-        return {"messages": search.results, "next_offset": next_offset}
+    # --- reading ----------------------------------------------------------------------------------------------
 
-    async def newest(self, name: str, wanted: LetterQuery, before: int, most: int) -> dict[str, Any]:
-        search = self._listing(name, wanted, most)
-        next_before = await search.backwards(before)
-        return {"messages": search.results, "next_before": next_before}
+    async def bounds(self, group: str, *, fresh: bool = False) -> Bounds:
+        return self._bounds(group)
 
-    def _listing(self, name: str, wanted: LetterQuery, most: int) -> LetterSearch[dict[str, Any]]:
-        letters = DeadLetters(self._core, name)
-        return LetterSearch(letters, wanted, _shown, most, LIMITS.reply_bytes, self._monotonic)
+    def _bounds(self, group: str) -> Bounds:
+        queues, topic = self._core.queues, dead_letter_topic(group)
+        if not queues.has_topic(topic):
+            return Bounds(0, 0, 0, 0)
+        start, end = queues.bounds(topic, 0)
+        return Bounds(start, end, queues.count(topic, 0, start, end), start)
 
-    async def failures(self, name: str) -> dict[str, Any]:
-        await self.open.look_at(name)
-        failures, looked_at = self.open.failures(name)
-        total = DeadLetters(self._core, name).bounds()[2]
-        rows = [failure_row(failure) for failure in failures.listed()]
-        return {"failures": rows, "others": failures.others, "looked_at": looked_at, "of": total}
+    async def read(self, group: str, number: int, look: Look) -> Part[OwnLetter]:
+        letters = self._forwards(group, number, look.at_once)
+        return look_at(letters, number, look, look.at_once, most_bytes=LOT_BYTES)
 
-    async def drop(self, name: str, names: tuple[str, ...], why: str, offset: int = 0) -> Change:
-        letters = DeadLetters(self._core, name)
-        places = await letters.places_of(set(names))
+    def _forwards(self, group: str, number: int, at_once: int) -> Iterator[OwnLetter]:
+        while batch := self._read(group, number, at_once):
+            yield from map(OwnLetter, batch)
+            number = batch[-1].offset + 1
 
-        async def do() -> Any:
-            items = await self._lot_by_lot(letters, places, names, lambda lot: letters.drop(lot, why))
-            return {"items": items, "next_offset": 0}
+    def _read(self, group: str, number: int, most: int) -> list[StoredMessage]:
+        queues, topic = self._core.queues, dead_letter_topic(group)
+        return queues.read(topic, 0, number, most, LOT_BYTES) if queues.has_topic(topic) else []
 
-        return Change({"ids": [place.id for place in places], "next_offset": 0}, do)
+    async def read_back(self, group: str, before: int, look: Look) -> Part[OwnLetter]:
+        start, end, _, _ = self._bounds(group)
+        if start == end:
+            return Part([], before, 0, True)
+        first = min(end, before or end)
+        letters = map(OwnLetter, backwards(self._core.queues, dead_letter_topic(group), 0, first))
+        part = look_at(letters, first, look, look.at_once, most_bytes=LOT_BYTES, backwards=True)
+        part.is_over = part.is_over or part.next <= start
+        return part
 
-    async def redrive(self, name: str, chosen: Chosen) -> Change:
-        letters = DeadLetters(self._core, name)
-        places, next_offset = await self._chosen(letters, chosen)
-        send = partial(letters.send_again, replay_effects=chosen.replay_effects, force=chosen.force)
-        names = [place.id for place in places]
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for other searches before, and pause afterwards, which leaves most of the time to other work."""
+        async with self._core.one_search:
+            began = time.perf_counter()
+            yield
+            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
-        async def do() -> Any:
-            items = await self._lot_by_lot(letters, places, chosen.ids or names, send)
-            return {"items": items, "next_offset": next_offset}
+    async def indexed(self, group: str, ids: Collection[str]) -> list[OwnLetter]:
+        letters: list[OwnLetter] = []
+        names = sorted(set(ids))
+        for first in range(0, len(names), LOOKED_AT_ONCE):
+            async with self.turn():
+                for name in names[first : first + LOOKED_AT_ONCE]:
+                    letters += self._indexed(group, name)
+        return letters
 
-        effects = EFFECTS_AGAIN if chosen.replay_effects else EFFECTS_KEPT
-        return Change({"ids": names, "effects": effects, "next_offset": next_offset}, do)
+    def _indexed(self, group: str, message_id: str) -> list[OwnLetter]:
+        try:
+            transaction_id, number = ids.parse_message_id(message_id)
+        except ValueError:
+            return []
+        return [
+            OwnLetter(m).alone()
+            for m in self._core.queues.messages(transaction_id)
+            if m.topic == dead_letter_topic(group) and m.message_no == number and not m.corrupt
+        ]
 
-    async def _chosen(self, letters: DeadLetters, chosen: Chosen) -> tuple[Sequence[Place], int]:
-        """(the places of the chosen letters, the offset where the search for further ones goes on, or 0)."""
-        if chosen.ids is not None:
-            return await letters.places_of(set(chosen.ids)), 0
-        search = LetterSearch(letters, chosen.wanted, _open_place, min(chosen.most, AT_ONCE), monotonic=self._monotonic)
-        next_offset = await search.forwards(chosen.offset)
-        return search.results, 0 if search.is_over else next_offset
+    async def lot(self, group: str, letters: Sequence[OwnLetter]) -> tuple[list[OwnLetter], Sequence[OwnLetter]]:
+        lot: list[OwnLetter] = []
+        size = looked_at = 0
+        for letter in letters:
+            looked_at += 1
+            for message in self._read(group, letter.number, 1):
+                if message.offset == letter.number and not message.corrupt:
+                    lot.append(OwnLetter(message))
+                    size += len(message.payload)
+            if size >= LOT_BYTES or len(lot) >= LOOKED_AT_ONCE:
+                break
+        return lot, letters[looked_at:]
 
-    async def _lot_by_lot(
-        self,
-        letters: DeadLetters,
-        places: Sequence[Place],
-        asked: Sequence[str],
-        do: Callable[[list[StoredMessage]], Awaitable[list[dict[str, Any]]]],
-    ) -> list[dict[str, Any]]:
-        """Redrive or drop letters; the result of each, and a refusal for each id in `asked` without a letter."""
-        items: list[dict[str, Any]] = []
-        for lot in letters.lots(places):
-            done = await do(lot)
-            self.open.closed(letters.group, lot, done)
-            items += done
-        return items + not_letters(letters.group, asked, [item["id"] for item in items])
+    # --- closing ----------------------------------------------------------------------------------------------
 
-    async def edit(self, name: str, edited: Edited) -> Change:
-        letters = DeadLetters(self._core, name)
-        lot = next(letters.lots(await letters.places_of({edited.id})), None)
-        if lot is None:
-            raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {name[:100]!r}")
-        letter = lot[0]
-        if (await letters.are_closed([letter]))[0]:
-            raise Conflict(
-                "the letter was sent again or dropped before: what was sent cannot be changed", "letter_closed"
-            )
-        corrected, changed = rewriting.rewritten(letter, edited.changes, self._core.clock())
-        effects = EFFECTS_AGAIN if edited.replay_effects else EFFECTS_KEPT
+    async def fates(self, group: str, letters: Sequence[OwnLetter]) -> list[Fate]:
+        again = await self._ids_again(group, [letter.message for letter in letters])
+        states = await self._core.queues.states(again)
+        return [
+            Fate.OPEN if state is None else Fate.REDRIVEN if self._dropped(group, new_id) is None else Fate.DROPPED
+            for new_id, state in zip(again, states, strict=True)
+        ]
 
-        async def do() -> Any:
-            items = await letters.send_again([corrected], replay_effects=edited.replay_effects, force=edited.force)
-            self.open.closed(name, [letter], items)
-            return {"items": items, "changed": changed}
+    async def closed_by(self, group: str, letter: StoredMessage) -> tuple[Transaction, str | None] | None:
+        """(the transaction that redrove or dropped a letter, who dropped it, and why, or None); None if it is open."""
+        (new_id,) = await self._ids_again(group, [letter])
+        transaction = await self._core.queues.transaction(new_id)
+        return None if transaction is None else (transaction, self._dropped(group, new_id))
 
-        return Change({"id": edited.id, "changed": changed, "effects": effects}, do)
+    async def _ids_again(self, group: str, letters: Sequence[StoredMessage]) -> list[bytes]:
+        """For each letter, the transaction id under which it was or would be closed."""
+        new_ids = [redriven_id(m.topic, m.transaction_id, m.offset) for m in letters]
+        states = await self._core.queues.states(new_ids)
+        return [
+            new_id if state is not None else self._older_id_again(group, m) or new_id
+            for m, new_id, state in zip(letters, new_ids, states, strict=True)
+        ]
 
-    async def bounds(self, group: str) -> tuple[int, int, int]:
-        return DeadLetters(self._core, group).bounds()
+    def _older_id_again(self, group: str, letter: StoredMessage) -> bytes | None:
+        """The id under which an earlier version of Notify sent a letter again, if the sent message is still stored.
 
-    async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        letters = DeadLetters(self._core, spec.group)
-        batch = [m for m in letters.read(offset, min(most, spec.wanted.at_once)) if m.offset < spec.until]
-        if not batch:
+        Letters of two groups could get the same id in that version, so that the message's topic is compared, too.
+        """
+        old_id = redriven_id_without_topic(letter.transaction_id, letter.offset)
+        sent = self._core.queues.messages(old_id)
+        if not sent:
             return None
-        chosen = [m for m in batch if spec.wanted.matches(m)]
-        if spec.drop:
-            items = await letters.drop(chosen, spec.drop)
-        else:
-            items = await letters.send_again(chosen, replay_effects=spec.replay_effects, force=spec.force)
-        self.open.closed(spec.group, chosen, items)
-        # A job concerns open letters: dropped letters are left out of its results, like purged ones.
-        return [item for item in items if item.get("code") != LETTER_DROPPED], batch[-1].offset + 1
+        topic = retry_topic(group, decode_payload(letter.payload).topic)
+        return old_id if any(message.topic == topic for message in sent) else None
 
-    async def purge(self, name: str, before: str | int) -> Change:
-        topic = self._core.queues.topic(dead_letter_topic(name))
+    def _dropped(self, group: str, new_id: bytes) -> str | None:
+        """Who dropped the letter with this id, and why; None if nobody did."""
+        topic = dropped_topic(group)
+        for message in self._core.queues.messages(new_id):
+            if message.topic == topic and not message.corrupt:
+                return (decode_payload(message.payload).headers or {}).get(DROPPED_WHY, "")
+        return None
+
+    async def check(self, group: str, how: Closing) -> None:
+        """The own queues take all: what cannot be redriven is refused letter by letter."""
+
+    async def close(self, group: str, letters: Sequence[OwnLetter], how: Closing) -> list[dict[str, Any]]:
+        if not letters:
+            return []
+        messages = [letter.message for letter in letters]
+        again = await self._ids_again(group, messages)
+        if how.drop:
+            return await self._drop(group, letters, again, how.drop)
+        to_send = list(zip(messages, again, strict=True))
+        items = await send_to_group(self._core, group, to_send, replay_effects=how.replay_effects, force=how.force)
+        for new_id, item in zip(again, items, strict=True):
+            if item["status"] == 200 and self._dropped(group, new_id) is not None:
+                item |= WAS_DROPPED
+        return [
+            {"id": letter.id, "as": ids.message_id(new_id, 0)} | item
+            for letter, new_id, item in zip(letters, again, items, strict=True)
+        ]
+
+    async def _drop(
+        self, group: str, letters: Sequence[OwnLetter], again: Sequence[bytes], why: str
+    ) -> list[dict[str, Any]]:
+        """Store a note with `why` under the id under which each letter would be redriven."""
+        topic = dropped_topic(group)
+        if not self._core.queues.has_topic(topic):
+            self._core.topics.put_soon(Topic(topic))
+        notes = [
+            encode_msgpack(Payload(topic, b"", headers={FIRST_ID: letter.id, DROPPED_WHY: why[:500]}))
+            for letter in letters
+        ]
+        transactions = [
+            NewTransaction(new_id, "", [NewMessage(topic, note)], committed=True)
+            for new_id, note in zip(again, notes, strict=True)
+        ]
+        results = await self._core.queues.put(transactions, self._core.clock())
+        return [
+            {"id": letter.id, "status": 204 if result.put is Put.STORED else 200}
+            for letter, result in zip(letters, results, strict=True)
+        ]
+
+    def rewrite(self, letter: OwnLetter, changes: Mapping[str, Any]) -> tuple[OwnLetter, list[str]]:
+        """The message's header EDITED has the names of the fields, too.
+
+        `changes`: `body` (text) or `body_base64`, `key`, `tag`, `headers`, within the bounds of any message; an empty
+        key or tag removes it. The server's headers (notify-…) stay. Raises InvalidRequest, TooLarge.
+        """
+        before = letter.payload()
+        old_headers = before.headers or {}
+        server_headers = {name: value for name, value in old_headers.items() if name.startswith("notify-")}
+        user_headers = {name: value for name, value in old_headers.items() if name not in server_headers}
+        body = {name: changes[name] for name in BODY if name in changes}
+        rest: dict[str, Any] = {
+            "key": changes.get("key", before.key) or None,
+            "tag": changes.get("tag", before.tag) or None,
+            "headers": changes.get("headers", user_headers),
+        }
+        edited: JsonMessage | PackedMessage = JsonMessage(topic=before.topic, **body, **rest)
+        if not body:
+            edited = PackedMessage(before.topic, body=before.body, **rest)
+        (new,) = new_messages([edited], self._core.clock(), lambda _: True, lambda _: None)
+        after = decode_payload(new.payload)
+        pairs = {
+            "body": (before.body, after.body),
+            "key": (before.key, after.key),
+            "tag": (before.tag, after.tag),
+            "headers": (user_headers, after.headers or {}),
+        }
+        changed = [name for name, (was, will_be) in pairs.items() if was != will_be]
+        if not changed:
+            raise InvalidRequest("nothing differs from the letter: redrive it, or change its body, key, tag or headers")
+        headers = (after.headers or {}) | server_headers | {EDITED: ", ".join(changed)}
+        payload = encode_msgpack(Payload(before.topic, after.body, after.key, after.tag, headers, before.ttl))
+        return OwnLetter(msgspec.structs.replace(letter.message, payload=payload)), changed
+
+    async def purge(self, group: str, before: str | int) -> Change:
+        topic = self._core.queues.topic(dead_letter_topic(group))
         if topic is None:
-            raise NotFound(f"group {name[:100]!r} has no dead letters")
+            raise NotFound(f"group {group[:100]!r} has no dead letters")
         preview = purging.preview(self._core, topic, before)
         return Change(preview, lambda: purging.drop(self._core, topic, preview))
-
-
-def not_letters(group: str, asked: Sequence[str] | None, present: Sequence[str]) -> list[dict[str, Any]]:
-    """A refused item for each id in `asked` that is not among a group's dead letters."""
-    detail = f"not among the dead letters of {dead_letter_topic(group)!r}"
-    return [{"id": i, "status": 404, "detail": detail} for i in sorted(set(asked or ()) - set(present))]
-
-
-def _shown(letter: StoredMessage, fate: Fate) -> dict[str, Any]:
-    is_redriven, is_dropped = fate is Fate.REDRIVEN, fate is Fate.DROPPED
-    state = {"dead_at": instant(letter.committed_us), "redriven": is_redriven, "dropped": is_dropped}
-    return json_pulled(letter) | state
-
-
-def _open_place(letter: StoredMessage, fate: Fate) -> Place | None:
-    return place_of(letter) if fate is Fate.OPEN else None
-
-
-def failure_row(failure: Failure) -> dict[str, Any]:
-    """A failure group as the admin routes show it."""
-    return {
-        "fingerprint": failure.kind.fingerprint,
-        "type": failure.kind.type or None,
-        "place": failure.kind.place or None,
-        "text": failure.kind.text,
-        "count": failure.count,
-        "open": failure.count - failure.closed,
-        "first_at": instant(failure.first_us),
-        "last_at": instant(failure.last_us),
-        "topics": failure.topics,
-        "example": {"id": failure.example_id, "reason": failure.example},
-    }

@@ -12,8 +12,10 @@ from notify.runtime.clock import Clock
 from notify.runtime.threads import in_thread
 from notify.server.core.core import Core
 from notify.server.jobs import deciding
-from notify.server.jobs.letter_query import LetterQuery, RedriveSpec, Redriving
 from notify.server.jobs.records import JobRecords
+from notify.server.letters.engine import Closing
+from notify.server.letters.letters import Letters
+from notify.server.letters.query import JobSpec, LetterQuery
 from notify.server.tasks import ended
 
 BATCH = 500
@@ -25,7 +27,7 @@ None if no items are left. A step that is repeated after a crash does nothing tw
 class Jobs:
     """The jobs of one server."""
 
-    def __init__(self, records: JobRecords, core: Core, letters: Redriving, clock: Clock) -> None:
+    def __init__(self, records: JobRecords, core: Core, letters: Letters[Any], clock: Clock) -> None:
         self.records = records
         self._core = core
         self._letters = letters
@@ -104,10 +106,10 @@ class Jobs:
         """The step that sends or drops matching dead letters. Raises InvalidRequest if the filter is refused now."""
         wanted = LetterQuery(**spec["wanted"])
         how = {name: spec[name] for name in ("replay_effects", "force", "drop") if name in spec}
-        chosen = RedriveSpec(spec["group"], wanted, spec["until"], **how)
+        chosen = JobSpec(spec["group"], wanted, spec["until"], Closing(**how))
 
         async def step(position: int) -> tuple[list[dict[str, Any]], int] | None:
-            return await self._letters.send_next(chosen, position, BATCH)
+            return await self._letters.close_next(chosen, position, BATCH)
 
         return step
 

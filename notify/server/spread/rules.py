@@ -16,7 +16,7 @@ from notify.admin_api.queue_rows import kept, sent
 from notify.admin_api.writes import WRITES
 from notify.errors import InvalidRequest
 from notify.protocol.limits import digits
-from notify.server.jobs.failures import MOST_FAILURES
+from notify.server.letters.failures import MOST_FAILURES
 from notify.server.spread.combining import Answer, columns, combined, ordered
 from notify.server.spread.cursors import OVER, parsed, written
 

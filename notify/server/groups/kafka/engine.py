@@ -15,6 +15,7 @@ from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import BrokersThread
 from notify.server.groups.kafka.topics import KafkaTopics
+from notify.server.letters.letters import Letters
 
 
 @contextlib.asynccontextmanager
@@ -29,10 +30,11 @@ async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[Qu
     groups = KafkaGroups(thread, look, noted, letters, refusals)
 
     def close_parts() -> None:
-        for part in (groups, letters, noted, look):
+        letters.close_clients()
+        for part in (groups, noted, look):
             part.close()
 
     try:
-        yield QueueEngine(groups, letters, KafkaTopics(thread, look, noted), KafkaCounts(look))
+        yield QueueEngine(groups, Letters(letters, letters.counts), KafkaTopics(thread, look, noted), KafkaCounts(look))
     finally:
         await thread.close(close_parts)

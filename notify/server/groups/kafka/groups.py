@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
+from notify.admin_api.groups import EFFECTS_KEPT
 from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
 from notify.protocol.wire import microseconds
 from notify.server.core.refusals import FORGET_US, Refusals, shown
 from notify.server.delivery.following import SETTINGS_SHOWN
-from notify.server.groups import Change, Move
+from notify.server.groups import Move
 from notify.server.groups.kafka import offsets, sources
 from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
 from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
@@ -29,7 +30,7 @@ from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.server.groups.own import WORST
-from notify.server.jobs.dead_letters import EFFECTS_KEPT
+from notify.server.letters.engine import Change
 from notify.server.watch.group_state import GroupState
 
 NOT_KNOWN_OF_INSTANCES = ("asked_at", "in_flight", "finished", "per_second", "expired", "bound")
@@ -73,7 +74,7 @@ class KafkaGroups:
         return sum(group.lag for group in self._look.last.groups.values())
 
     async def states(self) -> list[GroupState]:
-        snapshot, letters = await self._thread.call(lambda: (self._look.now(), self._letters.counts()))
+        snapshot, letters = await self._thread.call(lambda: (self._look.now(), self._letters.open_letters()))
         return [self._state(g, letters.pop(g.base, 0), snapshot.is_whole(g)) for g in snapshot.groups.values()]
 
     def _state(self, group: KafkaGroup, dead_letters: int, is_whole: bool) -> GroupState:
@@ -97,7 +98,7 @@ class KafkaGroups:
         def ask() -> tuple[Snapshot, list[KafkaGroup], dict[str, int], int]:
             snapshot = self._look.now()
             worst = heapq.nlargest(WORST, (g for g in snapshot.groups.values() if g.lag), key=lambda g: g.lag)
-            return snapshot, worst, self._oldest.of(worst), sum(self._letters.counts().values())
+            return snapshot, worst, self._oldest.of(worst), sum(self._letters.open_letters().values())
 
         snapshot, worst, oldest_us, letters = await self._thread.call(ask)
         now_us = time.time_ns() // 1000

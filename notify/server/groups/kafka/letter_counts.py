@@ -36,7 +36,7 @@ class _Counted:
     """
 
 
-class LetterCounts:
+class OffsetCounts:
     """The counts of letters by partition. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers, noted: Callable[[str, Spot], Collection[str]]) -> None:

@@ -20,6 +20,7 @@ from notify.protocol.wire import Payload, body_fields, instant
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
+from notify.server.letters.engine import Fate
 
 AT_ONCE = 500
 POLL_SECONDS = 0.5
@@ -30,7 +31,7 @@ QUEUED_KILOBYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class KafkaLetter:
     """One record of a dead-letter topic."""
 
     partition: int
@@ -57,14 +58,17 @@ class Letter:
         return len(self.value) + len(self.key or b"") + headers + 500
 
     @property
+    def is_damaged(self) -> bool:
+        return False
+
+    @property
     def topic(self) -> str:
         """The topic that the message was sent to."""
         return records.header(self.headers, records.TARGET) or ""
 
-    def place_alone(self) -> Letter:
-        """This letter's place and id, without its content."""
+    def alone(self) -> KafkaLetter:
         named = [header for header in self.headers if header[0] == records.ID]
-        return Letter(self.partition, self.offset, self.number, self.dead_us, named, None, b"")
+        return KafkaLetter(self.partition, self.offset, self.number, self.dead_us, named, None, b"")
 
     def payload(self) -> Payload:
         """The message for filters and people, with the reason in its headers as in the server's own queues."""
@@ -72,7 +76,7 @@ class Letter:
         key = None if self.key is None else self.key.decode("utf-8", "replace")
         return Payload(self.topic, self.value, key, records.header(self.headers, records.TAG), headers)
 
-    def shown(self, *, redriven: bool, dropped: bool) -> dict[str, Any]:
+    def shown(self, fate: Fate) -> dict[str, Any]:
         payload = self.payload()
         fields = {
             "id": self.id,
@@ -83,13 +87,13 @@ class Letter:
             "tag": payload.tag,
             "headers": payload.headers,
             "dead_at": instant(self.dead_us),
-            "redriven": redriven,
-            "dropped": dropped,
+            "redriven": fate is Fate.REDRIVEN,
+            "dropped": fate is Fate.DROPPED,
         }
         return {name: value for name, value in fields.items() if value is not None} | body_fields(self.value)
 
 
-def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iterator[Letter]:
+def read(brokers: Brokers, group: str, partitions: int, number: int = 0) -> Iterator[KafkaLetter]:
     """The letters of a group from a number on, to the present end, in the order of their numbers.
 
     `partitions`: the number of partitions of its dead-letter topic. Raises KafkaException, Unavailable.
@@ -138,14 +142,14 @@ class _Reading:
         self._waiting = waiting
         """The next offset of each partition that is not read to its end."""
         self._ends = ends
-        self._held: dict[int, deque[Letter]] = {partition: deque() for partition in waiting}
+        self._held: dict[int, deque[KafkaLetter]] = {partition: deque() for partition in waiting}
         self._bytes = dict.fromkeys(waiting, 0)
         self._most = HELD_BYTES // len(waiting)
         """The bytes of one partition that may be held before it is paused."""
         self._paused: set[int] = set()
         consumer.assign([TopicPartition(topic, partition, first) for partition, first in waiting.items()])
 
-    def letters(self) -> Iterator[Letter]:
+    def letters(self) -> Iterator[KafkaLetter]:
         """Yield the letters. Raises KafkaException, and Unavailable if no record comes."""
         while True:
             yield from self._ready()
@@ -153,7 +157,7 @@ class _Reading:
                 return
             self._fetch()
 
-    def _ready(self) -> Iterator[Letter]:
+    def _ready(self) -> Iterator[KafkaLetter]:
         """The held letters that no unread letter can precede."""
         while held := [letters[0] for letters in self._held.values() if letters]:
             first = min(held, key=lambda letter: letter.number)
@@ -184,7 +188,7 @@ class _Reading:
             elif not passes(error):
                 raise KafkaException(error)
 
-    def _hold(self, letter: Letter) -> None:
+    def _hold(self, letter: KafkaLetter) -> None:
         self._held[letter.partition].append(letter)
         self._bytes[letter.partition] += letter.size
         if self._bytes[letter.partition] >= self._most and letter.partition not in self._paused:
@@ -198,9 +202,9 @@ class _Reading:
             self._waiting[partition] = offset
 
 
-def _letter(record: Message, partitions: int) -> Letter:
+def _letter(record: Message, partitions: int) -> KafkaLetter:
     partition, offset = record.partition() or 0, record.offset() or 0
-    return Letter(
+    return KafkaLetter(
         partition,
         offset,
         offset * partitions + partition,

@@ -14,7 +14,7 @@ from notify.kafka.topic_ids import topic_ids
 from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
-from notify.server.groups.kafka.letters import Letter
+from notify.server.groups.kafka.letters import KafkaLetter
 
 _NEW = (records.ATTEMPT, records.DUE, records.REASON, records.EXPIRES)
 """Headers of a letter that its redriven message does not get: it has all its attempts again, and does not expire."""
@@ -63,7 +63,7 @@ class Redriven:
                 value = (record.value or b"").decode("utf-8", "replace")
                 self._by_group[record.topic].setdefault(group, {})[spot] = value.partition("\n")[0]
 
-    def send(self, group: str, letters: Sequence[Letter]) -> list[int]:
+    def send(self, group: str, letters: Sequence[KafkaLetter]) -> list[int]:
         """Redrive letters to their group's retry topic; a status for each: 201, 200 if redriven before, 410 if dropped.
 
         Raises KafkaException, Unavailable: then either none or all were sent.
@@ -84,7 +84,7 @@ class Redriven:
                     producer.produce(TOPIC, letter.id.encode(), key.encode(), partition=0)
         return statuses
 
-    def drop(self, group: str, letters: Sequence[Letter], why: str) -> list[int]:
+    def drop(self, group: str, letters: Sequence[KafkaLetter], why: str) -> list[int]:
         """Drop letters; a status for each: 204, or 200 if it was redriven or dropped before.
 
         A redrive has the same transactional id, so that they exclude each other. Raises KafkaException, Unavailable.
@@ -105,11 +105,11 @@ class Redriven:
         self._topic.close()
 
 
-def has(notes: Notes, letter: Letter) -> bool:
+def has(notes: Notes, letter: KafkaLetter) -> bool:
     """Whether the notes have this letter."""
     return notes.get(letter.spot) == letter.id
 
 
-def _headers(letter: Letter, due: bytes) -> Headers:
+def _headers(letter: KafkaLetter, due: bytes) -> Headers:
     kept = [header for header in letter.headers if header[0] not in _NEW]
     return [*kept, (records.ATTEMPT, b"1"), (records.DUE, due)]

@@ -1,24 +1,18 @@
-"""The conditions that choose dead letters to send again or drop, and the protocol of a queue engine that does so."""
+"""The conditions that choose dead letters, and what administrators ask to be done with them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from notify.protocol.filter import Filter
 from notify.protocol.message import DEAD_LETTER_REASON
-from notify.protocol.wire import Payload, decode_payload, microseconds
-from notify.server.jobs.failures import kind_of
-from notify.storage.records import StoredMessage
-
-LOOKED_AT_ONCE = 500
-"""The most dead letters that are read without a pause: a search through all must not hold up other work."""
-LOOKED_AT = 20_000
-"""The most dead letters that one request looks at; its answer says where to go on."""
-SEARCH_SECONDS = 5.0
-"""How long one request looks for dead letters, plus one part of the search; its answer says where to go on."""
+from notify.protocol.wire import Payload, microseconds
+from notify.server.letters.engine import LOOKED_AT_ONCE, REDRIVE, Closing, Letter
+from notify.server.letters.failures import kind_of
 
 
 @dataclass(slots=True)
@@ -42,14 +36,14 @@ class LetterQuery:
 
     @property
     def at_once(self) -> int:
-        """How many letters may be read without a pause."""
+        """How many letters may be compared without a pause."""
         return LOOKED_AT_ONCE if self._filter is None else min(LOOKED_AT_ONCE, self._filter.at_once)
 
     def plain(self) -> dict[str, str]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
 
-    def matches(self, message: StoredMessage) -> bool:
-        return not message.corrupt and self.fits(decode_payload(message.payload), message.committed_us)
+    def matches(self, letter: Letter) -> bool:
+        return self.fits(letter.payload(), letter.dead_us)
 
     def fits(self, payload: Payload, dead_us: int) -> bool:
         """Whether a dead letter with this payload, dead since `dead_us` (microseconds since 1970), matches."""
@@ -68,33 +62,35 @@ class LetterQuery:
         )
 
 
-class Redriving(Protocol):
-    """Sends a group's dead letters again, a few at a time; each queue engine implements this."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The dead letters that a request closes."""
 
-    async def bounds(self, group: str) -> tuple[int, int, int]:
-        """The offset of a group's first letter, the offset after its last, and the most letters between them.
-
-        Raises Unavailable.
-        """
-        ...
-
-    async def send_next(self, spec: RedriveSpec, offset: int, most: int) -> tuple[list[dict[str, Any]], int] | None:
-        """Read at most `most` letters from an offset on, and send (or drop) those that match.
-
-        Returns the result for each letter and the offset to continue from; None if no letters are left. Repeating it
-        sends no letter twice. Raises Unavailable.
-        """
-        ...
+    ids: tuple[str, ...] | None
+    """Message ids; None: letters that match `wanted`, at most `most`."""
+    wanted: LetterQuery
+    most: int
+    how: Closing = REDRIVE
+    offset: int = 0
+    """The number where the search begins: `next_offset` of the result of an earlier call. Ids need one only over Kafka,
+    which has no index of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class RedriveSpec:
-    """The letters of a group that a job sends or drops: the matching letters at offsets before `until`."""
+class Edited:
+    """A dead letter to redrive with other content."""
+
+    id: str
+    changes: Mapping[str, Any]
+    """The fields to change: `body` (text) or `body_base64`, `key`, `tag`, `headers`."""
+    how: Closing = REDRIVE
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """The letters of a group that a job closes: the matching ones with numbers before `until`."""
 
     group: str
     wanted: LetterQuery
     until: int
-    replay_effects: bool = False
-    force: bool = False
-    drop: str = ""
-    """Who drops the letters, and why; empty: they are sent."""
+    how: Closing = REDRIVE
