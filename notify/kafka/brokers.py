@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
-from notify.kafka.answers import answered
+from notify.kafka.calls import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
 from notify.kafka.diagnosis import refusal, refuses, why_unreachable

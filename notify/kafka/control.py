@@ -15,6 +15,7 @@ import msgspec
 
 from notify.errors import InvalidRequest
 from notify.kafka.progress import MOST_ID_CHARACTERS
+from notify.kafka.table import KafkaTable
 from notify.protocol.wire import UNDECODABLE
 
 TOPIC = "notify-control"
@@ -74,3 +75,7 @@ class Control(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidRequest(f"a record of {TOPIC} cannot be read: {error}") from None
         control.encoded()
         return control
+
+
+CONTROL: KafkaTable[str, Control] = KafkaTable(TOPIC, Control.encoded, Control.of)
+"""The requests by group."""

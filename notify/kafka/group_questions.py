@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.answers import gathered
+from notify.kafka.calls import gathered
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place
 

@@ -20,8 +20,8 @@ import msgspec
 from notify.errors import InvalidRequest
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import latest
 from notify.kafka.records import POSITIONS
+from notify.kafka.table import latest
 from notify.movers.long_positions import LongPosition, refers_to_base
 from notify.protocol.wire import UNDECODABLE
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import newest
+from notify.kafka.table import KafkaTable
 
-TOPIC, DROPPED = "notify-redriven", "notify-dropped"
+TOPIC = "notify-redriven"
 _KEY = re.compile(r"(.+)/(\d{1,9})@(\d{1,18})")
 
 
@@ -24,26 +23,30 @@ class Spot(NamedTuple):
     partition: int
     offset: int
 
-    def key(self, group: str) -> str:
-        """The key of the note about this letter of a group."""
-        return f"{group}/{self.partition}@{self.offset}"
 
-
-def parsed(key: str) -> tuple[str, Spot] | None:
-    """Group and place in the key of a note; None for a record of another tool."""
-    match = _KEY.fullmatch(key)
+def _key_of(text: str) -> tuple[str, Spot] | None:
+    match = _KEY.fullmatch(text)
     if match is None:
         return None
     group, partition, offset = match.groups()
     return group, Spot(int(partition), int(offset))
 
 
+def _text_of(key: tuple[str, Spot]) -> str:
+    group, spot = key
+    return f"{group}/{spot.partition}@{spot.offset}"
+
+
+def _notes(topic: str) -> KafkaTable[tuple[str, Spot], str]:
+    return KafkaTable(topic, str.encode, lambda value: value.decode("utf-8", "replace"), _text_of, _key_of)
+
+
+REDRIVEN = _notes(TOPIC)
+"""The ids of the letters that were sent again, by group and place."""
+DROPPED = _notes("notify-dropped")
+"""The notes of the letters that were dropped."""
+
+
 def letter_id(named: str | None, spot: Spot) -> str:
     """A letter's id: the id in its header (`named`), or else its place."""
     return named or f"{spot.partition}@{spot.offset}"
-
-
-def read(cluster: Cluster) -> dict[tuple[str, Spot], str]:
-    """The ids of all letters that were sent again; empty if there is no topic. Raises Unavailable."""
-    notes = [(parsed(key.decode("utf-8", "replace")), value) for key, value in newest(cluster, TOPIC).items()]
-    return {note: value.decode("utf-8", "replace") for note, value in notes if note is not None}

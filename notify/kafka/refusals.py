@@ -6,16 +6,8 @@ reports.
 
 from __future__ import annotations
 
-from notify.kafka.brokers import make_topics
-from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import write
-from notify.kafka.rights import of_bridge
-from notify.protocol.wire import RefusedReport, encode_json
+from notify.kafka.table import KafkaTable
+from notify.protocol.wire import RefusedReport
 
-TOPIC = "notify-refused"
-
-
-def tell(cluster: Cluster, source: str, report: RefusedReport) -> None:
-    """Write a report. Raises Unavailable; InvalidRequest if the topic cannot be made."""
-    make_topics(cluster, [TOPIC], compacted=True)
-    write(cluster, TOPIC, {source: encode_json(report)}, of_bridge(source))
+REFUSED: KafkaTable[str, RefusedReport] = KafkaTable.of_json("notify-refused", RefusedReport)
+"""The last report of each source."""

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import newest, write
 from notify.kafka.progress import Progress
 from notify.kafka.rights import of_consumer
-from notify.protocol.wire import UNDECODABLE
+from notify.kafka.table import KafkaTable
+from notify.protocol.limits import digits
 
 TOPIC = "notify-subscriptions"
 MOST_SKIPPED = 16
@@ -98,6 +97,23 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, inbox_from_us=from_us)
 
 
+def _key_of(text: str) -> tuple[str, Place] | None:
+    parts = text.split("/")
+    partition = digits(parts[2]) if len(parts) == 3 else None
+    return None if partition is None else (parts[0], Place(parts[1], partition))
+
+
+def _text_of(key: tuple[str, Place]) -> str:
+    group, place = key
+    return f"{group}/{place.topic}/{place.partition}"
+
+
+SUBSCRIPTIONS: KafkaTable[tuple[str, Place], Subscribed] = KafkaTable.of_json(
+    TOPIC, Subscribed, text_of=_text_of, key_of=_key_of
+)
+"""The subscriptions by group and partition."""
+
+
 class Subscriptions:
     """The recorded subscriptions of one group. Its methods block."""
 
@@ -119,8 +135,9 @@ class Subscriptions:
         Unavailable; InvalidRequest if the topic cannot be made.
         """
         if self._noted is None or renews:  # somebody may have deleted the topic
-            make_topics(self._cluster, [TOPIC], compacted=True)
-            self._noted = {place: s for (group, place), s in read(self._cluster).items() if group == self._group}
+            SUBSCRIPTIONS.make(self._cluster)
+            noted = SUBSCRIPTIONS.rows(self._cluster)
+            self._noted = {place: s for (group, place), s in noted.items() if group == self._group}
         changed: dict[Place, Subscribed] = {}
         for place, subscribed in wanted.items():
             noted = self._noted.get(place)
@@ -144,28 +161,13 @@ class Subscriptions:
                     changed[place] = updated
         if not changed:
             return
-        values = {f"{self._group}/{p.topic}/{p.partition}": msgspec.json.encode(s) for p, s in changed.items()}
-        write(self._cluster, TOPIC, values, of_consumer(self._group))
+        rows = {(self._group, place): subscribed for place, subscribed in changed.items()}
+        SUBSCRIPTIONS.put(self._cluster, rows, of_consumer(self._group))
         self._noted |= changed
         for place in wanted if begins else ():
             self._moving.pop(place, None)
 
     def last(self) -> dict[Place, tuple[int, str]]:
         """The group's last recorded offset and the topic's id, by partition. Raises Unavailable."""
-        noted = read(self._cluster).items()
+        noted = SUBSCRIPTIONS.rows(self._cluster).items()
         return {place: (max(s.start, s.at), s.topic_id) for (group, place), s in noted if group == self._group}
-
-
-def read(cluster: Cluster) -> dict[tuple[str, Place], Subscribed]:
-    """All recorded subscriptions, by group and partition; empty if there is no topic. Raises Unavailable."""
-    records = [parsed(key.decode("utf-8", "replace"), value) for key, value in newest(cluster, TOPIC).items()]
-    return {(noted[0], noted[1]): noted[2] for noted in records if noted is not None}
-
-
-def parsed(key: str, value: bytes | None) -> tuple[str, Place, Subscribed] | None:
-    """Group, partition and subscription of a record; None for a record of a later version or another tool."""
-    try:
-        group, topic, partition = key.split("/")
-        return group, Place(topic, int(partition)), msgspec.json.decode(value or b"", type=Subscribed)
-    except (ValueError, *UNDECODABLE):
-        return None

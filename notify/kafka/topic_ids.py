@@ -7,7 +7,7 @@ from collections.abc import Collection
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from notify.kafka.answers import gathered
+from notify.kafka.calls import gathered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 

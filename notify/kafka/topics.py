@@ -13,8 +13,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest
-from notify.kafka.answers import answered
 from notify.kafka.brokers import CALL_SECONDS, make_topics
+from notify.kafka.calls import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.records import Headers

@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from notify.kafka.bounded import Hangs, within
+from notify.kafka.calls import Hangs, within
 from notify.kafka.codes import NEVER_STORED
 from notify.kafka.exchange import Exchange
 
@@ -53,6 +53,8 @@ MORE_SECONDS = 10.0
 ABORT_SECONDS = 2.0
 """The time-out of one attempt to abort a transaction."""
 
+STEP_SECONDS = 0.25
+"""How long `flush` waits between two looks at what the brokers refused."""
 DRAIN_SECONDS = 60.0
 """How often what idle clients log is taken: it waits in memory, without a bound."""
 
@@ -167,6 +169,22 @@ class TransactionalProducer:
             self._hangs = True
             log.warning("Kafka's client does not end a call within %g s, and is left to itself", seconds + MORE_SECONDS)
             raise _hanging() from None
+
+
+def flush(producer: Producer | TransactionalProducer, is_refused: Callable[[], object], seconds: float) -> None:
+    """Wait until the brokers have answered all records. `is_refused`: whether they refused any.
+
+    After a refusal the transaction can only be aborted, and the client sends no more of its records. So this waits only
+    for the records sent with the refused one, whose answers arrive together. Raises KafkaException (_TIMED_OUT) if
+    answers are missing after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while (missing := producer.flush(min(STEP_SECONDS, seconds))) and not is_refused():
+        if time.monotonic() >= deadline:
+            why = f"{missing} records have no answer after {seconds:g} s"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, txn_requires_abort=True))
+    if is_refused():
+        producer.flush(STEP_SECONDS)
 
 
 def _called(call: Callable[[], T]) -> T:

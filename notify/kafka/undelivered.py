@@ -11,7 +11,6 @@ offsets. A message that is sent after all is written in one transaction with the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,19 +20,16 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from notify.errors import InvalidRequest
 from notify.kafka import records
-from notify.kafka.brokers import CALL_SECONDS, make_topics, translated
+from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import every, newest
-from notify.kafka.flushing import flush
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
+from notify.kafka.table import KafkaTable, every
 from notify.kafka.topics import Topics
-from notify.kafka.transactional import TransactionalProducer
+from notify.kafka.transactional import TransactionalProducer, flush
 from notify.protocol.limits import digits
-from notify.protocol.wire import UNDECODABLE
 
 TOPIC = f"{records.DELAYED}.refused"
-DECISIONS = "notify-undelivered"
 SOURCE = "notify-delayed"
 """The name of this list among the sources of bridges and relays."""
 WAITING, SENT, DROPPED = "WAITING", "SENT", "DROPPED"
@@ -54,6 +50,10 @@ class Decision(msgspec.Struct, frozen=True):
     def is_of(self, message: Undelivered) -> bool:
         """Whether it is about this message, which is at the offset of the decided one."""
         return not self.id or (self.id, self.refused_us) == (message.id, message.refused_us)
+
+
+DECISIONS: KafkaTable[int, Decision] = KafkaTable.of_json("notify-undelivered", Decision, key_of=digits)
+"""The decisions by the offset of their messages in the other topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,7 @@ class UndeliveredList:
 
     def decisions(self) -> Decisions:
         """All decisions. Raises Unavailable."""
-        decisions: dict[int, Decision] = {}
-        for key, value in newest(self._cluster, DECISIONS).items():
-            with contextlib.suppress(*UNDECODABLE):  # of a later version, or of another tool
-                if (offset := digits(key.decode("latin-1"))) is not None:
-                    decisions[offset] = msgspec.json.decode(value, type=Decision)
-        return Decisions(decisions)
+        return Decisions(DECISIONS.rows(self._cluster))
 
     def read(self) -> Iterator[Undelivered]:
         """All refused messages, the oldest first. Raises Unavailable."""
@@ -131,7 +126,7 @@ class UndeliveredList:
         return self._decide(ids, Decision(DROPPED, reason))
 
     def _decide(self, ids: Collection[str] | None, decision: Decision) -> list[dict[str, Any]]:
-        make_topics(self._cluster, [DECISIONS], compacted=True)
+        DECISIONS.make(self._cluster)
         items: list[dict[str, Any]] = []
         try:
             producer = self._producer()  # from here on no other process can commit a decision
@@ -177,7 +172,8 @@ def _carried_out(
             producer.produce(message.topic, message.value, message.key, headers=message.headers, on_delivery=answered)
             flush(producer, lambda: errors, CALL_SECONDS)
         decided = msgspec.structs.replace(decision, id=message.id, refused_us=message.refused_us)
-        producer.produce(DECISIONS, msgspec.json.encode(decided), str(message.offset).encode(), partition=0)
+        key, value = DECISIONS.record(message.offset, decided)
+        producer.produce(DECISIONS.topic, value, key, partition=0)
         flush(producer, lambda: errors, CALL_SECONDS)
         if not errors:
             producer.commit_transaction(CALL_SECONDS)

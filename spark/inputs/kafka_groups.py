@@ -23,7 +23,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.group_questions import progress_of_all
 from notify.kafka.groups import DEAD_LETTER, OLD_RETRY_SECONDS, RETRY
 from notify.kafka.progress import Progress
-from notify.kafka.subscriptions import Place, Subscribed, read
+from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
 from notify.spark.judge.message_rows import Groups
 from notify.spark.small_table import small_table
 
@@ -45,7 +45,7 @@ class KafkaGroups:
                 progress = asker.ask(progress_of_all)
         except (KafkaException, TimeoutError) as error:
             raise Unavailable(f"Kafka at {cluster.brokers}: the groups' offsets cannot be read: {error}") from error
-        return cls(progress, read(cluster))
+        return cls(progress, SUBSCRIPTIONS.rows(cluster))
 
     def readers(self, topics: Sequence[str]) -> list[str]:
         """The groups that read any of these topics, without the instances of broadcasts."""

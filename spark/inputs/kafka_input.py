@@ -135,7 +135,7 @@ class KafkaInput:
     def _notes(self) -> list[tuple[str, int, int, str]]:
         """The notes in `notify-redriven` about the dead letters in the parts read."""
         notes = []
-        for (group, spot), letter in redriven.read(self._cluster).items():
+        for (group, spot), letter in redriven.REDRIVEN.rows(self._cluster).items():
             part = self._parts.get(Partition(dead_letter_topic(group), spot.partition))
             if part is not None and part.low <= spot.offset < part.high:
                 notes.append((group, *spot, letter))

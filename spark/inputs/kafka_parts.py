@@ -10,8 +10,8 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from notify.errors import NotifyError, Unavailable
-from notify.kafka.answers import gathered, offset_of
 from notify.kafka.brokers import known_topics, translated
+from notify.kafka.calls import gathered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_audit
 

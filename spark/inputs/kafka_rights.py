@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 from notify.errors import Unavailable
 from notify.kafka.admin_process import AdminProcess
-from notify.kafka.answers import gathered
+from notify.kafka.calls import gathered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 from notify.kafka.group_questions import hidden_among

@@ -17,7 +17,7 @@ from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.kafka.progress import Progress
-from notify.kafka.redriven import TOPIC, Spot
+from notify.kafka.redriven import REDRIVEN, Spot
 from notify.kafka.subscriptions import Place
 from notify.protocol import ids
 from notify.storage.sql.rows import moment_of
@@ -88,13 +88,14 @@ class World:
 
     def note_redriven(self, group: str, spot: Spot, letter_id: str) -> None:
         """Note that a dead letter was sent again."""
-        self._write(Place(TOPIC, 0), spot.key(group), letter_id.encode(), [], time.time_ns() // 1000)
+        key, value = REDRIVEN.record((group, spot), letter_id)
+        self._write(Place(REDRIVEN.topic, 0), key, value, [], time.time_ns() // 1000)
 
     def stand(self, source: str, at_us: int, value: bytes) -> None:
         """Write a position record of a bridge."""
         self._write(Place(f"notify-bridge-positions.{source}", 0), source, value, [], at_us)
 
-    def _write(self, place: Place, key: str | None, value: bytes, headers: Any, at_us: int) -> int:
+    def _write(self, place: Place, key: str | bytes | None, value: bytes, headers: Any, at_us: int) -> int:
         if place.topic not in self._topics:
             make_topics(self._cluster, [place.topic])
             self._topics.add(place.topic)

@@ -30,10 +30,9 @@ pytest.importorskip("confluent_kafka")
 
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import write
 from notify.kafka.progress import Progress
 from notify.kafka.rights import of_server
-from notify.kafka.subscriptions import MOST_RUNS, MOST_SKIPPED, Place, Skipped, Subscribed, read
+from notify.kafka.subscriptions import MOST_RUNS, MOST_SKIPPED, SUBSCRIPTIONS, Place, Skipped, Subscribed
 from tests.audit.kafka_world import Sent, World
 from tests.support.kafka_consumers import progress
 
@@ -75,7 +74,7 @@ def test_what_resets_skip_is_told_with_who_and_why(
 
     def order(*resets: str, paused: bool = True) -> None:
         several = tuple(control.Reset(each, unique, "latest") for each in resets)
-        write(cluster, control.TOPIC, {unique: control.Control(paused, several).encoded()}, of_server())
+        control.CONTROL.put(cluster, {unique: control.Control(paused, several)}, of_server())
 
     def send(count: int) -> list[Sent]:
         return [world.send(unique, 0, at_us + n) for n in range(count)]
@@ -100,7 +99,7 @@ def test_what_resets_skip_is_told_with_who_and_why(
         eventually(lambda: later[0].message_id in handled, "what came after the resets")
     world.close()
     assert sorted(handled) == sorted(sent.message_id for sent in (*settled, *later))
-    noted = read(cluster)[unique, Place(unique, 0)]
+    noted = SUBSCRIPTIONS.rows(cluster)[unique, Place(unique, 0)]
     assert [(s.reset, s.runs) for s in noted.skipped] == [("r1", ((2, 5),)), ("r2", ((5, 7),))]
 
     engine = open_database(str(tmp_path))

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from notify.errors import Unavailable
+from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
-from notify.kafka.leaving import leave
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.movers.sinks.delays import background, cleaning, earlier, made_anew, release
 from notify.movers.sinks.delays.background import releasing as delays_released

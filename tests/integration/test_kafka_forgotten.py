@@ -14,7 +14,7 @@ pytest.importorskip("confluent_kafka")
 
 from notify.client.kafka import loop
 from notify.kafka.cluster import Cluster
-from notify.kafka.subscriptions import Place, read
+from notify.kafka.subscriptions import SUBSCRIPTIONS, Place
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce, progress
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -34,7 +34,7 @@ def consumer_of(url: str, group: str, seen: list[str], topic: str = "", **option
 def until_noted(url: str, group: str) -> None:
     """Wait until a group has committed where it begins, and noted that: an offset that is forgotten before is lost."""
     place = Place(group, 0)
-    eventually(lambda: (group, place) in read(Cluster.of(url)), "the note")
+    eventually(lambda: (group, place) in SUBSCRIPTIONS.rows(Cluster.of(url)), "the note")
     assert (group, 0) in progress(url, group)
 
 
@@ -49,7 +49,10 @@ def test_a_group_that_rested_goes_on_where_it_was_noted(
     with running(consumer_of(kafka_url, unique, seen, mode=mode, start="earliest")):
         produce(kafka_url, unique, ["a", "b"])
         place = Place(unique, 0)
-        eventually(lambda: (note := read(Cluster.of(kafka_url)).get((unique, place))) and note.at == 2, "the note")
+        eventually(
+            lambda: (note := SUBSCRIPTIONS.rows(Cluster.of(kafka_url)).get((unique, place))) and note.at == 2,
+            "the note",
+        )
     forget(kafka_url, unique)
     produce(kafka_url, unique, ["c"])
     again: list[str] = []

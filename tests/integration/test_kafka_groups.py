@@ -21,9 +21,9 @@ from confluent_kafka import TopicPartition
 from notify.errors import Unavailable
 from notify.kafka import control, groups
 from notify.kafka.cluster import Cluster
-from notify.kafka.compacted import newest
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Subscribed
+from notify.kafka.table import newest
 from notify.movers.sinks.kafka import KafkaSink
 from notify.protocol.wire import PackedBridgeBatch
 from notify.server.groups.kafka import oldest

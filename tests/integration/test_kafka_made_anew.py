@@ -14,7 +14,7 @@ pytest.importorskip("confluent_kafka")
 
 from notify.client.kafka import loop
 from notify.kafka.cluster import Cluster
-from notify.kafka.subscriptions import Place, read
+from notify.kafka.subscriptions import SUBSCRIPTIONS, Place
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce
@@ -69,13 +69,13 @@ def test_a_consumer_that_was_away_reads_it_from_its_first_record(kafka_url: str,
     produce(kafka_url, unique, [f"old {n}" for n in range(5)])
     with running(consumer_of(kafka_url, unique, [])):  # from the latest on
         noted = (unique, Place(unique, 0))
-        eventually(lambda: noted in read(Cluster.of(kafka_url)), "the note")
+        eventually(lambda: noted in SUBSCRIPTIONS.rows(Cluster.of(kafka_url)), "the note")
     make_anew(kafka_url, unique, NEW)
     seen: list[str] = []
     with running(consumer_of(kafka_url, unique, seen)):
         eventually(lambda: seen, "a message")
         eventually(lambda: seen == NEW, "all of them")
-    assert read(Cluster.of(kafka_url))[noted].start == 0, "an audit expects them, too"
+    assert SUBSCRIPTIONS.rows(Cluster.of(kafka_url))[noted].start == 0, "an audit expects them, too"
 
 
 def test_a_server_reads_one_of_its_own_from_its_first_record(kafka_url: str, unique: str) -> None:

@@ -100,7 +100,7 @@ def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -
     assert [item["status"] for item in first.retry([unique], "one")] == [200]
     assert second.retry([unique], "two") == []
     assert len(committed(kafka_url, unique, 1)) == 1
-    assert committed(kafka_url, DECISIONS)
+    assert committed(kafka_url, DECISIONS.topic)
 
 
 def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(kafka_url: str, unique: str) -> None:

@@ -29,11 +29,11 @@ from notify.client import create_tables
 from notify.kafka import rights
 from notify.kafka.brokers import known_topics, make_topics
 from notify.kafka.cluster import SETTINGS_FILE, Cluster
-from notify.kafka.compacted import newest
 from notify.kafka.diagnosis import why_unreachable
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.rights import GROUP, TOPIC, TRANSACTIONAL_ID, Need, Needs
 from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
+from notify.kafka.table import newest
 from tests.support.kafka import committed, patient_sink
 from tests.support.kafka_consumers import produce
 from tests.support.secured_kafka import ADMIN, SecuredKafka

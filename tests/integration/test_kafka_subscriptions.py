@@ -14,7 +14,7 @@ from tests.support.shop import make_engine
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
-from notify.kafka.subscriptions import Place, Subscribed, Subscriptions, read
+from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed, Subscriptions
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +24,16 @@ def kafka(kafka_url: str) -> Cluster:
 
 def test_only_what_changes_is_written(kafka: Cluster, unique: str) -> None:
     first, second = Place(unique, 0), Place(unique, 1)
-    assert (unique, first) not in read(kafka)
+    assert (unique, first) not in SUBSCRIPTIONS.rows(kafka)
     shared, tagged = Subscribed("shared", 5), Subscribed("shared", 9, ("vip",))
     notes = Subscriptions(kafka, unique)
     notes.note({first: shared, second: Subscribed("ordered", 0)}, begins=True)
     again = Subscriptions(kafka, unique)
     again.note({first: Subscribed("shared", 7), second: tagged}, begins=False)
-    noted = {place: s for (group, place), s in read(kafka).items() if group == unique}
+    noted = {place: s for (group, place), s in SUBSCRIPTIONS.rows(kafka).items() if group == unique}
     assert noted == {first: shared, second: tagged}
     again.note({second: Subscribed("shared", 2, ("vip",))}, begins=True)
-    assert read(kafka)[unique, second].start == 2
+    assert SUBSCRIPTIONS.rows(kafka)[unique, second].start == 2
 
 
 def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> None:
@@ -42,9 +42,9 @@ def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> 
     notes.note({place: Subscribed("shared", 5)}, begins=True)
     for told, noted in ((70, 70), (80, 70), (-1, -1), (90, 90)):
         notes.note({place: Subscribed("shared", 9, inbox_from_us=told)}, begins=False)
-        assert read(kafka)[unique, place] == Subscribed("shared", 5, inbox_from_us=noted)
+        assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 5, inbox_from_us=noted)
     notes.note({place: Subscribed("shared", 1, inbox_from_us=95)}, begins=True)
-    assert read(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
+    assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
 
 
 def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str, tmp_path: Path) -> None:
@@ -53,17 +53,17 @@ def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str,
     consumer = Consumer(kafka_url, group=unique, inbox=Inbox(engine))
     consumer.subscribe(unique, start="earliest")(lambda message, session: None)
     with running(consumer):
-        eventually(lambda: (unique, Place(unique, 0)) in read(kafka), "the first partition to be noted")
+        eventually(lambda: (unique, Place(unique, 0)) in SUBSCRIPTIONS.rows(kafka), "the first partition to be noted")
     engine.dispose()
-    assert read(kafka)[unique, Place(unique, 0)].inbox_from_us > 0
+    assert SUBSCRIPTIONS.rows(kafka)[unique, Place(unique, 0)].inbox_from_us > 0
 
 
 def test_a_consumer_notes_what_it_takes(kafka: Cluster, kafka_url: str, unique: str) -> None:
     consumer = Consumer(kafka_url, group=unique)
     consumer.subscribe(unique, mode="ordered", start="earliest", tags=["vip"])(lambda message: None)
     with running(consumer):
-        eventually(lambda: (unique, Place(unique, 3)) in read(kafka), "the last partition to be noted")
-    noted = read(kafka)
+        eventually(lambda: (unique, Place(unique, 3)) in SUBSCRIPTIONS.rows(kafka), "the last partition to be noted")
+    noted = SUBSCRIPTIONS.rows(kafka)
     topic_id = noted[unique, Place(unique, 0)].topic_id
     expected = Subscribed("ordered", 0, ("vip",), topic_id=topic_id)
     assert topic_id and [noted[unique, Place(unique, n)] for n in range(4)] == [expected] * 4

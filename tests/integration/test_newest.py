@@ -114,7 +114,7 @@ def test_lists_of_messages_are_bounded_in_bytes(
 ) -> None:
     """Each had all that `max` allows: 10,000 messages of 1 MiB."""
     url = frozen_server.url
-    for module in ("admin.messages", "groups.own_letters"):
+    for module in ("admin.messages", "letters.letters"):
         monkeypatch.setattr(f"notify.server.{module}.LIMITS", replace(LIMITS, reply_bytes=25_000))
     admin(url, "PUT", f"topics/{unique}", {"queues": 4})
     subscribe(url, unique, unique)

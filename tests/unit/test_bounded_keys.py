@@ -71,7 +71,7 @@ BOUNDS = {
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers
-        server/groups/kafka/letter_failures.py:_counts server/jobs/failures.py:by_fingerprint
+        server/letters/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
         client/kafka/settling.py:_too_large client/places.py:_known client/rows.py:_inserts kafka/topics.py:_largest
@@ -107,7 +107,7 @@ BOUNDS = {
         client/kafka/partitions.py:paused client/kafka/partitions.py:_jumps client/kafka/starting.py:_starts
         client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
         kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
-        server/groups/kafka/letter_counts.py:_counted server/groups/kafka/letter_search.py:found
+        server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us
         server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known server/groups/kafka/stuck.py:_since
         server/groups/kafka/undelivered.py:_reports server/groups/kafka/orders.py:_by_group

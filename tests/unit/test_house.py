@@ -156,7 +156,7 @@ READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
-        "client.django.configured client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.diagnosis "
+        "client.django.configured client.thread_outgoing kafka.brokers kafka.table kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "

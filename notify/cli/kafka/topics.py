@@ -17,7 +17,7 @@ from notify.movers.sinks.delays.wheels import WHEELS
 from notify.protocol.limits import digits
 
 COMPACTED = (
-    POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC, refusals.TOPIC, undelivered.DECISIONS,
+    POSITIONS, control.TOPIC, subscriptions.TOPIC, redriven.TOPIC, refusals.REFUSED.topic, undelivered.DECISIONS.topic,
 )  # fmt: skip
 SOME_BROKERS = 3
 """From this number of brokers on, topics should have several copies."""

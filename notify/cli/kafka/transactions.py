@@ -11,8 +11,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from notify.cli.kafka.line import NAMED, Line, named
 from notify.cli.kafka.seen import Seen
-from notify.kafka.answers import answered, offset_of
 from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.calls import answered, offset_of
 from notify.kafka.cluster import Cluster
 
 OLD_SECONDS = 180.0

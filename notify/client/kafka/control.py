@@ -11,7 +11,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.errors import InvalidRequest, Unavailable
-from notify.kafka.answers import answered
+from notify.kafka.calls import answered
 from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE

@@ -17,11 +17,11 @@ from notify.client.kafka.window import Item, Window
 from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.brokers import known_topics
+from notify.kafka.calls import leave
 from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.diagnosis import refuses
 from notify.kafka.groups import RETRY
-from notify.kafka.leaving import leave
 from notify.runtime.backoff import Backoff
 
 log = logging.getLogger("notify.consumer")

@@ -25,9 +25,9 @@ from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.errors import Conflict, NotifyError
+from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
-from notify.kafka.leaving import leave
 from notify.kafka.progress import Progress
 
 log = logging.getLogger("notify.consumer")

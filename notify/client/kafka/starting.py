@@ -18,7 +18,7 @@ from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.errors import NotifyError
-from notify.kafka.answers import answered, offset_of
+from notify.kafka.calls import answered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place as NotedPlace

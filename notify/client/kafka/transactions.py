@@ -14,9 +14,8 @@ from notify.client.kafka.retries import Departure
 from notify.client.kafka.topics import RECORD_BYTES
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, TOO_LARGE
-from notify.kafka.flushing import flush
 from notify.kafka.groups import transactional_id
-from notify.kafka.transactional import TransactionalProducer
+from notify.kafka.transactional import TransactionalProducer, flush
 
 log = logging.getLogger("notify.consumer")
 

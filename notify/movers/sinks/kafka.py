@@ -18,17 +18,16 @@ from typing import NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
-from notify.kafka import refusals
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
-from notify.kafka.flushing import flush
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, opening, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
+from notify.kafka.refusals import REFUSED
 from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
-from notify.kafka.transactional import TransactionalProducer
+from notify.kafka.transactional import TransactionalProducer, flush
 from notify.movers.sinks.acceptance import refusal, refused
 from notify.movers.sinks.delays.delayed import delayed_headers
 from notify.movers.sinks.delays.topics import make_wheels
@@ -170,7 +169,12 @@ class KafkaSink:
 
     async def show_refused(self, source: str, report: RefusedReport) -> None:
         """Report to the servers that show Kafka's groups how many refused messages of a source wait."""
-        await self._call(lambda: refusals.tell(self._cluster, source, report))
+
+        def put() -> None:
+            REFUSED.make(self._cluster)
+            REFUSED.put(self._cluster, {source: report}, of_bridge(source))
+
+        await self._call(put)
 
     async def append(self, source: str, batch: PackedBridgeBatch) -> Bridged:
         """Publish a batch and its position in one Kafka transaction.

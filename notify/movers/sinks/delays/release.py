@@ -17,13 +17,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
+from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import NEVER_STORED
-from notify.kafka.flushing import flush
-from notify.kafka.leaving import leave
 from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
-from notify.kafka.transactional import TransactionalProducer
+from notify.kafka.transactional import TransactionalProducer, flush
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.movers.sinks.delays.cleaning import Cleaning
 from notify.movers.sinks.delays.delayed import Delayed, delayed_headers, delayed_of

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaError
 
-from notify.kafka import answers
+from notify.kafka import calls
 from notify.kafka.codes import AWAY
 
 K = TypeVar("K")
@@ -36,5 +36,5 @@ def passes(error: KafkaError) -> bool:
 
 
 def gathered(asked: Mapping[K, Future[T]]) -> dict[K, T | KafkaError]:
-    """The answers to many calls, within CALL_SECONDS for all; see notify/kafka/answers.py. Raises TimeoutError."""
-    return answers.gathered(asked, CALL_SECONDS)
+    """The answers to many calls, within CALL_SECONDS for all; see notify/kafka/calls.py. Raises TimeoutError."""
+    return calls.gathered(asked, CALL_SECONDS)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from notify.errors import Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.kafka import records
 from notify.kafka.codes import GONE
-from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
+from notify.kafka.table import KafkaTable, arrived, reader
 from notify.kafka.topic_ids import topic_ids
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place
+
+log = structlog.get_logger("notify.server")
 
 POLL_SECONDS = 0.1
 AT_ONCE = 1000
@@ -35,6 +38,10 @@ class News(NamedTuple):
     """When it was written, in microseconds since 1970."""
     offset: int
     headers: Headers
+
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class CompactedTopics:
@@ -81,6 +88,16 @@ class CompactedTopics:
         if unread:
             yield from self._read(unread)
 
+    def rows(self, table: KafkaTable[K, V], *, whole: bool = False) -> Iterator[tuple[K, V, int]]:
+        """The key, value and time (microseconds since 1970) of a table's new records.
+
+        One of a later version or another tool is left out: the earlier row holds.
+        """
+        for record in self.news([table.topic], whole=whole):
+            row = row_of(table, record)
+            if row is not None:
+                yield *row, record.at_us
+
     def read_again(self, topic: str) -> None:
         """Let the next reading of a topic begin at its first record."""
         self._read_to.pop((topic, 0), None)
@@ -124,6 +141,15 @@ class CompactedTopics:
         self._read_to[place] = max(self._read_to[place], offset)
         if self._read_to[place] >= unread[place]:
             del unread[place]
+
+
+def row_of(table: KafkaTable[K, V], record: News) -> tuple[K, V] | None:
+    """The row of a record; None, and a warning, if it cannot be read."""
+    try:
+        return table.row(record.key, record.value)
+    except InvalidRequest as error:
+        log.warning("kafka_record_not_read", topic=record.topic, key=record.key[:100], reason=str(error)[:300])
+        return None
 
 
 def _news(record: Message) -> News:

@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from notify.kafka import records
 from notify.kafka.codes import GONE
 from notify.kafka.groups import DEAD_LETTER
-from notify.kafka.reading import arrived, reader
 from notify.kafka.redriven import Spot, letter_id
+from notify.kafka.table import arrived, reader
 from notify.server.groups.kafka.answers import passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place

@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from notify.errors import Unavailable
 from notify.kafka import records
 from notify.kafka.groups import dead_letter_topic
-from notify.kafka.reading import arrived, reader
 from notify.kafka.records import Headers
 from notify.kafka.redriven import Spot, letter_id
+from notify.kafka.table import arrived, reader
 from notify.protocol.wire import Payload, body_fields, instant
 from notify.server.groups.kafka import offsets
 from notify.server.groups.kafka.answers import CALL_SECONDS, passes

@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition, admin
 
-from notify.kafka.answers import offset_of
+from notify.kafka.calls import offset_of
 from notify.kafka.codes import GONE
 from notify.server.groups.kafka.answers import CALL_SECONDS, PASSING, gathered
 

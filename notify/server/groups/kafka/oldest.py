@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from notify.kafka.codes import GONE
-from notify.kafka.reading import arrived, reader
+from notify.kafka.table import arrived, reader
 from notify.server.groups.kafka.answers import passes
 from notify.server.groups.kafka.brokers import READERS, Brokers
 from notify.server.groups.kafka.offsets import Place

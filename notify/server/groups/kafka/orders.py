@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
-from notify.errors import InvalidRequest
-from notify.kafka import control
-from notify.kafka.brokers import make_topics
-from notify.kafka.control import Control
+from notify.kafka.control import CONTROL, Control
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
-
-log = structlog.get_logger("notify.server")
 
 TRANSACTIONAL_ID = "notify-control"
 
@@ -31,11 +24,8 @@ class Orders:
 
         Raises KafkaException, Unavailable.
         """
-        for record in self._topic.news([control.TOPIC], whole=whole):
-            try:
-                self._by_group[record.key] = Control.of(record.value)
-            except InvalidRequest as error:  # from a later version or another tool: the earlier wish holds
-                log.warning("kafka_control_not_read", group=record.key[:100], reason=str(error)[:300])
+        for group, wish, _ in self._topic.rows(CONTROL, whole=whole):
+            self._by_group[group] = wish
         return self._by_group
 
     def change(self, group: str, change: Callable[[Control], Control]) -> None:
@@ -43,11 +33,12 @@ class Orders:
 
         Raises KafkaException, Unavailable.
         """
-        make_topics(self._brokers.cluster, [control.TOPIC], compacted=True)
+        CONTROL.make(self._brokers.cluster)
         with self._brokers.transaction(TRANSACTIONAL_ID) as producer:
             changed = change(self.read(whole=True).get(group, Control()))
+            key, value = CONTROL.record(group, changed)
             producer.begin_transaction()
-            producer.produce(control.TOPIC, changed.encoded(), group.encode(), partition=0)
+            producer.produce(CONTROL.topic, value, key, partition=0)
 
     def close(self) -> None:
         self._topic.close()

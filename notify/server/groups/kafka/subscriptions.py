@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from notify.kafka import subscriptions
-from notify.kafka.subscriptions import Place, Subscribed
+from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
 
@@ -23,11 +22,8 @@ class Subscriptions:
 
     def read(self) -> Mapping[str, Mapping[Place, Subscribed]]:
         """All subscriptions by group and partition. Raises KafkaException, Unavailable."""
-        for record in self._topic.news([subscriptions.TOPIC]):
-            noted = subscriptions.parsed(record.key, record.value)
-            if noted is not None:
-                group, place, subscribed = noted
-                self._by_group.setdefault(group, {})[place] = subscribed
+        for (group, place), subscribed, _ in self._topic.rows(SUBSCRIPTIONS):
+            self._by_group.setdefault(group, {})[place] = subscribed
         return self._by_group
 
     def close(self) -> None:

@@ -7,18 +7,12 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-import msgspec
-import structlog
-
-from notify.kafka import refusals, undelivered
-from notify.kafka.undelivered import CODE, SOURCE, Decision, Undelivered
-from notify.protocol.limits import digits
-from notify.protocol.wire import UNDECODABLE, RefusedReport, RefusedTransaction
+from notify.kafka.refusals import REFUSED
+from notify.kafka.undelivered import CODE, DECISIONS, SOURCE, TOPIC, Decision, Undelivered
+from notify.protocol.wire import RefusedReport, RefusedTransaction
 from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.compacted import CompactedTopics, News
-
-log = structlog.get_logger("notify.server")
+from notify.server.groups.kafka.compacted import CompactedTopics, News, row_of
 
 MOST_HELD = 10_000
 """The most delayed messages that are counted at a time; when half of them are decided, further ones are counted."""
@@ -38,16 +32,13 @@ class RefusedOverKafka:
 
     def read(self) -> dict[str, tuple[RefusedReport, int]]:
         """(report, when it was written) by source. Raises KafkaException, Unavailable."""
-        for record in self._told.news([refusals.TOPIC]):
-            try:
-                self._reports[record.key] = msgspec.json.decode(record.value or b"", type=RefusedReport), record.at_us
-            except UNDECODABLE as error:  # of a later version, or of another tool
-                log.warning("kafka_refused_not_read", source=record.key[:100], reason=str(error)[:300])
-        self._read_delayed([undelivered.TOPIC, undelivered.DECISIONS])
+        for source, report, at_us in self._told.rows(REFUSED):
+            self._reports[source] = report, at_us
+        self._read_delayed([TOPIC, DECISIONS.topic])
         if self._has_left_out and len(self._waiting) <= MOST_HELD // 2:
             self._has_left_out = False
-            self._delayed.read_again(undelivered.TOPIC)
-            self._read_delayed([undelivered.TOPIC])
+            self._delayed.read_again(TOPIC)
+            self._read_delayed([TOPIC])
         first = [
             RefusedTransaction(m.id, m.topic, CODE, m.detail[:TEXT_CHARACTERS])
             for m in itertools.islice(self._waiting.values(), MOST_SHOWN)
@@ -63,9 +54,9 @@ class RefusedOverKafka:
             self._note(record)
 
     def _note(self, record: News) -> None:
-        if record.topic == undelivered.DECISIONS:
-            if (offset := digits(record.key)) is not None:
-                self._decide(offset, record.value or b"")
+        if record.topic == DECISIONS.topic:
+            if (row := row_of(DECISIONS, record)) is not None:
+                self._decide(*row)
         elif len(self._waiting) >= MOST_HELD:
             self._has_left_out = True
         else:
@@ -74,16 +65,11 @@ class RefusedOverKafka:
             if decision is None or not decision.is_of(message):
                 self._waiting[record.offset] = message
 
-    def _decide(self, offset: int, value: bytes) -> None:
-        try:
-            decision = msgspec.json.decode(value, type=Decision)
-        except UNDECODABLE as error:  # of a later version, or of another tool
-            log.warning("kafka_decision_not_read", offset=offset, reason=str(error)[:300])
-            return
+    def _decide(self, offset: int, decision: Decision) -> None:
         self._decided[offset] = decision
         waiting = self._waiting.get(offset)
         if waiting is not None and decision.is_of(waiting):
             del self._waiting[offset]
 
     def _forget(self, topic: str) -> None:
-        (self._decided if topic == undelivered.DECISIONS else self._waiting).clear()
+        (self._decided if topic == DECISIONS.topic else self._waiting).clear()

@@ -1,9 +1,11 @@
-"""Waits for the answers of Kafka's admin client, which are futures."""
+"""Calls of Kafka's client within bounds of time: answers of its admin client, and calls that may hang."""
 
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -11,10 +13,13 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 K = TypeVar("K")
 T = TypeVar("T")
+log = logging.getLogger("notify.kafka")
 
 GRACE_SECONDS = 5.0
 """How much later than its time-out a call may end: the client itself reports the time-out a moment later."""
 GATHERED_GRACE_SECONDS = 1.0
+LEAVE_SECONDS = 15.0
+"""How long to wait for a broker that does not answer: the group notices by itself that the member is gone."""
 
 
 def answered(answer: Future[T], seconds: float) -> T:
@@ -57,3 +62,41 @@ def gathered(calls: Mapping[K, Future[T]], seconds: float) -> dict[K, T | KafkaE
         except RuntimeError as raised:  # raised by the client if it got too few answers
             answers[name] = KafkaError(KafkaError._PARTIAL, str(raised))
     return answers
+
+
+class Hangs(Exception):
+    """A call has not ended in time. It still runs in its thread, so that its client must not be used any more."""
+
+
+def within(seconds: float, function: Callable[[], T], more: float = 0.0) -> T:
+    """Call a function in a thread; its result. Raises the function's errors, and Hangs.
+
+    After `seconds` it waits `more` seconds: if the whole process was frozen, the call can still end then.
+    """
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="notify-kafka-call", daemon=True).start()
+    if not (concurrent.futures.wait([done], seconds).done or concurrent.futures.wait([done], more).done):
+        raise Hangs
+    return done.result()
+
+
+def leave(group: str, end: Callable[[], object], seconds: float = LEAVE_SECONDS) -> bool:
+    """Call `end`, which closes a group member's clients, in a thread; whether it returned within `seconds`.
+
+    Kafka's client, and its thread, may hang if it is closed during a rebalance. A hanging member still sends
+    heartbeats, so that nobody reads its partitions until its `max.poll.interval.ms` is over. If it hangs, the clients
+    are abandoned, and must not be used any more. Raises the errors of `end`.
+    """
+    try:
+        within(seconds, end)
+    except Hangs:
+        log.warning("Kafka's client does not leave group %s within %g s, and is left to itself", group, seconds)
+        return False
+    return True

@@ -1,23 +1,29 @@
-"""Reads and writes topics of one partition, most of them compacted: the last value of one key, or of all keys.
+"""Tables in compacted topics of one partition: the last record of a key is its row.
 
 A busy source writes a record for each batch, and brokers compact only records that are older than a day. So the last
-value of a key is searched from the end.
+value of one key is searched from the end.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
+import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 
-from notify.errors import Unavailable
-from notify.kafka.answers import answered
-from notify.kafka.brokers import CALL_SECONDS, known_topics, translated
+from notify.errors import InvalidRequest, Unavailable
+from notify.kafka.brokers import CALL_SECONDS, known_topics, make_topics, translated
+from notify.kafka.calls import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, GONE
-from notify.kafka.reading import arrived, reader
 from notify.kafka.rights import Needs, of_reader
+from notify.protocol.wire import UNDECODABLE
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 LAST_RECORDS = 1000
 """How many offsets are read first, from the end; each time that the key is not among them, four times as many."""
@@ -25,6 +31,87 @@ AT_ONCE = 1000
 POLL_SECONDS = 1.0
 PASSING = AWAY | GONE | {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
 """Temporary errors of reading: brokers are away, or do not know a new topic yet."""
+FETCH_MILLISECONDS = 20
+"""How long a broker waits for more records before it reports a partition's end. The default is half a second."""
+
+
+class KafkaTable(Generic[K, V]):
+    """A table of one topic, whose keys are texts there. A key of another form belongs to another tool's record."""
+
+    def __init__(
+        self,
+        topic: str,
+        encode: Callable[[V], bytes],
+        decode: Callable[[bytes], V],
+        text_of: Callable[[K], str] = str,
+        key_of: Callable[[str], K | None] = lambda text: text,  # type: ignore[assignment, return-value]
+    ) -> None:
+        """`key_of`: the key that a text stands for, or None."""
+        self.topic = topic
+        self._encode, self._decode = encode, decode
+        self._text_of, self._key_of = text_of, key_of
+
+    @classmethod
+    def of_json(cls, topic: str, kind: type[V], **keys: Any) -> KafkaTable[K, V]:
+        """A table whose values are JSON of a type."""
+        return cls(topic, msgspec.json.encode, msgspec.json.Decoder(kind).decode, **keys)
+
+    def record(self, key: K, value: V) -> tuple[bytes, bytes]:
+        """Key and value of the record that makes a row. Raises the errors of encoding."""
+        return self._text_of(key).encode(), self._encode(value)
+
+    def row(self, key: str | bytes, value: bytes | None) -> tuple[K, V] | None:
+        """The row of a record; None for another tool's key.
+
+        Raises InvalidRequest for a value that cannot be read: a later version or another tool wrote it.
+        """
+        own = self._key_of(key if isinstance(key, str) else key.decode("utf-8", "replace"))
+        if own is None:
+            return None
+        try:
+            return own, self._decode(value or b"")
+        except UNDECODABLE as error:
+            raise InvalidRequest(f"a record of {self.topic} cannot be read: {error}") from None
+
+    def make(self, cluster: Cluster) -> None:
+        """Make the topic if it is missing. Raises Unavailable; InvalidRequest if the brokers refuse."""
+        make_topics(cluster, [self.topic], compacted=True)
+
+    def rows(self, cluster: Cluster) -> dict[K, V]:
+        """All rows that can be read; none if there is no topic. Raises Unavailable."""
+        rows: dict[K, V] = {}
+        for key, value in newest(cluster, self.topic).items():
+            try:
+                row = self.row(key, value)
+            except InvalidRequest:
+                continue
+            if row is not None:
+                rows[row[0]] = row[1]
+        return rows
+
+    def put(self, cluster: Cluster, rows: Mapping[K, V], needs: Needs) -> None:
+        """Write rows. Errors and `needs`: as for `write`."""
+        write(cluster, self.topic, dict(self.record(*row) for row in rows.items()), needs)
+
+
+def reader(cluster: Cluster, group: str, own: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
+    """A consumer of committed records that reports the ends of partitions, and is no member of a group.
+
+    Kafka requires the name of a `group`, but nothing is committed. Raises InvalidRequest for settings that Kafka's
+    client refuses.
+    """
+    return cluster.consumer(
+        {"group.id": group, "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MILLISECONDS, **own}
+    )
+
+
+def arrived(consumer: Consumer, most: int, seconds: float) -> list[Message]:
+    """Wait up to `seconds` for a record or an end, and return it with what else has arrived, at most `most`.
+
+    The client's own method for several records waits until all have arrived, or for the whole time.
+    """
+    first = consumer.poll(seconds)
+    return [] if first is None else [first, *consumer.consume(most - 1, 0)]
 
 
 def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, must_see: bool = False) -> bytes | None:
@@ -76,7 +163,7 @@ def every(cluster: Cluster, topic: str) -> Iterator[Message]:
         raise translated(raised.args[0], cluster, of_reader(topic)) from raised
 
 
-def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Needs) -> None:
+def write(cluster: Cluster, topic: str, values: Mapping[bytes, bytes], needs: Needs) -> None:
     """Write the values of keys; they are durable when it returns. `needs`: the rights to name if one is missing.
 
     Raises Unavailable if Kafka does not accept all values, Forbidden, Unauthorized.
@@ -88,7 +175,7 @@ def write(cluster: Cluster, topic: str, values: Mapping[str, bytes], needs: Need
             producer.produce(
                 topic,
                 value,
-                key.encode(),
+                key,
                 on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
             )
         unanswered = producer.flush(CALL_SECONDS)
