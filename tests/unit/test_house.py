@@ -159,7 +159,7 @@ READ_A_CLOCK = {
         "client.django.configured client.thread_outgoing kafka.brokers kafka.table kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
-        "server.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
+        "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "
         "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
     ),
@@ -175,7 +175,7 @@ READ_A_CLOCK = {
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
     ),
     "it holds processes, connections and leases of a database, which live in real time": (
-        "client.alone server.acceptor server.parent storage.sql.placing"
+        "client.alone server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (
