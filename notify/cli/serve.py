@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
         from notify.server.serve import serve
-        from notify.server.supervisor import supervise
+        from notify.server.workers.supervisor import supervise
 
         flags: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir, "shard": shard, "workers": workers}
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}

@@ -136,8 +136,8 @@ class Subscriptions:
         """
         if self._noted is None or renews:  # somebody may have deleted the topic
             SUBSCRIPTIONS.make(self._cluster)
-            noted = SUBSCRIPTIONS.rows(self._cluster)
-            self._noted = {place: s for (group, place), s in noted.items() if group == self._group}
+            recorded = SUBSCRIPTIONS.rows(self._cluster)
+            self._noted = {place: s for (group, place), s in recorded.items() if group == self._group}
         changed: dict[Place, Subscribed] = {}
         for place, subscribed in wanted.items():
             noted = self._noted.get(place)

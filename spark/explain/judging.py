@@ -43,7 +43,7 @@ _STATES = {"COMMITTED": COMMITTED, "ROLLED_BACK": ROLLED_BACK}
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a trace is judged by."""
+    """The facts by which a trace is judged."""
 
     terms: Terms
     """Those of an audit, without the holes of logs: `doubts` names these."""
@@ -181,7 +181,7 @@ class _Judged:
         return "PENDING", f"{why}; but its transaction may not be over yet"
 
     def _why(self, name: str) -> str:
-        """What is wrong, in the words of an audit."""
+        """The findings, in the words of an audit."""
         t, row = self._trace, self._row
         topics = [*(stand.topic for stand in t.stands), *(local.topic for local in t.rows if local.topic)]
         case = Found(

@@ -14,7 +14,7 @@ from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.configuration.records import Records
 from notify.server.database import open_database
-from notify.server.delivery.dead_letters import dead_payload
+from notify.server.delivery.settling import dead_payload
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore
 from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id

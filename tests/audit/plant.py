@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message, notify_inbox
 from notify.protocol import ids
 from notify.protocol.wire import BridgeBatch
-from notify.server.delivery.dead_letters import dead_payload
+from notify.server.delivery.settling import dead_payload
 from notify.storage.groups import SettleKind
 from notify.storage.log.entry import ENTRY, ENTRY_SIZE, Entry, EntryKind
 from notify.storage.log.format import FRAME_HEADER, FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, frame

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from notify.client.table import half_message, notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol.wire import Payload, encode_msgpack
-from notify.server.delivery.dead_letters import dead_payload
+from notify.server.delivery.settling import dead_payload
 from notify.spark.audit import Audit
 from notify.spark.checks.dead_letters import of_log
 from notify.spark.explain.explained import explain

@@ -49,14 +49,14 @@ def read(trade: Trade) -> LogInput:
 
 
 def begun(inputs: Inputs, scratch: Path, plan: Plan = PLAN) -> Result:
-    """What an audit says of its inputs before it judges messages; it needs no Spark for that."""
+    """An audit's view of its inputs before it judges messages; it needs no Spark for that."""
     audit = Audit(cast("Any", None), plan, inputs, scratch)
     audit.begin()
     return audit.result
 
 
 TOLD_FROM_MESSAGES = ("stale", "group points")
-"""What these reasons begin with is known only once messages were read."""
+"""The beginning of these reasons is known only once messages were read."""
 SHORT = {
     ("swapped", "two segments of a log"), ("swapped", "the first segments of two servers"),
     ("swapped", "segments of two servers"), ("foreign", "a sender's database instead"),

@@ -98,7 +98,7 @@ def test_a_process_is_ended_by_its_mark_or_because_it_is_registered(monkeypatch:
     other.wait()
 
 
-# That the guardian ends what is marked or registered is shown above, without a suite of its own.
+# The guardian ends marked and registered processes: shown above, without a suite of its own.
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "number"),

@@ -15,7 +15,7 @@ import pytest
 
 from notify.client import Message, TransactionProducer
 from notify.protocol.workers import worker_names
-from notify.server.parent import STACK
+from notify.server.workers.parent import STACK
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, metric, refusal
@@ -94,7 +94,7 @@ def test_a_worker_that_hangs_is_asked_nothing_until_it_gives_a_sign_of_life(tmp_
 START = """
 import os, socket, sys, time
 from notify.errors import StorageFailed
-from notify.server.parent import Parent
+from notify.server.workers.parent import Parent
 from notify.server.settings import Settings
 
 settings = Settings(workers=2, worker_timeout_seconds=1)

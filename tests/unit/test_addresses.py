@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notify.server.data.addresses import reached
+from notify.server.data.routes import reached
 
 
 def members(*urls: str, **more: Any) -> dict[str, Any]:

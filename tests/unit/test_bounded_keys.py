@@ -109,8 +109,9 @@ BOUNDS = {
         kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
         server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us
-        server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known server/groups/kafka/stuck.py:_since
-        server/groups/kafka/undelivered.py:_reports server/groups/kafka/orders.py:_by_group
+        server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known
+        server/groups/kafka/latest_snapshot.py:_since
+        server/groups/kafka/undelivered.py:_reports server/groups/kafka/latest_snapshot.py:_by_group
         movers/sinks/delays/cleaning.py:_offsets movers/sinks/delays/cleaning.py:_requests
         movers/sinks/delays/made_anew.py:_ids movers/sinks/delays/made_anew.py:_asked
         movers/sinks/delays/release.py:_refused movers/sinks/delays/slots.py:_waiting movers/sinks/kafka.py:_granted

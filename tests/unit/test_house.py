@@ -37,7 +37,7 @@ def imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 NAMES_A_TEST = re.compile(r"^\s*(?:import|from)\s[^\n(]*(?:\([^)]*)?\b(?:test_|conftest\b)", re.MULTILINE)
-"""What an import of a test matches: its line, or its lines in parentheses."""
+"""An import in a test: its line, or its lines in parentheses."""
 
 
 def is_test(module: str) -> bool:
@@ -166,7 +166,7 @@ READ_A_CLOCK = {
         "client.django.configured client.outgoing kafka.brokers kafka.table kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
-        "server.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
+        "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "
         "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
     ),
@@ -182,7 +182,7 @@ READ_A_CLOCK = {
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
     ),
     "it holds processes, connections and leases of a database, which live in real time": (
-        "client.blocking server.acceptor server.parent storage.sql.placing"
+        "client.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

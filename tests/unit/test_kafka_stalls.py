@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from notify.kafka.groups import owner_topic, retry_topic
 from notify.kafka.progress import Progress
+from notify.server.groups.kafka.latest_snapshot import STALLED_SECONDS, Stuck
 from notify.server.groups.kafka.snapshot import KafkaGroup, Member, Position
-from notify.server.groups.kafka.stuck import STALLED_SECONDS, Stuck
 
 A, B = Member("a", "h", (("t", 0),)), Member("b", "h", (("t", 1), (retry_topic("g"), 3)))
 

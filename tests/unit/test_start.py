@@ -16,7 +16,7 @@ from notify.server.app import App
 from notify.server.data.request import PROBES, Request
 from notify.server.serve import serve
 from notify.server.settings import Settings, load, mistyped
-from notify.server.supervisor import supervise
+from notify.server.workers.supervisor import supervise
 from notify.storage.memory import MemoryStore
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -18,7 +19,6 @@ from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
 from notify.server.core.outcomes import Outcomes
-from notify.server.core.queue_role import QueueRole, queue_role_of
 from notify.server.core.refusals import Refusals
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
@@ -27,8 +27,32 @@ from notify.server.metrics import Metrics
 from notify.server.settings import Settings
 from notify.server.topics import Topics
 from notify.storage.capabilities import Retaining, Tended
-from notify.storage.queues import Store
+from notify.storage.queues import Store, queues_of
 from notify.storage.transactions import TransactionStore
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRole:
+    """The queues of a storage, and the parts of the server that work on them."""
+
+    queues: Store
+    delivery: Delivery
+    bridges: Bridges
+    subscriptions: Subscriptions
+
+
+def queue_role_of(
+    store: TransactionStore, clock: Clock, metrics: Metrics, topics: Topics, with_spans: bool
+) -> QueueRole | None:
+    """The queue role of a storage; None if it has no queues. `with_spans`: see Bridges."""
+    queues = queues_of(store)
+    if queues is None:
+        return None
+    delivery = Delivery(queues, clock, metrics, topics)
+    return QueueRole(
+        queues, delivery, Bridges(queues, clock, topics, with_spans), Subscriptions(queues, delivery, clock)
+    )
+
 
 log = structlog.get_logger("notify.server")
 

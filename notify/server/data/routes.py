@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -41,7 +41,6 @@ from notify.runtime.visible import one_line
 from notify.server.access.principal import EVERYONE
 from notify.server.core.admission import failed
 from notify.server.core.core import Core
-from notify.server.data.addresses import reached
 from notify.server.data.answer import Answer, fault_of
 from notify.server.data.eager import Eager
 from notify.server.data.encode import (
@@ -58,6 +57,31 @@ from notify.server.data.request import Request
 from notify.server.topics import described
 from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def reached(shown: dict[str, Any], host: str) -> dict[str, Any]:
+    """The answer of `GET /v1/members` in which servers that listen on all addresses have `host`, the request's host: in
+    a container, or behind a mapped port, they know no other name.
+
+    Members of a registry run on other machines, and keep the addresses that they announce.
+    """
+    if not host or (shown["version"] and "keys" not in shown):
+        return shown
+    return shown | {"members": [member | {"url": _reached(member["url"], host)} for member in shown["members"]]}
+
+
+def _reached(url: str, host: str) -> str:
+    parts = urlsplit(url)
+    if parts.hostname not in ANY_ADDRESS:
+        return url
+    if parts.scheme == "http":
+        return parts._replace(netloc=host).geturl()
+    # With TLS each worker has its own port.
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return parts._replace(netloc=f"{name}:{parts.port}").geturl()
+
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500

@@ -5,22 +5,57 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from notify.admin_api.groups import SubscriptionWrite
-from notify.errors import NotFound
+from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_name
-from notify.protocol.wire import Subscribe
+from notify.protocol.wire import Subscribe, microseconds
 from notify.runtime.clock import Clock
 from notify.server.delivery.followers import Followers
 from notify.server.delivery.instances import ACTIVE_US
-from notify.server.delivery.start import Start, offset_of
 from notify.server.delivery.waiters import Waiters
 from notify.server.topics import Topics, is_meant
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.topics import Topic
+
+Start = str | int | datetime
+
+
+def offset_of(store: Store, topic: str, queue: int, start: Start, now_us: int) -> int:
+    """The offset of a queue at which a subscription starts. Raises InvalidRequest if `start` is not a position."""
+    first, end = store.bounds(topic, queue)
+    if isinstance(start, bool):
+        raise InvalidRequest("start is earliest, latest, an offset or an instant", "invalid_start")
+    if isinstance(start, int):
+        if not first <= start <= end:
+            raise InvalidRequest(
+                f"offset {start} is beyond what queue {queue} of topic {topic!r} holds: {first} to {end}",
+                "out_of_bounds",
+            )
+        return start
+    if start == "earliest":
+        return first
+    if start == "latest":
+        return end
+    if isinstance(start, str):
+        text = start
+        try:
+            start = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidRequest(
+                f"start {text[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
+            ) from None
+    try:
+        time_us = microseconds(start)
+    except ValueError as error:
+        raise InvalidRequest(str(error), "invalid_start") from None
+    if time_us > now_us:
+        raise InvalidRequest(f"{start.isoformat()} is in the future; `latest` begins now", "out_of_bounds")
+    return store.offset_at(topic, queue, time_us)
 
 
 class Following:

@@ -20,12 +20,12 @@ import structlog
 from notify.errors import StorageFailed
 from notify.protocol.workers import remember_logs
 from notify.runtime.signals import Signals, end_by
-from notify.server.acceptor import Acceptor
 from notify.server.cluster.workers import DIED, HUNG
-from notify.server.heartbeat import Silence, used_ticks, waits_for_disk
 from notify.server.serve import cannot_listen
 from notify.server.settings import Settings
-from notify.server.worker import Child, Worker
+from notify.server.workers.acceptor import Acceptor
+from notify.server.workers.heartbeat import Silence, used_ticks, waits_for_disk
+from notify.server.workers.worker import Child, Worker
 
 log = structlog.get_logger("notify.server")
 

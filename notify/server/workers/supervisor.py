@@ -34,11 +34,11 @@ from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.records import Records
 from notify.server.data_directory import unusable
 from notify.server.database import open_database
-from notify.server.heartbeat import beat_seconds, give
-from notify.server.parent import STACK, Parent, said_in
 from notify.server.serve import address_of, check_settings, listen, make_directory, prepare_log, serve
 from notify.server.settings import Settings
-from notify.server.worker import Child
+from notify.server.workers.heartbeat import beat_seconds, give
+from notify.server.workers.parent import STACK, Parent, said_in
+from notify.server.workers.worker import Child
 
 log = structlog.get_logger("notify.server")
 
