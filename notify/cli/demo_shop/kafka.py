@@ -103,6 +103,8 @@ class KafkaCluster:
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1000,
             "broker.session.timeout.ms": 6000,
+            # A node that does not reach the others' controllers in time would end: on a loaded machine that is too soon.
+            "initial.broker.registration.timeout.ms": 600_000,
             **self._extra.settings,
         }
         file = directory / "server.properties"
@@ -136,8 +138,8 @@ class KafkaCluster:
             for node in range(self.nodes):
                 self.start_node(node)
             deadline = time.monotonic() + seconds
-            for port in self._ports[: self.nodes]:
-                self._wait_for_port(port, deadline)
+            for node in range(self.nodes):
+                self.wait_for_node(node, deadline - time.monotonic())
             admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
             while time.monotonic() < deadline:
                 try:
@@ -149,18 +151,19 @@ class KafkaCluster:
                 time.sleep(0.3)
         raise Unavailable("Kafka did not become ready")
 
-    def wait_for_node(self, node: int, seconds: float = 90) -> None:
-        """Wait until a restarted node accepts connections. On failure stops all nodes and raises Unavailable."""
-        self._wait_for_port(self._ports[node], time.monotonic() + seconds)
-
-    def _wait_for_port(self, port: int, deadline: float) -> None:
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
+    def wait_for_node(self, node: int, seconds: float = 180) -> None:
+        """Wait until a restarted node accepts connections; start it again if it has ended. Raises Unavailable."""
+        deadline = time.monotonic() + seconds
+        while not self._listens(node):
+            if time.monotonic() >= deadline:
+                raise Unavailable(f"Kafka does not listen on port {self._ports[node]}: {self.last_output(node)}")
+            if not self.is_running(node):
+                self.start_node(node)
             time.sleep(0.2)
-        self.stop()
-        raise Unavailable(f"Kafka does not listen on port {port}")
+
+    def _listens(self, node: int) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._ports[node])) == 0
 
     def kill_node(self, node: int) -> None:
         self._processes[node].kill()
