@@ -103,7 +103,7 @@ class KafkaCluster:
             "group.initial.rebalance.delay.ms": 0,
             "group.min.session.timeout.ms": 1000,
             "broker.session.timeout.ms": 6000,
-            # A node that does not reach the others' controllers in time would end: on a loaded machine that is too soon.
+            # A node that does not reach the controllers in time would end: too soon on a loaded machine.
             "initial.broker.registration.timeout.ms": 600_000,
             **self._extra.settings,
         }
