@@ -1,4 +1,4 @@
-"""What a queue engine implements for its groups' dead letters; all else about letters is written once, over this."""
+"""The protocol of a queue engine for dead letters; all else about letters is written once, over this."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ L = TypeVar("L", bound=Letter)
 
 @dataclass(slots=True)
 class Look:
-    """What a search still looks for."""
+    """The letters that a search still looks for."""
 
     takes: Callable[[Any], bool]
     """Whether a letter, which is not damaged, is looked for."""
