@@ -20,12 +20,12 @@ from notify.protocol.workers import (
     remember_logs,
     workers_of,
 )
-from notify.server import acceptor
 from notify.server.settings import Settings
 from notify.server.spread import spread
 from notify.server.spread.combining import columns, combined
 from notify.server.spread.cursors import allot, offsets, shares
 from notify.server.spread.rules import job_number, job_of, rule_of
+from notify.server.workers import acceptor
 from notify.server.workers.acceptor import PEEKED, Acceptor, worker_of
 from notify.server.workers.heartbeat import Silence, beat_seconds, state_in, waits_for_disk
 from notify.server.workers.parent import said_in

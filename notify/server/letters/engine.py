@@ -1,4 +1,4 @@
-"""The protocol of an engine for its groups' dead letters: all else about letters is written once, over this."""
+"""The protocol of a queue engine for dead letters; all else about letters is written once, over this."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ L = TypeVar("L", bound=Letter)
 
 @dataclass(slots=True)
 class Look:
-    """The part of a search that is left."""
+    """The letters that a search still looks for."""
 
     takes: Callable[[Any], bool]
     """Whether a letter, which is not damaged, is looked for."""

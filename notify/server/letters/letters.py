@@ -155,7 +155,7 @@ class Letters(Generic[L]):
 
 
 def effects_of(how: Closing) -> str:
-    """The consequence of a redrive for effects that handlers with an inbox had."""
+    """A sentence about a redrive and the effects that handlers with an inbox had."""
     return EFFECTS_AGAIN if how.replay_effects else EFFECTS_KEPT
 
 
