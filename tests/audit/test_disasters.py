@@ -29,10 +29,8 @@ from tests.audit.trade import COUNT, SERVICES, WITH_INBOX, Trade, make_trade
 from tests.audit.world import World
 
 
-def audited(
-    spark: Any, trade: Trade, plan: Plan = PLAN, services: Sequence[str] = SERVICES, logs: Sequence[Path] = ()
-) -> Result:
-    with trade.inputs(services, logs) as inputs:
+def audited(spark: Any, trade: Trade, plan: Plan = PLAN, services: Sequence[str] = SERVICES) -> Result:
+    with trade.inputs(services) as inputs:
         return Audit(spark, plan, inputs, trade.directory / "scratch").run()
 
 
@@ -134,11 +132,11 @@ def test_the_databases_of_an_inbox_and_of_a_sender_were_not_given(spark: Any, tr
         assert any(wanted in reason for reason in result.reasons), result.reasons
 
 
-def test_a_database_that_is_given_twice(spark: Any, trade: Trade) -> None:
+def test_a_database_that_is_given_twice(trade: Trade, tmp_path: Path) -> None:
     """Or a clone of it: every effect would be there twice."""
     shutil.copy(trade.directory / "points.db", trade.directory / "clone.db")
-    with pytest.raises(InvalidRequest, match="same source id"):
-        audited(spark, trade, services=[*SERVICES, "clone"])
+    with trade.inputs([*SERVICES, "clone"]) as inputs, pytest.raises(InvalidRequest, match="same source id"):
+        begun(inputs, tmp_path / "scratch")
 
 
 # --- logs that are not whole ----------------------------------------------------------------------------------------
@@ -271,15 +269,14 @@ def test_a_byte_that_rots_beside_a_copy(trade: Trade) -> None:
 # --- inputs that do not belong together -----------------------------------------------------------------------------
 
 
-def test_another_servers_log(spark: Any, trade: Trade, tmp_path: Path) -> None:
-    other = make_trade(tmp_path / "other", number=2)
-    with pytest.raises(InvalidRequest, match="do not belong together"):
-        audited(spark, trade, logs=[other.log])
+def test_another_servers_log(trade: Trade, other: Trade, tmp_path: Path) -> None:
+    with trade.inputs(logs=[other.log]) as inputs, pytest.raises(InvalidRequest, match="do not belong together"):
+        begun(inputs, tmp_path / "scratch")
 
 
-def test_the_same_log_twice(spark: Any, trade: Trade, tmp_path: Path) -> None:
+def test_the_same_log_twice(trade: Trade, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trade.log, copy)
     for again in (trade.log, copy):
-        with pytest.raises(InvalidRequest, match="same log"):
-            audited(spark, trade, logs=[trade.log, again])
+        with trade.inputs(logs=[trade.log, again]) as inputs, pytest.raises(InvalidRequest, match="same log"):
+            begun(inputs, tmp_path / "scratch")
