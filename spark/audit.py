@@ -26,8 +26,8 @@ from notify.spark.digest.comparison import figures_of, latencies_of
 from notify.spark.digest.look import MOST_SHARE, FirstLook, Looked
 from notify.spark.digest.slots import SLOT_SECONDS
 from notify.spark.inputs.catalog import Bridged
-from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.inputs.identities import identities_of
 from notify.spark.inputs.kafka_input import KafkaInput
 from notify.spark.inputs.log_input import EVERYTHING
 from notify.spark.inputs.shards import movers_of
@@ -107,12 +107,14 @@ class Audit:
         as `run`.
         """
         result = self.result
-        self._effects = business_effects(self._inputs.databases, self._plan.effects)
-        asked: list[Database | BusinessEffects] = [*self._inputs.databases, *self._inputs.storages, *self._effects]
-        for each in asked:
-            result.reasons += each.hidden
+        for database in (*self._inputs.databases, *self._inputs.storages):
+            result.reasons += database.hidden
+        if not result.reasons:
+            self._effects = business_effects(self._inputs.databases, self._plan.effects)
+            result.reasons += [why for query in self._effects for why in query.hidden]
         if result.reasons:
             return None
+        result.identities = identities_of(self._inputs)
         self._prepare()
         self._step("copy the log")
         return cover(self._plan, self._inputs, self._inbox_groups, result)

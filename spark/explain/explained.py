@@ -16,8 +16,7 @@ from notify.spark.explain.judging import Bounds, Verdict, judge
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, records_of, repairs_of
 from notify.spark.inputs.actions import Record
 from notify.spark.inputs.columns import name_hash
-from notify.spark.inputs.databases import Database
-from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.inputs.effects import business_effects
 from notify.spark.inputs.missing_logs import absent_shards, judged_span, reason_of
 from notify.spark.inputs.ranges import Span
 from notify.spark.inputs.shards import movers_of
@@ -46,8 +45,11 @@ class Explained:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing is wrong, or it is repaired; 1: something is wrong, or no source knows it."""
-        return 1 if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts) else 0
+        """0: nothing is wrong, or it is repaired; 1: something is wrong, or no source knows it; 2: something may be
+        wrong, and the proof could not be seen."""
+        if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts):
+            return 1
+        return 2 if any(v.is_open and not self._is_repaired(v) for v in self.verdicts) else 0
 
     def _is_repaired(self, verdict: Verdict) -> bool:
         return any(
@@ -110,10 +112,11 @@ def explain(
     their journals say by whom and why. `effects`: as of an audit's plan. `scratch`: for copies of the logs' segments.
     """
     transaction, number = ids.parse_message_id(text)
+    for database in (*inputs.databases, *inputs.storages):
+        database.check_seen()
     queries = business_effects(inputs.databases, effects)
-    asked: list[Database | BusinessEffects] = [*inputs.databases, *inputs.storages, *queries]
-    for each in asked:
-        each.check_seen()
+    for query in queries:
+        query.check_seen()
     for log in inputs.logs:
         log.prepare(None, scratch)
     for kafka in inputs.kafka:
@@ -148,7 +151,8 @@ def _bounds(inputs: Inputs, history: History, longest_us: int, deliver_us: int) 
     logs, clusters = [log.watermark_us for log in inputs.logs], [kafka.watermark_us for kafka in inputs.kafka]
     watermark_us = min([time.time_ns() // 1000, *logs, *clusters])
     databases = [*inputs.databases, *inputs.storages]
-    copies = [replica.until_us for database in databases if (replica := database.replica()) is not None]
+    replicas = [(each.name, replica) for each in databases if (replica := each.replica()) is not None]
+    copies = [replica.until_us for _, replica in replicas]
     inbox_groups = frozenset(name for database in inputs.databases for name in database.inbox_groups())
     terms = terms_of(inputs, inbox_groups, copies, watermark_us, longest_us, deliver_us)
     first_us = min((trace.at_us for trace in history.traces.values() if trace.at_us), default=0)
@@ -164,6 +168,11 @@ def _bounds(inputs: Inputs, history: History, longest_us: int, deliver_us: int) 
         origins=origins,
         doubts=tuple(problem for log in inputs.logs for problem in (*log.problems, *log.unread(from_us))),
         absent=_absent(inputs, history, judged),
+        unseen=tuple(
+            f"database {name} follows another one, and what it has is not known: {replica.why}; name the primary"
+            for name, replica in replicas
+            if not replica.until_us
+        ),
     )
 
 

@@ -38,6 +38,7 @@ _OUTCOMES = {
     "ORPHAN_ROW": "orphan",
 }
 """The classes that say how a transaction ended, and the fact of each that holds also while it is PENDING."""
+INCONCLUSIVE = "INCONCLUSIVE"
 _STATES = {"COMMITTED": COMMITTED, "ROLLED_BACK": ROLLED_BACK}
 
 
@@ -55,6 +56,8 @@ class Bounds:
     """Why the logs prove nothing by what they lack."""
     absent: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Why nothing is known of a shard whose log was not given, by its database and name."""
+    unseen: tuple[str, ...] = ()
+    """Why databases prove nothing by what they lack."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class Verdict:
     finding: str
     sentence: str
     others: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something could not be seen that may prove the opposite."""
+        return INCONCLUSIVE in (self.finding, *self.others)
 
     @property
     def is_bad(self) -> bool:
@@ -153,7 +161,8 @@ class _Judged:
         if outcome:
             yield self._outcome(outcome)
         elif "PENDING" in self._classes:
-            yield "PENDING", "a copy of a database may not have the inbox row yet"
+            why = "a copy of a database may lack the inbox row"
+            yield (INCONCLUSIVE, f"{why}: {self._bounds.unseen[0]}") if self._bounds.unseen else ("PENDING", why)
         for name in self._classes:
             if name not in (outcome, "PENDING"):
                 yield name, self._why(name)
@@ -171,11 +180,13 @@ class _Judged:
         why, bounds = self._why(name), self._bounds
         absent = [a for local in self._trace.rows if (a := bounds.absent.get((local.database, local.shards)))]
         if bounds.doubts and name in ("LOST", "IN_DOUBT", "ORPHAN_ROW"):
-            return "INCONCLUSIVE", f"{why}; but the log is not whole: {bounds.doubts[0]}"
+            return INCONCLUSIVE, f"{why}; but the log is not whole: {bounds.doubts[0]}"
         if absent and name == "LOST":
-            return "INCONCLUSIVE", f"{why}; but {absent[0]}"
+            return INCONCLUSIVE, f"{why}; but {absent[0]}"
         if name in self._classes:
             return name, why
+        if bounds.unseen and not self._row["is_closed"]:
+            return INCONCLUSIVE, f"{why}; but {bounds.unseen[0]}"
         if self._row["is_closed"]:
             return "PENDING", f"{why}; but the log may have dropped its record"
         return "PENDING", f"{why}; but its transaction may not be over yet"

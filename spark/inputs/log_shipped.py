@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,6 +110,9 @@ class ShippedFiles:
     listed: tuple[SegmentFile, ...] = field(default=(), repr=False)
     newest: tuple[tuple[str, int], ...] = field(default=(), repr=False)
     """The names and sizes of the newest checkpoints."""
+    end: int = 0
+    """The position behind the last listed byte."""
+    generation: int = 0
 
     is_immutable = True
 
@@ -133,7 +136,9 @@ class ShippedFiles:
             before = segment
         if before is not None:
             files.append(_file(before, None))
-        return cls(store.url, listed.lineage, listed.dropped_to, tuple(files), tuple(newest))
+        return cls(
+            store.url, listed.lineage, listed.dropped_to, tuple(files), tuple(newest), listed.end, listed.generation
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShippedFiles, (self.url, self.lineage, self.dropped_to)
@@ -161,7 +166,27 @@ class ShippedFiles:
         problems = [f"{name} is in the manifest, and not in the store {self.url}" for name in missing[:MOST_NAMED]]
         if len(missing) > MOST_NAMED:
             problems.append(f"{len(missing) - MOST_NAMED} more segments are not in the store {self.url}")
+        if why := self._outdated(stored):
+            problems.append(why)
         return files, problems
+
+    def _outdated(self, stored: Iterable[str]) -> str:
+        """Why the manifest is an earlier one than that of these objects; "" if it may be the newest.
+
+        A server ships one segment after the other, so that a crash leaves at most one that is not listed.
+        """
+        behind = sorted(found for name in stored if (found := layout.log_of(name)) is not None and found[0] >= self.end)
+        newer = max((generation for _, generation in behind), default=0)
+        if len(behind) <= 1 and newer <= self.generation:
+            return ""
+        now = manifest.load(self._store)
+        if now is not None and (now.end, now.generation) != (self.end, self.generation):
+            return ""  # the server has shipped them since the manifest was read
+        return (
+            f"{layout.MANIFEST} in {self.url} is not the newest: it is of generation {self.generation} and ends at "
+            f"byte {self.end}. Segments behind that, which were not read: {len(behind)}, of generations up to {newer}. "
+            f"Put the newest {layout.MANIFEST} back, or restart the server that ships there: it lists them again"
+        )
 
     def gone(self) -> str:
         now = manifest.load(self._store)

@@ -8,6 +8,7 @@
 | `buckets` | `at_us`, `topic` | the figures of a topic in a stretch of `seconds` from `at_us` on |
 | `state` | `kind`, `name` | what the newest audit expected of an input, and read of it; of kind `audit`: its verdict |
 
+Rows of `state` of kind `input` are the databases, storages and clusters by their ids: an audit without one is refused.
 An audit replaces what it judged, and nothing else: what is older than its range, or than its inputs' oldest message,
 stays as earlier audits left it. All three tables change in one step.
 """
@@ -25,6 +26,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from notify.errors import InvalidRequest
+from notify.runtime.visible import first_of
+from notify.spark.inputs.identities import lasting
 from notify.spark.judge.measures import TOTALS
 from notify.spark.report.files import FINDINGS, row_of
 from notify.spark.result import Result
@@ -36,6 +40,9 @@ from notify.storage.shipped.store import Store
 Row = dict[str, Any]
 DAY_US = 86_400_000_000
 UNDATED = "undated"
+INPUT = "input"
+"""The kind of the state's rows that say what the audits read: by identity, with the name that the newest one had."""
+MOST_NAMED = 10
 SEEN = [("first_seen_us", pa.int64()), ("last_seen_us", pa.int64()), ("resolved_us", pa.int64())]
 FINDING_ROWS = pa.schema([*FINDINGS, *[pa.field(*each) for each in SEEN]])
 STATE_ROWS = pa.schema(
@@ -47,13 +54,14 @@ STATE_ROWS = pa.schema(
 def merge(result: Result, url: str, now_us: int = 0) -> dict[str, int]:
     """Merge an audit's results into the tables at a URL; how many rows each table has then.
 
-    `now_us`: the time to note, by default this machine's. Raises InvalidRequest for a URL that names no store, and
-    ObjectStoreFailed; nothing has changed then.
+    `now_us`: the time to note, by default this machine's. Raises InvalidRequest for a URL that names no store, or has
+    the results of audits with inputs that this one lacks, and ObjectStoreFailed; nothing has changed then.
     """
     store = Store(url)
     before = manifests.load(store)
     now_us = now_us or time.time_ns() // 1000
     tables = _Tables(store, before)
+    _refuse_others(tables, result, url)
     since_us = result.from_us or min((bucket["at_us"] for bucket in result.buckets), default=result.to_us)
     _merge_findings(tables, result, since_us, now_us)
     _merge_buckets(tables, result, since_us)
@@ -94,6 +102,10 @@ class _Tables:
 
     def merged(self) -> Manifest:
         return msgspec.structs.replace(self._before, files=tuple(self._files))
+
+    def rows(self, table: str, part: str) -> list[Row]:
+        files = [file for file in self._files if (file.table, file.part) == (table, part)]
+        return [row for file in files for row in read_file(self._store, file).to_pylist()]
 
     def counts(self) -> dict[str, int]:
         """Rows by table."""
@@ -189,6 +201,21 @@ def _overlap(one: Row, other: Row) -> bool:
     return bool(one["at_us"] < _end_us(other) and other["at_us"] < _end_us(one))
 
 
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse_others(tables: _Tables, result: Result, url: str) -> None:
+    """Raises InvalidRequest if earlier audits had an input that this one lacks: it would call resolved what it did not
+    see, and replace the figures of other messages."""
+    earlier = {row["name"]: row["expected"] for row in tables.rows("state", "") if row["kind"] == INPUT}
+    gone = [name for identity, name in earlier.items() if identity not in result.identities]
+    if gone and result.identities:
+        raise InvalidRequest(
+            f"{url} has the results of audits with other inputs: {first_of(gone, MOST_NAMED)} was not given to this "
+            "one, or is another one now. Name it, too, or merge the results of these inputs into tables at another URL"
+        )
+
+
 # --- state ----------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +224,10 @@ def _merge_state(tables: _Tables, result: Result, now_us: int) -> None:
     new: list[Row] = [
         {"kind": each.kind, "name": each.name, "expected": each.expected, "read": each.read, "is_whole": each.is_whole}
         for each in result.coverage
+    ]
+    new += [
+        {"kind": INPUT, "name": identity, "expected": name, "read": name, "is_whole": True}
+        for identity, name in lasting(result.identities).items()
     ]
     reasons = "; ".join(result.reasons)[:10_000]
     new.append(

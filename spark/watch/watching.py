@@ -29,7 +29,6 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.runtime.visible import first_of
 from notify.spark.audit import Audit
 from notify.spark.inputs.log_read import LogRead
-from notify.spark.inputs.shards import shard_of
 from notify.spark.judge.findings import BY_NAME
 from notify.spark.report.files import row_of
 from notify.spark.report.results import merge
@@ -90,7 +89,6 @@ class Auditing:
             result = Audit(self.spark, known, inputs, self.scratch).run()
             self.producer_groups.update(result.producer_groups)
             result.logs = [LogRead.of(log) for log in inputs.logs]
-            result.identities = identities_of(inputs)
         if self.results:
             merge(result, self.results)
         return result
@@ -391,16 +389,6 @@ def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
 
     with closing(Watch(audit, Plan(), directory, alarm_url=alarm_url)) as watch:
         watch.failed(error)
-
-
-def identities_of(inputs: Inputs) -> dict[str, str]:
-    """The inputs by their identities, with their names: a database's is its source id, if it has one."""
-    known = {f"database {each.source_id() or each.name}": f"database {each.name}" for each in inputs.databases}
-    for each in inputs.storages:
-        shard = shard_of(each)
-        known[f"storage {shard.source if shard else each.name}"] = f"storage {each.name}"
-    known |= {f"log {each.name}": f"log {each.name}" for each in inputs.logs}
-    return known | {f"kafka {each.cluster_id()}": each.name for each in inputs.kafka}
 
 
 def _failure_key(start: int, look: str) -> str:

@@ -15,11 +15,20 @@ Positions have 20 digits and generations 6, so that names sort as numbers do.
 
 from __future__ import annotations
 
+import re
+
 MANIFEST = "manifest.json"
+_LOG = re.compile(r"segments/(\d{20})-(\d{6})\.log")
 
 
 def log_name(base: int, generation: int) -> str:
     return f"segments/{base:020d}-{generation:06d}.log"
+
+
+def log_of(name: str) -> tuple[int, int] | None:
+    """Base and generation of a segment's object; None for any other object."""
+    match = _LOG.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def index_name(base: int, generation: int) -> str:

@@ -219,7 +219,7 @@ def test_every_class_of_one_row_has_a_case() -> None:
         ("another producer group", "different producer groups, one of them sales"),
         ("not in the log yet", "; but its transaction may not be over yet"),
         ("as old as the log", "; but the log may have dropped its record"),
-        ("whose inbox row a copy may lack yet", "PENDING: a copy of a database may not have the inbox row yet"),
+        ("whose inbox row a copy may lack yet", "PENDING: a copy of a database may lack the inbox row"),
     ],
 )
 def test_explain_says_what_is_wrong_in_the_words_of_an_audit(what: str, said: str) -> None:

@@ -140,6 +140,30 @@ def test_objects_in_each_others_place_are_reasons_and_more_bytes_or_objects_are_
     assert len(problems) == 2 and all("differ from the manifest" in problem for problem in problems), problems
 
 
+def outdated(problems: list[str]) -> list[str]:
+    return [problem for problem in problems if "is not the newest" in problem]
+
+
+@pytest.mark.parametrize(("behind", "generation", "is_told"), [(1, 1, False), (2, 1, True), (1, 2, True)])
+def test_an_older_manifest_beside_newer_objects_is_a_reason(
+    own_store: Path, tmp_path: Path, behind: int, generation: int, is_told: bool
+) -> None:
+    """An audit passed as if the log ended there. One segment of this generation is what a crash leaves."""
+    store = Store(f"file://{own_store}")
+    newest = manifest.load(store)
+    assert newest is not None
+    manifest.replace(store, replaced(newest, segments=newest.segments[:-behind]))
+    if generation > 1:
+        last = objects(own_store)[-1]
+        last.rename(last.with_name(last.name.replace("-000001", f"-{generation:06d}")))
+    problems = outdated(prepared(store.url, tmp_path / "copies").problems)
+    assert len(problems) == is_told, problems
+    assert all(f"which were not read: {behind}, of generations up to {generation}" in each for each in problems)
+    files = ShippedFiles.of(store.url)
+    manifest.replace(store, newest)  # as a server does that ships meanwhile
+    assert outdated(files.segments()[1]) == []
+
+
 def checkpoints(store: Path) -> list[Path]:
     return sorted((store / "segments").glob("*.ckpt"))
 

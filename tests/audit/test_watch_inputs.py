@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from notify.spark.inputs.identities import identities_of
 from notify.spark.result import Found, Inputs, Result
-from notify.spark.watch.watching import identities_of
 from tests.audit.scripted_watch import BEGIN_US, Scripted
 from tests.audit.trade import SENDERS, WITH_INBOX, Trade
 from tests.support.receiver import Receiver

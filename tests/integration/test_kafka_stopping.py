@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notify.client import AsyncConsumer, Consumer
+from notify.client import AsyncConsumer, Consumer, DeadLetter
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 
+from notify.client.kafka import feed, ownership
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import Handling
@@ -29,6 +33,7 @@ from notify.client.kafka.window import Window
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import retry_topic
+from notify.kafka.progress import Progress
 from tests.support.kafka import KafkaNode, Wrapped, committed
 from tests.support.kafka_consumers import is_assigned, make_topic, produce, progress, worker
 from tests.support.told import CONSUMING, Told
@@ -126,6 +131,99 @@ def test_a_paused_group_leaves_its_backlog_where_it_is(
         assert len(fetched) < 10
         produce(kafka_url, control.TOPIC, [control.Control().encoded().decode()], key=unique.encode())
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 500, "everything, once it is resumed")
+
+
+def owner_of(kafka_url: str, group: str, instance: str) -> Consumer:
+    consumer = Consumer(kafka_url, group=group, instance=instance, lease=5.0)
+    consumer.subscribe(group, mode="failover", start="earliest")(lambda message: None)
+    return consumer
+
+
+def has_done(kafka_url: str, group: str, count: int) -> bool:
+    return progress(kafka_url, group).get((group, 0), Progress(0)).offset == count
+
+
+@pytest.mark.long
+def test_a_stopping_owner_makes_way_although_its_client_does_not_end(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left its group only once its client had ended, for which it waited up to a minute."""
+    released, close = threading.Event(), Feed.close
+    held_up: list[Feed] = []
+
+    async def closed(self: Feed, seconds: float) -> None:
+        held_up.append(self)
+        if self is held_up[0]:
+            await asyncio.to_thread(released.wait, 2 * PATIENCE_SECONDS)
+        await close(self, seconds)
+
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a"])
+    first, second = (owner_of(kafka_url, unique, name) for name in ("first", "second"))
+    with running(first):
+        eventually(lambda: has_done(kafka_url, unique, 1), "the first owner")
+        monkeypatch.setattr(Feed, "close", closed)
+        with running(second):
+            first.stop()
+            produce(kafka_url, unique, ["b"])
+            try:
+                eventually(lambda: has_done(kafka_url, unique, 2), "the other instance to take over")
+            finally:
+                released.set()
+    assert len(held_up) == 2
+
+
+@pytest.mark.long
+def test_an_owner_whose_client_hangs_while_it_leaves_does_not_stay_the_owner(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client went on with its heartbeats, and nobody received for five minutes."""
+    hanging: list[Any] = []
+    monkeypatch.setattr(ownership, "POLL_INTERVAL_SECONDS", feed.SESSION_SECONDS + 1.0)
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a"])
+    with monkeypatch.context() as patched:
+        patched.setattr(ownership, "leave", lambda group, end: hanging.append(end))
+        with running(owner_of(kafka_url, unique, "first")):
+            eventually(lambda: has_done(kafka_url, unique, 1), "the first owner")
+    with running(owner_of(kafka_url, unique, "second")):
+        produce(kafka_url, unique, ["b"])
+        eventually(lambda: has_done(kafka_url, unique, 2), "the other instance to take over")
+    (end,) = hanging
+    end()
+
+
+def native_threads() -> Counter[str]:
+    """The threads of Kafka's clients in this process, by name."""
+    names = Counter[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names[(task / "comm").read_text().strip()] += 1
+    return Counter({name: count for name, count in names.items() if name.startswith("rdk:")})
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the threads of a process are not shown here")
+@pytest.mark.parametrize("mode", ["shared", "failover"])
+def test_a_stopped_consumer_leaves_no_client_behind(kafka_url: str, unique: str, mode: str) -> None:
+    """Its producer kept its threads and connections until the garbage was collected, which may be never."""
+    make_topic(kafka_url, unique)
+    produce(kafka_url, unique, ["a"])
+    progress(kafka_url, unique)  # the tests' own clients are made
+    consumer = Consumer(kafka_url, group=unique)
+
+    @consumer.subscribe(unique, mode=mode, start="earliest")
+    def handle(message: Any) -> None:
+        raise DeadLetter("a transaction writes it to another topic")
+
+    def left() -> Counter[str]:
+        gc.collect()  # what nobody holds is none of the consumer's
+        return native_threads() - before
+
+    before = native_threads()
+    with running(consumer):
+        eventually(lambda: has_done(kafka_url, unique, 1), "the dead letter")
+    eventually(lambda: not left(), "the end of all threads that the consumer's clients had")
+    assert consumer is not None, "it may live for long, stopped"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,25 @@ def rows(url: str, table: str) -> list[dict[str, Any]]:
 
 def resolved(url: str) -> dict[int, int | None]:
     return {int(row["message_id"].split("-")[-1].split(".")[0]): row["resolved_us"] for row in rows(url, "findings")}
+
+
+def test_audits_of_other_inputs_keep_their_results_apart(url: str) -> None:
+    """The audit of one system called the findings of another one resolved, and took its figures out."""
+
+    def of(identities: dict[str, str], found: list[Found]) -> Result:
+        return replace(audit(0, 10, found), identities={**identities, "log log": "log log"})
+
+    shop, bank = {"database 1": "database shop"}, {"database 2": "database bank"}
+    merge(of(shop, [lost(1)]), url, 100)
+    for others in (bank, {"database 3": "database shop"}):
+        with pytest.raises(InvalidRequest, match=r"database shop was not given to this one.*another URL"):
+            merge(of(others, []), url, 200)
+    assert resolved(url) == {1: None}
+    merge(of(shop | bank, [lost(1)]), url, 300)
+    with pytest.raises(InvalidRequest, match="database bank was not given"):
+        merge(of(shop, []), url, 400)
+    merge(of({"database 1": "database renamed", "database 2": "database bank"}, []), url, 500)
+    assert resolved(url) == {1: 500}
 
 
 def test_a_finding_is_one_row_from_first_to_last(url: str) -> None:

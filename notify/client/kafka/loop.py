@@ -301,9 +301,10 @@ class KafkaLoop:
             seconds = LEAVE_SECONDS
         else:
             seconds = STOP_SECONDS if self._started_at == float("inf") else REST_SECONDS
-        await asyncio.gather(self._feed.close(seconds), self._orders.close(STOP_SECONDS))
+        closing = [self._feed.close(seconds), self._orders.close(STOP_SECONDS), self._settling.close(STOP_SECONDS)]
         if isinstance(self._sharing, Ownership):
-            await self._sharing.close()
+            closing.append(self._sharing.close())  # beside the others: another instance waits for this
+        await asyncio.gather(*closing)
 
 
 async def _wait(event: asyncio.Event) -> None:

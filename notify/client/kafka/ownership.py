@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
+POLL_INTERVAL_SECONDS = 60.0
+"""An owner that does not poll for this time, or for the lease if that is longer, loses the partition, even if its
+heartbeats continue: its loop stands still, or its client hangs while it leaves."""
 PASSING_SECONDS = SESSION_SECONDS + 2.0
 """How long a killed owner keeps the partition: until its session ends."""
 
@@ -61,6 +64,7 @@ class Ownership:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": SESSION_SECONDS * 1000,
                 "heartbeat.interval.ms": SESSION_SECONDS * 1000 // 3,
+                "max.poll.interval.ms": round(max(POLL_INTERVAL_SECONDS, plan.lease) * 1000),
             }
         )
         self._topics: Mapping[str, int] = {}
@@ -84,15 +88,26 @@ class Ownership:
             has_partition = await self._call(self._poll)
             if self._is_owner:
                 if not has_partition or self._settling.is_fenced:
-                    await self._give_up()
+                    await self._polling(self._give_up())
                 continue
             if has_partition and await self._call(self._is_confirmed):
-                await self._gain()
+                await self._polling(self._gain())
             elif self._plan.is_exclusive and self._is_owned():
                 raise Conflict(
                     f"group {self._plan.group!r} is exclusive, and instance {await self._call(self._noted_owner)} owns "
                     "its topics", "topic_is_taken",
                 )  # fmt: skip
+
+    async def _polling(self, change: Coroutine[Any, Any, None]) -> None:
+        """Carry out a change, and poll meanwhile: a member that does not poll holds up the others' rebalance."""
+        changing = asyncio.create_task(change)
+        try:
+            while not (await asyncio.wait([changing], timeout=POLL_SECONDS))[0]:
+                await self._call(self._poll)
+            changing.result()
+        finally:
+            changing.cancel()
+            await asyncio.gather(changing, return_exceptions=True)
 
     def _join(self) -> None:
         self._consumer.subscribe([self._group], on_assign=self._assigned)

@@ -284,6 +284,11 @@ class Settling:
         await asyncio.get_running_loop().run_in_executor(self._threads, self._transactions.claim)
         self.is_fenced = False
 
+    async def close(self, seconds: float) -> None:
+        """End the producer of transactions, after the last commit. Waits at most `seconds` for its connections."""
+        ending = asyncio.get_running_loop().run_in_executor(self._threads, self._transactions.close)
+        await asyncio.wait([ending], timeout=seconds)
+
 
 def commit_offsets(consumer: Any, offsets: list[TopicPartition]) -> None:
     """Commit offsets of several partitions. Raises KafkaException even if only some are refused.

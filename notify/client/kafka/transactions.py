@@ -51,6 +51,7 @@ class Transactions:
         self._plan = plan
         self._cluster = cluster
         self._producer: TransactionalProducer | None = None
+        self._is_closed = False
 
     @property
     def are_claimed(self) -> bool:
@@ -68,6 +69,8 @@ class Transactions:
         producer = self._cluster.transactional_producer(settings)
         producer.init_transactions(CALL_SECONDS)
         self._producer = producer
+        if self._is_closed:  # meanwhile
+            self._producer = None
 
     def commit(self, leaving: list[Departure], offsets: list[TopicPartition], group: Any) -> None:
         """Commit departures and offsets, all or none.
@@ -146,6 +149,14 @@ class Transactions:
             log.debug("Kafka does not abort a transaction: %s", error_of(raised).str())
             return False
         return True
+
+    def close(self) -> None:
+        """End the producer, with its threads and connections, also one that is being claimed.
+
+        Kafka's client has no call for this: it ends with its last reference, and waits for its threads then.
+        """
+        self._is_closed = True
+        self._producer = None
 
     def _drop(self, producer: TransactionalProducer) -> None:
         """Forget a producer, unless it was replaced already: a commit may fail because a new claim has fenced it."""
