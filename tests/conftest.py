@@ -20,12 +20,13 @@ from notify.client.table import half_message
 from notify.storage.sql import writer
 from notify.testing import forked
 from notify.testing.binlog_server import BinlogServer
+from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
 from tests.support import databases, mariadb11, workers
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.databases import MOST, empty_database, own_mariadb, own_mysql
+from tests.support.databases import MOST, drop_slots, empty_database, own_mariadb, own_mysql
 from tests.support.kafka import KafkaNode
 from tests.support.mariadb11 import MARIADB_11
 from tests.support.own_server import own_server
@@ -165,6 +166,27 @@ def binlog_url(binlog_server: BinlogServer) -> Iterator[str]:
     yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
     binlog_server.restore_variables()
     binlog_server.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def wal_server() -> Iterator[PostgreSqlServer]:
+    """A separate PostgreSQL for bridges, whose log is decoded logically: tests change its settings."""
+    settings = ("wal_level=logical", "max_slot_wal_keep_size=2GB", "max_replication_slots=40", "max_wal_senders=40",
+                "max_prepared_transactions=10")  # fmt: skip
+    with own_server(
+        "wal", lambda directory: PostgreSqlServer(directory, durable=False, settings=settings).create()
+    ) as server:
+        yield server
+
+
+@pytest.fixture
+def wal_url(wal_server: PostgreSqlServer) -> Iterator[str]:
+    """An empty database; its slots are dropped afterwards."""
+    with empty_database("postgresql", {"postgresql": wal_server.url}, Path()) as url:
+        try:
+            yield url
+        finally:
+            drop_slots(url)
 
 
 @pytest.fixture(scope="session")

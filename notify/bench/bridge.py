@@ -20,8 +20,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
 from notify.bench.verify import pulled
-from notify.binlog_bridge import source
-from notify.binlog_bridge.pump import Bridge
+from notify.bridge.binlog import source
+from notify.bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.client.making_tables import create_tables
 from notify.protocol import ids

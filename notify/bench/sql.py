@@ -29,7 +29,7 @@ import sqlalchemy as sa
 
 from notify.bench import bridge as bridge_bench
 from notify.bench import transactions
-from notify.binlog_bridge import source
+from notify.bridge.binlog import source
 from notify.client.making_tables import create_tables
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol.wire import PackedBridgeBatch
