@@ -16,7 +16,6 @@ from notify.bridge.log import DatabaseLog
 from notify.bridge.refusals import Refusals
 from notify.bridge.scope import OWN, Scope
 from notify.bridge.totals import Totals
-from notify.errors import Unavailable
 from notify.movers.sinks.showing import Showing
 from notify.runtime.databases import has_table
 from notify.runtime.threads import in_thread
@@ -30,17 +29,17 @@ WARN_SECONDS = 60.0
 
 
 class Warnings:
-    """Logs repeated failures: each kind at most once a minute."""
+    """Logs what happens again and again: each kind at most once a minute."""
 
     def __init__(self) -> None:
         self._logged_at: dict[str, float] = {}
 
-    def say(self, what: str, error: Exception) -> None:
+    def say(self, what: str, detail: object) -> None:
         """`what`: the failure and its remedy."""
         now = time.monotonic()
         if now - self._logged_at.get(what, -WARN_SECONDS) >= WARN_SECONDS:
             self._logged_at[what] = now
-            log.warning("%s: %s", what, str(error)[:300])
+            log.warning("%s: %s", what, str(detail)[:300])
 
 
 class Announcing:
@@ -65,8 +64,10 @@ class Announcing:
         self._warnings = Warnings()
 
     async def run(self) -> None:
-        """Report until cancelled. A report that the source or the target refuses is logged and tried again. Raises Unfit
-        if rows would be missed from now on."""
+        """Report until cancelled. A report that the source or the target refuses is logged and tried again.
+
+        Raises Unfit if rows would be missed from now on.
+        """
         while True:
             await asyncio.sleep(ANNOUNCE_SECONDS)
             try:
@@ -99,9 +100,9 @@ class Announcing:
         if retained is not None and retained.left is not None and retained.kept > retained.left:
             size, left = retained.kept >> 20, retained.left >> 20
             self._warnings.say(
-                "the source keeps more than half of what it may keep of its log for this bridge, and gives the bridge up "
-                "when all is used (max_slot_wal_keep_size): find out why the bridge is behind",
-                Unavailable(f"{size:,} MB are kept, {left:,} MB are left"),
+                "the source keeps more than half of what it may keep of its log for this bridge, and gives the bridge "
+                "up when all is used (max_slot_wal_keep_size): find out why the bridge is behind",
+                f"{size:,} MB are kept, {left:,} MB are left",
             )
 
 

@@ -372,6 +372,8 @@ class Bridge:
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and update the totals."""
         batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
+        if self.totals.retained is not None:
+            batch.retained, batch.retained_left = self.totals.retained
         await self._post(sink, batch)
         self.totals.rows += sum([len(t.messages) for t in batch.transactions])
         self._has_read(newest_us or self._newest_us(batch.position))

@@ -10,9 +10,10 @@ import json
 import pytest
 import sqlalchemy as sa
 
+from notify.bridge.batching import PART_BYTES
 from notify.bridge.binlog import source
 from notify.bridge.binlog.events import PAYLOAD
-from notify.bridge.binlog.reader import PART_BYTES, Assembly
+from notify.bridge.binlog.reader import Assembly
 from notify.bridge.errors import Unreadable
 from notify.protocol import ids
 from notify.protocol.wire import PackedBridgeBatch, PackedMessage

@@ -11,7 +11,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog.reader import PART_BYTES
+from notify.bridge.batching import PART_BYTES
 from notify.bridge.errors import Purged, Unreadable
 from notify.bridge.pump import Bridge
 from notify.client import create_tables

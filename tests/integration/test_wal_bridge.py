@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 import pytest
@@ -46,7 +47,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     """Bodies are long: the log has them with an update only if the replica identity is FULL."""
     subscribe(server.url, unique, unique)
     now = time.time_ns() // 1000
-    long = "x" * 20_000
+    long = os.urandom(10_000).hex()
 
     async def run(first: int) -> None:
         store = SqlStore(url)

@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from notify.bridge.batching import PART_BYTES
 from notify.bridge.binlog import decoder
 from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import PART_BYTES, Assembly
+from notify.bridge.binlog.reader import Assembly
 from notify.bridge.binlog.stream import refusal
-from notify.bridge.binlog.tables import Returned
 from notify.bridge.errors import Damaged, Purged, SameServerId, Unfit, Unreadable
+from notify.bridge.rows import Returned
 from notify.errors import Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction

@@ -7,10 +7,11 @@ import struct
 
 import pytest
 
+from notify.bridge.batching import PART_BYTES
 from notify.bridge.binlog import events
 from notify.bridge.binlog.events import EVENT_TYPES, Treatment
 from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import PART_BYTES, Assembly
+from notify.bridge.binlog.reader import Assembly
 from notify.bridge.binlog.statements import savepoint_name
 from notify.bridge.errors import Damaged, Purged, Unreadable
 from notify.bridge.open_transaction import OpenTransaction

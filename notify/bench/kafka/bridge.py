@@ -20,8 +20,8 @@ import sqlalchemy as sa
 
 from notify.bench import children
 from notify.bench.bridge import TOPIC, write
+from notify.bridge.batching import BATCH_TRANSACTIONS
 from notify.bridge.binlog import source
-from notify.bridge.binlog.reader import BATCH_TRANSACTIONS
 from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.making_tables import create_tables
 from notify.errors import NotifyError

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Connection
 
 from notify.bridge.binlog import rights
 from notify.bridge.binlog.position import MariaDbSet, Position
-from notify.bridge.binlog.tables import COLUMNS
 from notify.bridge.errors import Unfit
+from notify.bridge.rows import COLUMNS
 from notify.movers.outbox import LOCAL, MOVES, SERVER
 from notify.protocol.wire import microseconds
 from notify.runtime.guarantees import faults

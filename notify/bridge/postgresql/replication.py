@@ -41,14 +41,15 @@ class Replication:
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
         options = " ".join(filter(None, (str(arguments.pop("options", "")), _SESSION)))
-        self._settings: dict[str, Any] = {"connect_timeout": 5} | LIBPQ_KEEPALIVE | arguments
+        self._settings: dict[str, Any] = {"connect_timeout": 5} | LIBPQ_KEEPALIVE | dict(arguments)
         self._settings |= {"client_encoding": "utf8", "options": options}
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
 
     def _connected(self, **further: str) -> psycopg.Connection[Any]:
+        settings: dict[str, Any] = self._settings | further | {"autocommit": True}
         try:
-            return psycopg.connect(**self._settings, **further, autocommit=True)
+            return psycopg.connect(**settings)
         except psycopg.Error as error:
             raise refusal(error) from error
 
