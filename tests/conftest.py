@@ -32,6 +32,7 @@ from tests.support.mariadb11 import MARIADB_11
 from tests.support.own_server import own_server
 from tests.support.queues import Embedded, Queue
 from tests.support.shop import Base, Order, Shop, make_engine
+from tests.support.wal import setting
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
@@ -171,11 +172,12 @@ def binlog_url(binlog_server: BinlogServer) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def wal_server() -> Iterator[PostgreSqlServer]:
     """A separate PostgreSQL for bridges, whose log is decoded logically: tests change its settings."""
-    settings = ("wal_level=logical", "max_slot_wal_keep_size=2GB", "max_replication_slots=40", "max_wal_senders=40",
-                "max_prepared_transactions=10")  # fmt: skip
-    with own_server(
-        "wal", lambda directory: PostgreSqlServer(directory, durable=False, settings=settings).create()
-    ) as server:
+    settings = ("wal_level=logical", "max_replication_slots=40", "max_wal_senders=40", "max_prepared_transactions=10")
+
+    def start(directory: Path) -> PostgreSqlServer:
+        return PostgreSqlServer(directory, durable=False, settings=settings).create()
+
+    with own_server("wal", start) as server, setting(server, "max_slot_wal_keep_size", "2GB"):
         yield server
 
 

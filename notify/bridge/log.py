@@ -99,9 +99,11 @@ class DatabaseLog(Protocol):
         """Whether a bridge without a position begins with a backfill: the log has nothing from before the bridge."""
         ...
 
-    def check(self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None) -> None:
+    def check(
+        self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
+    ) -> None:
         """Check a candidate before it is read. `name`: the source's; `schemas`: those with its tables, None: the
-        connection's own.
+        connection's own; `fill`: whether a backfill comes first, which makes what is missing.
 
         Raises Unfit with all remedies if it cannot be bridged without gaps.
         """
@@ -138,7 +140,7 @@ class DatabaseLog(Protocol):
         ...
 
     def prepare_backfill(self, engine: Engine) -> None:
-        """Make the log readable from now on, if it is not: what it has lost is taken from the tables. Raises Unfit."""
+        """Make what the log needs to be read from now on; what it lacks is taken from the tables. Raises Unfit."""
         ...
 
     def snapshot(self, engine: Engine) -> LogSnapshot:

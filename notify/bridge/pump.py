@@ -137,7 +137,7 @@ class Bridge:
                 batches_before = self.totals.batches
                 wait: float | None = None
                 try:
-                    await self._prepare()
+                    await self._prepare(fill)
                     epoch, position = await self._begin(sink, fill, fill_since_us)
                     fill = False
                     log.info("source %s: reads %s, writes to %s", self.name, shown_url(self._engine), self._target)
@@ -175,8 +175,11 @@ class Bridge:
         log.warning("again in %g s: %s", SAME_ID_WAIT_SECONDS, error)
         return SAME_ID_WAIT_SECONDS
 
-    async def _prepare(self) -> None:
-        """Check a candidate before reading it. Raises Unfit with all remedies if it cannot be bridged."""
+    async def _prepare(self, fill: bool) -> None:
+        """Check a candidate before reading it. `fill`: whether a backfill comes first.
+
+        Raises Unfit with all remedies if it cannot be bridged.
+        """
 
         def look() -> None:
             with self._engine.connect() as connection:
@@ -196,7 +199,8 @@ class Bridge:
                         f"{min(self._source_ids)}: it is another database and not a replica; give each source its "
                         "own name (--dsn name=URL)"
                     )
-                self._log.check(connection, name, scope, there if self._schema or self._schemas else None)
+                named = there if self._schema or self._schemas else None
+                self._log.check(connection, name, scope, named, fill=fill)
                 self._clock_offset_us = source.clock_offset_us(connection, _now_us)
             self._scope = self._refusals.scope = scope
             self.name = name
@@ -368,6 +372,7 @@ class Bridge:
         finally:
             announcing.cancel()
             await reading.close()
+            await asyncio.wait([announcing])  # else the engine would be disposed of while a thread of it still reads
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and update the totals."""

@@ -319,7 +319,7 @@ def test_missing_grants_and_tables_are_named(url: str, binlog_server: BinlogServ
     with pytest.raises(InvalidRequest, match="Access denied"):
         asyncio.run(Bridge([wrong], server.url, name="wrong").run())
     with pytest.raises(InvalidRequest, match="notify relay"):
-        Bridge(["postgresql+psycopg://x@127.0.0.1/y"], server.url)
+        Bridge(["sqlite:///y"], server.url)
 
 
 def test_a_table_of_another_schema_is_named(url: str, server: ServerProcess) -> None:

@@ -45,20 +45,20 @@ def setting(server: PostgreSqlServer, name: str, value: str) -> Iterator[None]:
     """Change a setting of a server, which it takes without a restart."""
     engine = sa.create_engine(server.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
-    def change(statement: str) -> None:
+    def shown() -> str:
         with engine.connect() as connection:
-            before = connection.exec_driver_sql(f"SHOW {name}").scalar()
-            connection.exec_driver_sql(statement)
+            return str(connection.exec_driver_sql(f"SHOW {name}").scalar())
+
+    def change(to: str) -> None:
+        before = shown()
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER SYSTEM SET {name} = '{to}'")
             connection.exec_driver_sql("SELECT pg_reload_conf()")
+        eventually(lambda: shown() != before, f"{name} to be changed")
 
-            def is_changed() -> bool:
-                with engine.connect() as other:
-                    return bool(other.exec_driver_sql(f"SHOW {name}").scalar() != before)
-
-            eventually(is_changed, f"{name} to be changed")
-
-    change(f"ALTER SYSTEM SET {name} = '{value}'")
+    earlier = shown()
+    change(value)
     try:
         yield
     finally:
-        change(f"ALTER SYSTEM RESET {name}")
+        change(earlier)

@@ -154,7 +154,8 @@ def test_no_text_begins_with_a_fragment() -> None:
 
 READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
-        "bridge.purge cli.storage client.kafka.control client.kafka.feed client.kafka.membership "
+        "bridge.postgresql.replication bridge.purge cli.storage client.kafka.control client.kafka.feed "
+        "client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions client.line "
         "client.django.configured client.thread_outgoing kafka.brokers kafka.compacted kafka.flushing kafka.diagnosis "
         "kafka.transactional runtime.maven "
@@ -164,7 +165,8 @@ READ_A_CLOCK = {
         "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
-        "bridge.announcing bridge.pump bridge.retrying client.kafka.loop client.kafka.settling "
+        "bridge.announcing bridge.postgresql.stream bridge.pump bridge.retrying client.kafka.loop "
+        "client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
         "server.jobs.dead_letters server.watch.chart_file server.watch.figures server.watch.history "

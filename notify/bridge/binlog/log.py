@@ -46,7 +46,9 @@ class Binlog:
         self._server_id = server_id
         self._mariadb = False
 
-    def check(self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None) -> None:
+    def check(
+        self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
+    ) -> None:
         server_id = self._server_id or default_server_id(name)
         stops = [f for f in source.findings(connection, server_id, schemas) if f.stops]
         if stops:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,15 +30,14 @@ class Wal:
         self._slot = Slot("", ())
         self._scope = Scope()
 
-    def check(self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None) -> None:
+    def check(
+        self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
+    ) -> None:
         self._slot, self._scope = source.slot_of(connection, name, scope), scope
         found = source.findings(connection, self._slot, scope, accept_unbounded_wal=self._accept_unbounded_wal)
-        stops = [finding for finding in found if finding.stops]
-        # Publications are made only for a source that can be read.
-        stops = stops or source.prepare(connection, self._slot, scope)
-        stops = stops or source.uncovered(connection, self._slot, scope)
-        if stops:
-            raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops))
+        _refuse(finding for finding in found if finding.stops)
+        if not fill and slot.states(connection, self._slot.name):
+            _refuse(source.uncovered(connection, self._slot, scope))
 
     def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
         ours = source.slot_of(connection, name, scope)
@@ -48,8 +47,7 @@ class Wal:
         return sorted([*found, *source.slots_without_a_bridge(connection)], key=lambda finding: not finding.stops)
 
     def watch(self, connection: Connection) -> Retained | None:
-        if found := source.uncovered(connection, self._slot, self._scope):
-            raise Unfit("this source would be bridged with gaps:\n" + "\n".join(f"- {f}" for f in found))
+        _refuse(source.uncovered(connection, self._slot, self._scope))
         state = next(iter(slot.states(connection, self._slot.name)), None)
         return Retained(state.retained, state.left) if state is not None else None
 
@@ -77,7 +75,17 @@ class Wal:
         return WalReader(engine.url, self._slot, position, scope=scope, known_seconds=known_seconds)
 
     def prepare_backfill(self, engine: Engine) -> None:
+        # A publication that is made after the slot lacks what was written in between: so it is made here only.
+        with engine.connect() as connection:
+            _refuse(source.prepare(connection, self._slot, self._scope))
+            _refuse(source.uncovered(connection, self._slot, self._scope))
         slot.make(engine, self._slot.name)
 
     def snapshot(self, engine: Engine) -> Snapshot:
         return slot.snapshot(engine, self._slot.name)
+
+
+def _refuse(stops: Iterable[Finding]) -> None:
+    """Raises Unfit with all findings, if there are any."""
+    if shown := [f"- {finding}" for finding in stops]:
+        raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(shown))

@@ -239,6 +239,15 @@ def _slot_findings(connection: Connection, slot: Slot) -> list[Finding]:
     most = int(_setting(connection, "max_replication_slots"))
     state = next(iter(slots.states(connection, slot.name)), None)
     if state is None:
+        where = sa.text("SELECT database FROM pg_replication_slots WHERE slot_name = :name")
+        other = connection.execute(where, {"name": slot.name}).first()
+        if other is not None:
+            return [
+                Finding(
+                    f"slot {slot.name} is of {'database ' + str(other[0]) if other[0] else 'a standby'}",
+                    "give this source another name: --dsn NAME=URL",
+                )
+            ]
         if used < most:
             return []
         return [
