@@ -95,8 +95,7 @@ class Announcing:
 
     def _watch(self) -> None:
         """See DatabaseLog."""
-        with self._engine.connect() as connection:
-            self._totals.retained = retained = self._log.watch(connection)
+        self._totals.retained = retained = self._log.watch(self._engine)
         if retained is not None and retained.left is not None and retained.kept > retained.left:
             size, left = retained.kept >> 20, retained.left >> 20
             self._warnings.say(

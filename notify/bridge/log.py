@@ -113,7 +113,7 @@ class DatabaseLog(Protocol):
         """All findings about a candidate, those that stop a bridge first. Changes nothing."""
         ...
 
-    def watch(self, connection: Connection) -> Retained | None:
+    def watch(self, engine: Engine) -> Retained | None:
         """Look at a source that is being read, about every two seconds; what it keeps for this reader, None if it keeps
         nothing for readers. Raises Unfit if rows would be missed from now on."""
         ...

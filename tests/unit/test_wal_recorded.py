@@ -44,7 +44,7 @@ def test_every_committed_message_is_read_once_in_commit_order() -> None:
 
 def test_the_recording_has_every_kind_of_message() -> None:
     kinds = Counter(chr(message[0]) for message in RECORDED)
-    assert set(kinds) == set("BCRIUM")
+    assert set(kinds) == set("BCRIU")
     assert len({messages.relation(m).table for m in RECORDED if m[0] == RELATION}) == 2
 
 

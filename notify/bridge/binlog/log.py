@@ -59,7 +59,7 @@ class Binlog:
     def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
         return source.findings(connection, self._server_id or default_server_id(name))
 
-    def watch(self, connection: Connection) -> Retained | None:
+    def watch(self, engine: Engine) -> Retained | None:
         return None
 
     def denied(self, error: BaseException | None) -> str | None:

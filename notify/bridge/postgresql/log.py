@@ -46,9 +46,10 @@ class Wal:
             found += source.uncovered(connection, ours, scope)
         return sorted([*found, *source.slots_without_a_bridge(connection)], key=lambda finding: not finding.stops)
 
-    def watch(self, connection: Connection) -> Retained | None:
-        _refuse(source.uncovered(connection, self._slot, self._scope))
-        state = next(iter(slot.states(connection, self._slot.name)), None)
+    def watch(self, engine: Engine) -> Retained | None:
+        with engine.connect() as connection:
+            _refuse(source.uncovered(connection, self._slot, self._scope))
+            state = next(iter(slot.states(connection, self._slot.name)), None)
         return Retained(state.retained, state.left) if state is not None else None
 
     def denied(self, error: BaseException | None) -> str | None:

@@ -12,14 +12,13 @@ from typing import Final
 from notify.bridge.errors import Unreadable
 
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE = b"BCORY"
-INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"IUDTM"
+INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
 HARMLESS = frozenset((ORIGIN, TYPE, DELETE, TRUNCATE))
 """Messages without a message of ours: a deleted or truncated row was a message when it was inserted."""
 EPOCH_US = 946_684_800_000_000
 """PostgreSQL counts microseconds from 2000 on."""
 _NEW, _OLD, _KEY = b"NOK"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
-_TRANSACTIONAL = 1
 
 
 class Unchanged:
@@ -114,14 +113,6 @@ def _values(data: bytes, at: int) -> tuple[list[Value], int]:
         else:
             raise Unreadable(f"the source sent a value in the form {chr(kind)!r}, and binary values were asked for")
     return values, at
-
-
-def emitted(data: bytes) -> tuple[bool, str, bytes]:
-    """Decode MESSAGE (pg_logical_emit_message): whether it belongs to its transaction, its prefix, its content."""
-    is_transactional = bool(data[1] & _TRANSACTIONAL)
-    prefix, at = _string(data, 10)
-    (size,) = struct.unpack_from(">I", data, at)
-    return is_transactional, prefix, data[at + 4 : at + 4 + size]
 
 
 def _string(data: bytes, at: int) -> tuple[str, int]:

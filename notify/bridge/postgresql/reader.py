@@ -10,11 +10,11 @@ from notify.bridge.batching import Batching
 from notify.bridge.errors import Unreadable
 from notify.bridge.log import Read
 from notify.bridge.postgresql import messages
-from notify.bridge.postgresql.messages import BEGIN, COMMIT, HARMLESS, INSERT, MESSAGE, RELATION, UPDATE
+from notify.bridge.postgresql.messages import BEGIN, COMMIT, HARMLESS, INSERT, RELATION, UPDATE
 from notify.bridge.postgresql.position import Position
 from notify.bridge.postgresql.slot import Slot
 from notify.bridge.postgresql.stream import Kept, WalStream
-from notify.bridge.postgresql.tables import Row, TableRows, Tables
+from notify.bridge.postgresql.tables import Row, Tables
 from notify.bridge.rows import Returned
 from notify.bridge.scope import Scope
 from notify.client.purge import IDS_RETENTION_SECONDS
@@ -110,8 +110,6 @@ class Assembly(Batching):
                 self._begin(data)
             elif kind == RELATION:
                 self._tables.define(data)
-            elif kind == MESSAGE:
-                yield from self._add_emitted(data)
             elif kind not in HARMLESS:
                 raise Unreadable(f"the source sent a message of a kind ({chr(kind)!r}) that was not asked for")
 
@@ -164,14 +162,14 @@ class Assembly(Batching):
         if kind == UPDATE:
             self._decided.setdefault(row.transaction_id, []).append(row)
             return []
-        self._add(row, table)
+        self._add(row)
         batches = self._part_after(len(data))
         if batches:
             self._by_id = {t.id: t for t in self._open.pending}
             self._sent = set(self._open.prepared)
         return batches
 
-    def _add(self, row: Row, table: TableRows | None = None) -> None:
+    def _add(self, row: Row) -> None:
         """Add a row's message to its transaction."""
         transaction = self._by_id.get(row.transaction_id)
         if transaction is None:
@@ -186,9 +184,6 @@ class Assembly(Batching):
             self._by_id[row.transaction_id] = transaction
             self._open.pending.append(transaction)
         transaction.messages.append(row.message)
-
-    def _add_emitted(self, data: bytes) -> list[Read]:
-        return []
 
 
 def _size_of(row: Row) -> int:

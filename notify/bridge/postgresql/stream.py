@@ -83,7 +83,7 @@ class WalStream:
         names = ",".join(f'"{name}"' for name in self._slot.publications)
         replication.command(
             f'START_REPLICATION SLOT "{self._slot.name}" LOGICAL {self._position.shown} '
-            f"(proto_version '1', publication_names '{names}', binary 'true', messages 'true')"
+            f"(proto_version '1', publication_names '{names}', binary 'true')"
         )
         self._asking = replication.beside()
         self._heard_at = time.monotonic()
