@@ -32,7 +32,7 @@ from notify.bridge.retrying import Retrying
 from notify.bridge.rows import Returned
 from notify.bridge.scope import OWN, Scope
 from notify.bridge.totals import Totals
-from notify.bridge.unfinished import Filling, sent_again, without
+from notify.bridge.unfinished import Filling, is_of_relay, published_by_relay, sent_again, taken_over, without
 from notify.client.purge import IDS_RETENTION_SECONDS
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.movers.refused import Refusal
@@ -291,6 +291,8 @@ class Bridge:
         if ids_sent_again := sent_again(text):
             await in_thread(self._refusals.settle, self._engine, ids_sent_again)
         if not text and self._log.takes_tables_first:
+            if not isinstance(sink, PutsById):
+                await self._take_over_from_relays(sink)
             log.warning("source %s has no position yet: its tables are read first", self.name)
             fill = True
         if fill or Filling.of(text) is not None:
@@ -308,6 +310,20 @@ class Bridge:
             text = await run(text, since_us)
         self._log.check_kind(position_of(text))
         return epoch, text
+
+    async def _take_over_from_relays(self, sink: Sink) -> None:
+        """Stop relays that published this source's rows to a target that knows no ids, and mark what they published.
+
+        A relay that still runs finds that it has lost its claim, and why.
+        """
+        for source_id in sorted(self._source_ids):
+            relay = f"relay-{source_id}"
+            if not is_of_relay(await _of_target(sink.position(relay))):
+                continue
+            epoch, text = await _of_target(sink.claim(relay))
+            await in_thread(self._refusals.published, self._engine, published_by_relay(text))
+            await _of_target(sink.append(relay, PackedBridgeBatch(epoch, text, taken_over(self.name))))
+            log.warning("source %s: took over from its relay", self.name)
 
     def _reading(self, position: Position | None) -> ReadAhead:
         reader = self._log.reader(

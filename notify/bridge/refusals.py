@@ -63,6 +63,15 @@ class Refusals:
         for refusal in refusals:
             log.error("no queue takes %s: %s (%s); it is on the list", refusal.id, refusal.detail, refusal.code)
 
+    def published(self, engine: Engine, ids: Sequence[str]) -> None:
+        """Mark rows that a relay has published. Raises SQLAlchemyError; Unavailable if the source is read-only."""
+        if ids:
+            _check_writable(engine, "what a relay has published cannot be marked")
+        for home, here in self._homes(engine, ids) if ids else ():
+            with home.begin() as connection:
+                for outbox in present(connection):
+                    outbox.mark(connection, here, RELAYED)
+
     def _homes(self, engine: Engine, ids: Sequence[str]) -> list[tuple[Engine, list[str]]]:
         """The ids by the schema that has their rows; those whose rows are gone belong to the first schema."""
         found: list[tuple[Engine, list[str]]] = []

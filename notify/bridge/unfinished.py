@@ -47,6 +47,16 @@ def is_of_relay(text: str) -> bool:
     return text.startswith("[")
 
 
+def published_by_relay(text: str) -> list[str]:
+    """The ids of the transactions that a relay published last: it may have died before it marked them."""
+    return [str(each) for each in json.loads(text)[1]]
+
+
+def taken_over(name: str) -> str:
+    """What stands for a relay's position once a bridge has taken over; a relay that reads it stops."""
+    return json.dumps({"bridge": name})
+
+
 @dataclass(frozen=True, slots=True)
 class Filling:
     """A backfill that is under way. Until it ends it is stored instead of a position; earlier versions refuse it."""
