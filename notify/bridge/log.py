@@ -17,7 +17,7 @@ adds the epoch and the position before the batch. A batch to `prepare` has no po
 
 
 class Retained(NamedTuple):
-    """What a source keeps of its log for one reader, in bytes."""
+    """The part of its log that a source keeps for one reader, in bytes."""
 
     kept: int
     left: int | None

@@ -1,4 +1,4 @@
-"""What the rows of both logs have in common: the columns that a bridge reads, and transactions that came back."""
+"""Rows of both logs: the columns that a bridge reads, and transactions that came back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source of any kind says of itself: its id, its clock, and whether it takes writes."""
+"""A source of any kind: its id, its clock, and whether it takes writes."""
 
 from __future__ import annotations
 

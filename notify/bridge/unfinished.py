@@ -53,7 +53,7 @@ def published_by_relay(text: str) -> list[str]:
 
 
 def taken_over(name: str) -> str:
-    """What stands for a relay's position once a bridge has taken over; a relay that reads it stops."""
+    """The text in place of a relay's position once a bridge has taken over; a relay that reads it stops."""
     return json.dumps({"bridge": name})
 
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL may log around our rows: the bridge moves each committed message once, in commit order."""
+"""Whatever PostgreSQL logs around our rows: the bridge moves each committed message once, in commit order."""
 
 from __future__ import annotations
 

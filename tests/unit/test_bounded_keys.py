@@ -100,7 +100,7 @@ BOUNDS = {
         movers/relay/relay.py:_backoffs movers/relay/relay.py:_stands_by movers/relay/relay.py:_elsewhere
         movers/relay/relay.py:_publishers movers/relay/relay.py:_showings movers/relay/sources.py:by_schema
         movers/relay/sources.py:unsafe bridge/open_transaction.py:_savepoints bridge/binlog/position.py:_runs
-        bridge/pump.py:_source_ids bridge/postgresql/tables.py:_by_number bridge/postgresql/reader.py:_by_id
+        bridge/pump.py:_source_ids bridge/postgresql/reader.py:_by_id
         bridge/postgresql/reader.py:_sent bridge/postgresql/reader.py:_decided
     """,
     "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """

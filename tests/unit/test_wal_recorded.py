@@ -1,4 +1,4 @@
-"""What a real PostgreSQL 15 sent of its log is read without a server (tests/support/record_wal.py recorded it)."""
+"""Messages that a real PostgreSQL 15 sent are read without a server (tests/support/record_wal.py recorded them)."""
 
 from __future__ import annotations
 

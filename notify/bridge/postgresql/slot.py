@@ -48,7 +48,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """What PostgreSQL says of a slot. Sizes are in bytes."""
+    """The state of a slot, as PostgreSQL tells it. Sizes are in bytes."""
 
     name: str
     is_active: bool

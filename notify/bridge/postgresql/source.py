@@ -11,7 +11,6 @@ from sqlalchemy.engine import Connection
 from notify.bridge.postgresql import slot as slots
 from notify.bridge.postgresql.rights import POOLED
 from notify.bridge.postgresql.slot import PREFIX, Slot
-from notify.bridge.rows import COLUMNS
 from notify.bridge.scope import Scope
 from notify.movers.outbox import LOCAL, MOVES, SERVER
 from notify.runtime.databases import quoted
@@ -303,8 +302,11 @@ def _table_findings(table: Table) -> list[Finding]:
     return []
 
 
+# The entry as JSON: row filters and lists of columns are there from PostgreSQL 15 on.
 _PUBLISHED = sa.text(
-    "SELECT t.schemaname, t.tablename, to_jsonb(t), p.pubinsert, p.pubupdate, p.pubviaroot "
+    "SELECT t.schemaname, t.tablename, p.pubinsert, p.pubupdate, p.pubviaroot, "
+    "(SELECT to_jsonb(r) FROM pg_publication_rel r WHERE r.prpubid = p.oid "
+    "AND r.prrelid = (quote_ident(t.schemaname) || '.' || quote_ident(t.tablename))::regclass) "
     "FROM pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname WHERE p.pubname = ANY(:names)"
 )
 
@@ -338,13 +340,11 @@ def uncovered(connection: Connection, slot: Slot, scope: Scope) -> list[Finding]
     return found
 
 
-def _is_whole(table: Table, row: dict[str, Any], inserts: bool, updates: bool, via_root: bool) -> bool:
+def _is_whole(table: Table, inserts: bool, updates: bool, via_root: bool, entry: dict[str, Any] | None) -> bool:
     """Whether a publication gives out all that a bridge needs of a table."""
-    columns = row.get("attnames")
     return (
-        bool(inserts)
-        and (bool(updates) or not table.is_server)
-        and (bool(via_root) or table.kind != "p")
-        and not row.get("rowfilter")
-        and (columns is None or set(COLUMNS) <= set(columns))
+        inserts
+        and (updates or not table.is_server)
+        and (via_root or table.kind != "p")
+        and not (entry and (entry.get("prqual") or entry.get("prattrs")))
     )
