@@ -83,12 +83,20 @@ class Reader(Protocol):
 class LogSnapshot(Protocol):
     """The tables at one moment, and where in the log that is."""
 
-    connection: Connection
-    """A transaction that sees the tables as they were."""
-    position: Position
-    """A position that has no transactions before it that the snapshot lacks."""
-    until: Position
-    """A position after all transactions in the snapshot."""
+    @property
+    def connection(self) -> Connection:
+        """A transaction that sees the tables as they were."""
+        ...
+
+    @property
+    def position(self) -> Position:
+        """A position that has no transactions before it that the snapshot lacks."""
+        ...
+
+    @property
+    def until(self) -> Position:
+        """A position after all transactions in the snapshot."""
+        ...
 
 
 class DatabaseLog(Protocol):

@@ -22,7 +22,7 @@ class Totals:
     read_through_us: int = 0
     """Everything that was committed before this time has been read."""
     retained: Retained | None = None
-    """The part of its log that the source keeps for this bridge; None: it keeps none for readers, or is not asked yet."""
+    """The part of its log that the source keeps for this bridge; None: unknown, or it keeps none for readers."""
 
 
 def describe(totals: Totals) -> dict[str, Any]:

@@ -155,10 +155,10 @@ def test_another_database_is_not_a_candidate(
         bridge = Bridge([text(url), text(other)], server.url)
 
         async def run() -> None:
-            await bridge._prepare()
+            await bridge._prepare(fill=False)
             bridge._candidates.does_not_answer()
             with pytest.raises(Unfit, match="is another database and not a replica"):
-                await bridge._prepare()
+                await bridge._prepare(fill=False)
 
         asyncio.run(run())
     finally:
