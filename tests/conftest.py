@@ -22,6 +22,7 @@ from notify.client.table import half_message
 from notify.storage.sql import writer
 from notify.testing import forked
 from notify.testing.binlog_server import BinlogServer
+from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
@@ -31,6 +32,7 @@ from tests.support.databases import (
     LIKE_POSTGRESQL,
     MARIADB_11,
     MOST,
+    drop_slots,
     empty_database,
     mariadb11_home,
     own_mariadb,
@@ -40,6 +42,7 @@ from tests.support.kafka import KafkaNode
 from tests.support.own_server import own_server
 from tests.support.queues import Embedded, Queue
 from tests.support.shop import Base, Order, Shop, make_engine
+from tests.support.wal import setting
 
 if TYPE_CHECKING:
     from notify.testing import InMemoryServer
@@ -189,6 +192,28 @@ def binlog_url(binlog_server: BinlogServer) -> Iterator[str]:
     yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
     binlog_server.restore_variables()
     binlog_server.execute(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def wal_server() -> Iterator[PostgreSqlServer]:
+    """A separate PostgreSQL for bridges, whose log is decoded logically: tests change its settings."""
+    settings = ("wal_level=logical", "max_replication_slots=40", "max_wal_senders=40", "max_prepared_transactions=10")
+
+    def start(directory: Path) -> PostgreSqlServer:
+        return PostgreSqlServer(directory, durable=False, settings=settings).create()
+
+    with own_server("wal", start) as server, setting(server, "max_slot_wal_keep_size", "2GB"):
+        yield server
+
+
+@pytest.fixture
+def wal_url(wal_server: PostgreSqlServer) -> Iterator[str]:
+    """An empty database; its slots are dropped afterwards."""
+    with empty_database("postgresql", {"postgresql": wal_server.url}, Path()) as url:
+        try:
+            yield url
+        finally:
+            drop_slots(url)
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,17 @@
-"""`notify bridge`: moves messages from binlogs of MySQL and MariaDB to a queue."""
+"""`notify bridge`: moves messages from the logs of databases to a queue."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 import typer
 
 from notify.cli.api import AS_JSON, URL
-from notify.cli.database import SCHEMA, SCHEMAS
+from notify.cli.database import SCHEMA, SCHEMAS, opened
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.wire import microseconds
@@ -33,7 +33,9 @@ def bridge(
     url: str = URL,
     schema: str | None = SCHEMA,
     schemas: str | None = SCHEMAS,
-    server_id: int = typer.Option(0, min=0, help="The server id as a replica; default: made from the source's name."),
+    server_id: int = typer.Option(
+        0, min=0, help="The server id as a replica of MySQL or MariaDB; default: made from the source's name."
+    ),
     backfill: bool = typer.Option(
         False, "--backfill", help="First take from the tables what was not moved yet; then continue from now."
     ),
@@ -43,12 +45,22 @@ def bridge(
         help="Backfill from this instant on (RFC 3339), instead of from the queue's newest message; required for "
         "Kafka, which takes messages after this instant again.",
     ),
+    accept_unbounded_wal: bool = typer.Option(
+        False,
+        "--accept-unbounded-wal",
+        envvar="NOTIFY_ACCEPT_UNBOUNDED_WAL",
+        help="Read a PostgreSQL without max_slot_wal_keep_size: while the bridge is away, its log fills the disk. "
+        "[env: NOTIFY_ACCEPT_UNBOUNDED_WAL]",
+    ),
+    drop_slot: bool = typer.Option(
+        False, "--drop-slot", help="Give the bridge of a PostgreSQL up: drop its slot and publication, and end."
+    ),
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Move committed messages from binlogs to a queue server, exactly once and in commit order."""
-    from notify.binlog_bridge.pump import Bridge
-    from notify.binlog_bridge.totals import describe
+    """Move committed messages from databases' logs to a queue server, exactly once and in commit order."""
+    from notify.bridge.pump import Bridge
+    from notify.bridge.totals import describe
     from notify.movers.sinks.sink import running_beside
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
@@ -56,8 +68,18 @@ def bridge(
     sources = by_name(dsn)
     if server_id and len(sources) > 1:
         raise InvalidRequest("--server-id works with one source only: leave it out, and each source gets a separate id")
+    if drop_slot:
+        raise typer.Exit(_drop_slots(sources, schema, schemas, as_json))
     bridges = [
-        Bridge(urls, url, name=name, server_id=server_id, schema=schema, schemas=schemas)
+        Bridge(
+            urls,
+            url,
+            name=name,
+            server_id=server_id,
+            schema=schema,
+            schemas=schemas,
+            accept_unbounded_wal=accept_unbounded_wal,
+        )
         for name, urls in sources.items()
     ]
     bad: list[str] = []
@@ -83,6 +105,24 @@ def bridge(
             source = name or "a source that was not reached"
             say(f"{source}: {totals['rows']} messages, {totals['stored']} transactions stored")
     raise typer.Exit(1 if bad else 0)
+
+
+def _drop_slots(sources: Mapping[str, list[str]], schema: str | None, schemas: str | None, as_json: bool) -> int:
+    """Drop the slots of sources; the exit code: 1 if a source has none."""
+    from notify.bridge.kinds import drop_slot
+
+    dropped: dict[str, bool] = {}
+    for name, urls in sources.items():
+        for address in urls:
+            with opened(address) as engine:
+                slot, was_there = drop_slot(engine, name, schema, schemas)
+                dropped[slot] = dropped.get(slot, False) or was_there
+    if as_json:
+        say_json({"slots": dropped})
+    else:
+        for slot, was_there in dropped.items():
+            say(f"{slot}: {'dropped' if was_there else 'there is no such slot'}")
+    return 0 if all(dropped.values()) else 1
 
 
 def by_name(dsn: list[str]) -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ def doctor(
     url: str = URL,
     schema: str | None = SCHEMA,
     create: bool = typer.Option(False, "--create-tables", help="Make missing tables in the database."),
-    bridge: bool = typer.Option(False, "--bridge", help="Also check whether its binlog can be bridged without gaps."),
+    bridge: bool = typer.Option(False, "--bridge", help="Also check whether its log can be bridged without gaps."),
     fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a new source id."),
     kafka: str = typer.Option("", "--kafka", help="Check this Kafka cluster (kafka://…) instead of a server."),
     role: str = typer.Option(
@@ -215,28 +215,26 @@ def _bridges_and_members(url: str) -> list[str]:
 
 
 def _bridge_findings(engine: sa.Engine, name: str) -> list[str]:
-    """Findings that prevent `notify bridge` from reading the binlog, or could make it miss transactions later.
+    """Findings that prevent `notify bridge` from reading the log, or could make it miss transactions later.
 
     `name`: the source's name, if it was given.
     """
-    if engine.dialect.name not in ("mysql", "mariadb"):
-        return [f"{engine.dialect.name} has no binlog: use `notify relay`"]
-    from notify.binlog_bridge import rights, source
-    from notify.binlog_bridge.pump import default_server_id
+    from notify.bridge.kinds import log_of
+    from notify.bridge.scope import Scope
+    from notify.bridge.source import id_of
 
+    if engine.dialect.name not in ("mysql", "mariadb", "postgresql"):
+        return [f"{engine.dialect.name} has no log to bridge: use `notify relay`"]
+    its_log = log_of(engine.url)
     try:
         with engine.connect() as connection:
-            server_id = default_server_id(name or source.id_of(connection))
-            return [str(finding) for finding in source.findings(connection, server_id)]
-    except sa.exc.DBAPIError as error:
-        return [rights.denied(error.orig) or away(error)]
-    except sa.exc.SQLAlchemyError as error:
-        return [away(error)]
-    except RuntimeError as error:
-        why = rights.denied(error)
-        if why is None:
+            scope = Scope.of(connection, schema_of(engine), None)
+            return [str(finding) for finding in its_log.findings(connection, name or id_of(connection), scope)]
+    except (sa.exc.SQLAlchemyError, RuntimeError) as error:
+        why = its_log.denied(error)
+        if why is None and not isinstance(error, sa.exc.SQLAlchemyError):
             raise
-        return [why]
+        return [why or away(error)]  # type: ignore[arg-type]
 
 
 def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[checkup.Node]) -> list[str]:

@@ -169,6 +169,10 @@ class BridgeBatch(Fields):
     """Seconds since the newest commit of this batch in the database."""
     note: str | None = None
     """The bridge's report about itself, shown in the list of bridges."""
+    retained: int | None = None
+    """The bytes of its log that the database keeps for this bridge, if it keeps any for a reader."""
+    retained_left: int | None = None
+    """How many more may be written before the database gives the bridge up, if there is a bound."""
     base: str | None = None
     """The text that this position and later ones refer to, see notify/movers/long_positions.py; None: it stays as it
     is."""

@@ -27,13 +27,13 @@ def pool_mode(engine: Engine) -> str:
     if engine.dialect.name != "postgresql":
         return ""
     with engine.connect() as one:
-        if not _is_pooled(one):
+        if not is_pooled(one):
             return ""
         with engine.connect() as other:
             return TRANSACTION if _share_a_session(one, other) else SESSION
 
 
-def _is_pooled(connection: Connection) -> bool:
+def is_pooled(connection: Connection) -> bool:
     """Whether the process number that the connection got for cancelling is not the database's, but a pooler's."""
     driver: Any = connection.connection.driver_connection
     announced_pid = getattr(getattr(driver, "info", None), "backend_pid", None)

@@ -191,6 +191,12 @@ def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -
         ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; a stalled one is above 30"),
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
+        ("notify_bridge_retained_bytes", "retained_bytes", "What a PostgreSQL keeps of its log for its bridge"),
+        (
+            "notify_bridge_retained_left_bytes",
+            "retained_left_bytes",
+            "What a PostgreSQL may still write before it gives its bridge up",
+        ),
     ):
         samples = [((row["source"],), row[field]) for row in sources if row[field] is not None]
         exposition.gauges(name, text, ["source"], samples)

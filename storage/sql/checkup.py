@@ -1,6 +1,6 @@
 """Checks a database of transactions or messages: whether its acknowledged writes last, and whether others read them.
 
-notify/binlog_bridge/source.py checks what a bridge needs in addition.
+notify/bridge/binlog/source.py checks what a bridge needs in addition.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bridges and relays of one database as the registry there has them: which committed rows have left it.
 
-A bridge says up to when it has read the binlog, and marks nothing; a relay marks each row that it has sent. A bridge's
+A bridge says up to when it has read the log, and marks nothing; a relay marks each row that it has sent. A bridge's
 row stays until somebody removes it (`notify storage forget`), since a bridge that is only stopped has to find its rows.
 """
 
@@ -73,7 +73,7 @@ def is_past(connection: Connection, movers: Movers | None = None) -> Any:
 
 def movers_of(connection: Connection) -> Movers:
     """The bridges of this database, and whether relays run beside them."""
-    if connection.dialect.name not in ("mysql", "mariadb"):
+    if connection.dialect.name == "sqlite":  # it has no log that a bridge could read
         return Movers()
     through: dict[str, int] = {}
     relays = False

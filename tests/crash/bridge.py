@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pymysql
 import sqlalchemy as sa
 
@@ -30,9 +31,10 @@ from notify.client.making_tables import create_tables
 from notify.errors import NotFound
 from notify.protocol import ids
 from notify.testing import forked
-from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS
+from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
+from notify.testing.statements import execute
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command
 from tests.support.http import ask
@@ -40,6 +42,10 @@ from tests.support.verdict import judged
 
 TOPIC = "bridged"
 KEYS = 12
+WAL = ("wal_level=logical", "max_slot_wal_keep_size=10GB")
+"""Settings of a PostgreSQL that is bridged."""
+TYPES = ("INT", "VARCHAR(300) CHARACTER SET utf8mb4", "DECIMAL(20,6)", "TIMESTAMP NULL", "BIT(11)", "JSON")
+WAL_TYPES = ("INT", "VARCHAR(300)", "DECIMAL(20,6)[]", "TIMESTAMPTZ NULL", "BIT(11)", "JSONB")
 LEAST_ACKNOWLEDGED = 1000
 """The fewest acknowledged messages of a run, however quickly its faults are over."""
 
@@ -61,21 +67,29 @@ class Source:
     """A primary and a replica, and writers that follow the primary."""
 
     def __init__(self, directory: Path, stack: ExitStack, database: str, *, durable: bool, pause: float) -> None:
-        """`database`: mariadb or mysql; `durable`: whether the databases sync; `pause`: the seconds of each writer
+        """`database`: mariadb, mysql, or postgresql, which has no replica here; `durable`: whether the databases sync;
+        `pause`: the seconds of each writer
         between two transactions."""
         self._pause_seconds = pause
-        self.servers: list[BinlogServer] = []
-        for number in (1, 2):
+        self.servers: list[Any] = []
+        self._is_wal = database == "postgresql"
+        for number in (1,) if self._is_wal else (1, 2):
             place = directory / f"m{number}"
             place.mkdir()
-            server = BINLOG_SERVERS[database](place, number, durable=durable).create()
+            server: Any = (
+                PostgreSqlServer(place, durable=durable, settings=WAL)
+                if self._is_wal
+                else BINLOG_SERVERS[database](place, number, durable=durable)
+            )
+            server.create()
             stack.callback(server.stop)
             self.servers.append(server)
-        self.primary, self.replica = self.servers
+        self.primary, self.replica = self.servers[0], self.servers[-1]
         engine = sa.create_engine(self.primary.url)
         create_tables(engine)
         engine.dispose()
-        self.replica.follow(self.primary)
+        if not self._is_wal:
+            self.replica.follow(self.primary)
         self.history = History()
         self._stop = threading.Event()
         self._pause = threading.Event()
@@ -97,6 +111,7 @@ class Source:
         chance = random.Random(number)
         acknowledged = self.history.acknowledged.setdefault(key, [])
         connection: Any = None
+        key_column = '"key"' if self._is_wal else "`key`"
         next_number = 0
         while not self._stop.is_set():
             if self._pause.is_set():
@@ -109,25 +124,21 @@ class Source:
             self.history.tried[key] = next_number = next_number + count
             try:
                 if connection is None:
-                    p = self.primary
-                    connection = pymysql.connect(
-                        host="127.0.0.1", port=p.port, user=p.USER, password="shop", database="shop",
-                        connect_timeout=2, read_timeout=10,
-                    )  # fmt: skip
+                    connection = self._connected()
                 for n in numbers:
                     body = json.dumps({"key": key, "n": n, "pad": "ü" * chance.randint(0, 300)})
                     with connection.cursor() as cursor:
                         cursor.execute(
                             "INSERT INTO half_message (transaction_id, message_no, producer_group, mode, state, shards,"
-                            " topic, `key`, body, relayed, created_at) VALUES "
-                            "(%s, 0, 'g', 'outbox', 'COMMITTED', '', %s, %s, %s, 0, UTC_TIMESTAMP(6))",
+                            f" topic, {key_column}, body, relayed, created_at) VALUES "
+                            f"(%s, 0, 'g', 'outbox', 'COMMITTED', '', %s, %s, %s, 0, {self._now})",
                             (ids.to_text(ids.new_id()), TOPIC, key, body.encode()),
                         )
                 if chance.random() < 0.05:
                     connection.rollback()
                     continue
                 connection.commit()
-            except (pymysql.Error, OSError):
+            except (pymysql.Error, psycopg.Error, OSError):
                 with suppress(Exception):
                     connection.close()
                 connection = None
@@ -138,25 +149,38 @@ class Source:
         if connection is not None:
             connection.close()
 
+    @property
+    def _now(self) -> str:
+        return "clock_timestamp() AT TIME ZONE 'utc'" if self._is_wal else "UTC_TIMESTAMP(6)"
+
+    def _connected(self) -> Any:
+        p = self.primary
+        if self._is_wal:
+            return psycopg.connect(host="127.0.0.1", port=p.port, user="postgres", dbname="postgres", connect_timeout=2)
+        return pymysql.connect(
+            host="127.0.0.1", port=p.port, user=p.USER, password="shop", database="shop", connect_timeout=2,
+            read_timeout=10,
+        )  # fmt: skip
+
     # --- faults -----------------------------------------------------------------------------------------------
 
     def rotate(self) -> None:
-        self.primary.execute("FLUSH BINARY LOGS")
+        self._execute("SELECT pg_switch_wal()" if self._is_wal else "FLUSH BINARY LOGS")
+
+    def _execute(self, *statements: str) -> None:
+        if self._is_wal:
+            execute(self.primary.url, *statements)
+        else:
+            self.primary.execute(*statements)
 
     def change_table(self, number: int) -> bool:
         """Add or drop a column, at either end, of a type with or without a length. False if a lock was refused."""
-        place = ("FIRST", "AFTER topic", "")[number % 3]
-        kind = ("INT", "VARCHAR(300) CHARACTER SET utf8mb4", "DECIMAL(20,6)", "TIMESTAMP NULL", "BIT(11)", "JSON")
+        place = "" if self._is_wal else ("FIRST", "AFTER topic", "")[number % 3]
+        kind = (WAL_TYPES if self._is_wal else TYPES)[number // 2 % 6]
+        patience = "SET lock_timeout = '5s'" if self._is_wal else "SET lock_wait_timeout = 5"
+        what = f"DROP COLUMN extra_{number - 1}" if number % 2 else f"ADD COLUMN extra_{number} {kind} {place}"
         try:
-            if number % 2:
-                self.primary.execute(
-                    "SET lock_wait_timeout = 5", f"ALTER TABLE shop.half_message DROP COLUMN extra_{number - 1}"
-                )
-            else:
-                self.primary.execute(
-                    "SET lock_wait_timeout = 5",
-                    f"ALTER TABLE shop.half_message ADD COLUMN extra_{number} {kind[number // 2 % 6]} {place}",
-                )
+            self._execute(patience, f"ALTER TABLE {'' if self._is_wal else 'shop.'}half_message {what}")
         except sa.exc.DBAPIError:
             return False
         return True
@@ -297,11 +321,13 @@ def run(
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb")
+    parser.add_argument("--database", choices=sorted([*BINLOG_SERVERS, "postgresql"]), default="mariadb")
     for name, default in (("kills", 200), ("rotations", 50), ("ddls", 20), ("restarts", 5), ("failovers", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--seed", type=int, default=1)
     a = parser.parse_args()
+    if a.database == "postgresql":
+        a.failovers = 0  # a slot survives a failover from PostgreSQL 17 on only
     ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bridge-")))

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import pump
-from notify.binlog_bridge.announcing import announce, mover_of
-from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.events import GTIDS
-from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.pump import Bridge, Superseded
-from notify.binlog_bridge.reader import Assembly, BinlogReader
-from notify.binlog_bridge.stream import BinlogStream
+from notify.bridge import pump
+from notify.bridge.announcing import announce, mover_of
+from notify.bridge.binlog.events import GTIDS
+from notify.bridge.binlog.position import Position
+from notify.bridge.binlog.reader import Assembly, BinlogReader
+from notify.bridge.binlog.stream import BinlogStream
+from notify.bridge.errors import Purged, Superseded, Unreadable
+from notify.bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.movers.outbox import source_name
@@ -320,7 +319,7 @@ def test_missing_grants_and_tables_are_named(url: str, binlog_server: BinlogServ
     with pytest.raises(InvalidRequest, match="Access denied"):
         asyncio.run(Bridge([wrong], server.url, name="wrong").run())
     with pytest.raises(InvalidRequest, match="notify relay"):
-        Bridge(["postgresql+psycopg://x@127.0.0.1/y"], server.url)
+        Bridge(["sqlite:///y"], server.url)
 
 
 def test_a_table_of_another_schema_is_named(url: str, server: ServerProcess) -> None:

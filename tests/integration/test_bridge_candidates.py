@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from notify.binlog_bridge import rights
-from notify.binlog_bridge.candidates import Candidates, Unfit
-from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.pump import Bridge
+from notify.bridge.binlog import rights
+from notify.bridge.candidates import Candidates
+from notify.bridge.errors import Purged, Unfit
+from notify.bridge.pump import Bridge
 from notify.client import create_tables
 from notify.errors import NotifyError
 from notify.testing import InMemoryServer
@@ -155,10 +155,10 @@ def test_another_database_is_not_a_candidate(
         bridge = Bridge([text(url), text(other)], server.url)
 
         async def run() -> None:
-            await bridge._prepare()
+            await bridge._prepare(fill=False)
             bridge._candidates.does_not_answer()
             with pytest.raises(Unfit, match="is another database and not a replica"):
-                await bridge._prepare()
+                await bridge._prepare(fill=False)
 
         asyncio.run(run())
     finally:

@@ -11,10 +11,9 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.pump import Bridge
-from notify.binlog_bridge.reader import PART_BYTES
+from notify.bridge.batching import PART_BYTES
+from notify.bridge.errors import Purged, Unreadable
+from notify.bridge.pump import Bridge
 from notify.client import create_tables
 from notify.protocol import ids
 from notify.storage.sql import schema

@@ -13,11 +13,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
-from notify.binlog_bridge.candidates import Unfit
-from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.pump import Bridge
-from notify.binlog_bridge.reader import BinlogReader
-from notify.binlog_bridge.source import findings
+from notify.bridge.binlog.reader import BinlogReader
+from notify.bridge.binlog.source import findings
+from notify.bridge.errors import Unfit, Unreadable
+from notify.bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.errors import InvalidRequest

@@ -130,6 +130,20 @@ def empty_database(kind: str, urls: Mapping[str, str], directory: Path) -> Itera
             connection.exec_driver_sql(f"DROP DATABASE {name}" + (" WITH (FORCE)" if kind == "postgresql" else ""))
 
 
+def drop_slots(url: str) -> None:
+    """Drop all replication slots of a PostgreSQL's database, and end who reads them: it cannot be dropped before."""
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+
+        def are_gone() -> bool:
+            ours = "FROM pg_replication_slots WHERE database = current_database()"
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend(active_pid) {ours} AND active")
+            connection.exec_driver_sql(f"SELECT pg_drop_replication_slot(slot_name) {ours} AND NOT active")
+            return not connection.exec_driver_sql(f"SELECT count(*) {ours}").scalar()
+
+        eventually(are_gone, "the slots of a test to be dropped")
+
+
 def have_md5(url: str) -> None:
     """Give a MySQL the function MD5, which it has in a component since 9.6; others have it."""
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)

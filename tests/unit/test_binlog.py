@@ -7,14 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from notify.binlog_bridge import decoder
-from notify.binlog_bridge.candidates import Unfit
-from notify.binlog_bridge.decoder import Unreadable
-from notify.binlog_bridge.history import Purged
-from notify.binlog_bridge.position import Position
-from notify.binlog_bridge.reader import PART_BYTES, Assembly
-from notify.binlog_bridge.stream import Damaged, SameServerId, refusal
-from notify.binlog_bridge.tables import Returned
+from notify.bridge.batching import PART_BYTES
+from notify.bridge.binlog import decoder
+from notify.bridge.binlog.position import Position
+from notify.bridge.binlog.reader import Assembly
+from notify.bridge.binlog.stream import refusal
+from notify.bridge.errors import Damaged, Purged, SameServerId, Unfit, Unreadable
+from notify.bridge.rows import Returned
 from notify.errors import Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import rights
+from notify.bridge.binlog import rights
 
 
 class Lost:

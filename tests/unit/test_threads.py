@@ -77,7 +77,7 @@ def test_a_stopped_server_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("part", ["server", "relay", "binlog_bridge"])
+@pytest.mark.parametrize("part", ["server", "movers", "bridge"])
 def test_no_part_leaves_a_thread_that_nobody_waits_for(part: str) -> None:
     left = [path.name for path in (NOTIFY / part).rglob("*.py") if "asyncio.to_thread(" in path.read_text()]
     # The thread that reads a binlog ahead uses a connection of its own, and ends by itself.

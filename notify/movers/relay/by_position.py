@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from notify.errors import Conflict
+from notify.errors import Conflict, InvalidRequest
 from notify.movers.outbox import OUTBOXES, Outbox, Place
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import Leases
@@ -63,6 +63,11 @@ class ByPosition:
                 raise MovesElsewhere("another relay of this source publishes; one does at a time")
             self._name = self._name or "relay-" + await in_thread(self._rows.source)
             epoch, position = await self._sink.claim(self._name)
+            if position and not position.startswith("["):
+                raise InvalidRequest(
+                    f"a bridge has taken this source over ({position[:100]}), and marks no rows: a relay would publish "
+                    "again what it has moved. Run the bridge, and no relay"
+                )
             if position:
                 table, published, *marks = json.loads(position)
                 for name, at in (marks[0] if marks else {}).items():

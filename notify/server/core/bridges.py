@@ -29,6 +29,8 @@ class _Report:
     lag_us: int = 0
     note: str = ""
     refused: int = 0
+    retained: int | None = None
+    retained_left: int | None = None
 
 
 MOST_REPORTS = 10_000
@@ -108,6 +110,8 @@ class Bridges:
         report = self._report(source)
         report.lag_us = report.lag_us if batch.lag is None else round(batch.lag * 1e6)
         report.note = (batch.note or "")[:500] if batch.note is not None else report.note
+        if batch.retained is not None:
+            report.retained, report.retained_left = batch.retained, batch.retained_left
         report.refused += len(refused)
         stored = sum([r.put is Put.STORED for r in results])
         already_stored = sum([r.put is Put.ALREADY for r in results])
@@ -156,6 +160,8 @@ class Bridges:
                     "lag_seconds": report.lag_us / 1e6,
                     "refused": report.refused,
                     "note": report.note,
+                    "retained_bytes": report.retained,
+                    "retained_left_bytes": report.retained_left,
                 }
             )
         return rows

@@ -49,6 +49,11 @@ MEANING = {
         "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
         "writes at least every 10 s. Look whether its process runs, and at its log."
     ),
+    "retained_log": (
+        "A PostgreSQL has used up more than half of the log that it may keep for a bridge (max_slot_wal_keep_size). "
+        "When all is used, it gives the bridge up, which then has to start with `--backfill`. Look whether the bridge "
+        "runs, and why it is behind."
+    ),
     "refused": (
         "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
         "shows them, and why. Let the bridge or relay try them again, or drop them."

@@ -220,6 +220,13 @@ class Alarms:
                 silence = duration(row["silent_seconds"])
                 text = f"The bridge or relay of source {row['source']} has written nothing for {silence}"
                 yield "bridge", row["source"], text
+            kept, left = row.get("retained_bytes"), row.get("retained_left_bytes")  # an older worker has neither
+            if kept is not None and left is not None and kept > left:
+                text = (
+                    f"The database of source {row['source']} keeps {kept >> 20:,} MB of its log for its bridge, and "
+                    f"gives the bridge up after {left >> 20:,} MB more"
+                )
+                yield "retained_log", row["source"], text
 
     def _post(self, what: str, alarm: Alarm) -> None:
         """Log and post that an alarm was `raised` or `cleared`."""

@@ -59,6 +59,8 @@ def shown(standings: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[
             "lag_seconds": None,
             "refused": None,
             "note": "",
+            "retained_bytes": None,
+            "retained_left_bytes": None,
         }
         for source, (standing, at_us) in sorted(standings.items())
     ]

@@ -1,0 +1,69 @@
+"""A bridge's position in PostgreSQL's write-ahead log: a place, in the history of one cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import msgspec
+
+from notify.errors import InvalidRequest
+from notify.protocol.wire import UNDECODABLE
+
+
+def lsn_of(text: str) -> int:
+    """A place in the log as PostgreSQL writes it (`16/B374D848`). Raises ValueError."""
+    high, _, low = text.partition("/")
+    return int(high, 16) << 32 | int(low, 16)
+
+
+def lsn_text(lsn: int) -> str:
+    """The opposite of `lsn_of`."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+@dataclass(slots=True, frozen=True)
+class Position:
+    """The end of a transaction's commit. Everything that committed before is before it, and nothing else."""
+
+    lsn: int
+    system: str = ""
+    """The identifier of the cluster, which its standbys share; "": unknown."""
+    timeline: int = 0
+    """The history in which the place was read: each promotion begins a new one. 0: unknown."""
+    newest_us: int = 0
+    """When the newest transaction was committed, in microseconds by the source's clock; 0: unknown."""
+
+    @property
+    def shown(self) -> str:
+        return lsn_text(self.lsn)
+
+    @property
+    def text(self) -> str:
+        fields = {"lsn": lsn_text(self.lsn), "system": self.system, "timeline": self.timeline}
+        return msgspec.json.encode(fields | {"newest_us": self.newest_us}).decode()
+
+    def reaches(self, other: Position) -> bool:
+        """Whether it is at another position of the same cluster, or beyond it."""
+        return (not other.system or not self.system or self.system == other.system) and self.lsn >= other.lsn
+
+    @classmethod
+    def of(cls, text: str) -> Position | None:
+        """The position that a queue has stored; None if the text is a position of another kind. Raises InvalidRequest
+        for a text that only begins like one."""
+        try:
+            stored = msgspec.json.decode(text)
+        except UNDECODABLE:
+            return None
+        if not isinstance(stored, dict) or _FIRST not in stored:
+            return None
+        try:
+            numbers = (int(stored.get(name, 0)) for name in _NUMBERS)
+            return cls(lsn_of(str(stored[_FIRST])), str(stored.get("system", "")), *numbers)
+        except (ValueError, TypeError):
+            raise InvalidRequest(
+                f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "
+                "give this bridge another name"
+            ) from None
+
+
+_FIRST, _, *_NUMBERS = (field.name for field in fields(Position))

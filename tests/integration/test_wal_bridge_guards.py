@@ -1,0 +1,242 @@
+"""A PostgreSQL that cannot be bridged without gaps, or that a bridge could fill up, is refused, and says the remedy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.bridge import announcing
+from notify.bridge.errors import Purged, Unfit
+from notify.bridge.pump import Bridge
+from notify.client import create_tables
+from notify.client.table import notify_refused
+from notify.errors import InvalidRequest
+from notify.storage.sql import schema
+from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
+from tests.support.bridges import move, move_until, numbers, outbox, poison
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.commands import cli
+from tests.support.databases import empty_database
+from tests.support.groups import subscribe
+from tests.support.pgbouncer import pgbouncer
+from tests.support.wal import insert, setting, slot
+
+
+@pytest.fixture
+def url(wal_url: str) -> str:
+    return wal_url
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    yield engine
+    engine.dispose()
+
+
+def execute(engine: sa.Engine, *statements: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def test_a_log_that_is_not_logical_is_refused(
+    database_urls: Mapping[str, str], server: ServerProcess, tmp_path: Path
+) -> None:
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        engine.dispose()
+        with pytest.raises(InvalidRequest, match=r"wal_level is replica.*ALTER SYSTEM SET wal_level = 'logical'"):
+            move(url, server)
+
+
+def test_a_log_without_a_bound_is_refused_unless_it_is_accepted(
+    url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess
+) -> None:
+    with setting(wal_server, "max_slot_wal_keep_size", "-1"):
+        with pytest.raises(InvalidRequest, match=r"max_slot_wal_keep_size is unlimited.*--accept-unbounded-wal"):
+            move(url, server)
+        asyncio.run(Bridge([url], server.url, accept_unbounded_wal=True).run(once=True))
+
+
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+def test_a_pooler_is_refused(url: str, engine: sa.Engine, server: ServerProcess, tmp_path: Path, mode: str) -> None:
+    try:
+        with pgbouncer(url, mode, tmp_path) as pooled, pytest.raises(InvalidRequest, match="pooler such as PgBouncer"):
+            move(pooled, server)
+    except NotAvailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_bridge_that_is_away_keeps_the_log_within_its_bound_and_backfills_what_it_lost(
+    url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, unique: str
+) -> None:
+    """The database goes on; the bridge stops loudly, and loses nothing."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(4))
+    move(url, server)
+    with setting(wal_server, "max_slot_wal_keep_size", "1MB"):
+
+        def is_lost() -> bool:
+            for n in range(4):
+                execute(engine, f"SELECT pg_logical_emit_message(false, 'x', repeat('{n}', 8000000))")
+            execute(engine, "SELECT pg_switch_wal()", "CHECKPOINT")
+            return bool(slot(engine)["wal_status"] == "lost")
+
+        outbox(url, unique, range(4, 8))
+        eventually(is_lost, "the source to give up the slot")
+        assert slot(engine)["restart_lsn"] is None
+        outbox(url, unique, range(8, 12))
+        with pytest.raises(Purged, match=r"has given up slot.*max_slot_wal_keep_size.*--backfill"):
+            move(url, server)
+        move(url, server, fill=True)
+    outbox(url, unique, range(12, 16))
+    assert move(url, server).totals.rows == 3
+    assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]
+
+
+def test_a_quiet_database_lets_the_log_of_others_go(
+    url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess
+) -> None:
+    """Only other databases write: the slot moves on with the source's keepalives."""
+    move(url, server)
+    confirmed = slot(engine)["confirmed_flush_lsn"]
+    other = sa.create_engine(wal_server.url)
+    execute(other, "SELECT pg_logical_emit_message(true, 'other', repeat('x', 1000000))")
+    with other.connect() as connection:
+        end = connection.exec_driver_sql("SELECT pg_current_wal_flush_lsn()").scalar()
+    other.dispose()
+
+    def is_past() -> bool:
+        with engine.connect() as connection:
+            row = slot(engine)
+            behind = "SELECT %s::pg_lsn >= %s::pg_lsn"
+            return bool(connection.exec_driver_sql(behind, (row["confirmed_flush_lsn"], end)).scalar())
+
+    assert not is_past() and confirmed
+    move_until(url, server, is_past)
+
+
+def test_a_message_that_no_queue_takes_does_not_hold_the_slot(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    before = slot(engine)["confirmed_flush_lsn"]
+    bad = poison(engine)
+    outbox(url, unique, range(2, 3))
+    bridge = move_until(url, server, lambda: slot(engine)["confirmed_flush_lsn"] != before)
+    assert bridge.totals.refused == 1
+    assert sorted(numbers(server, unique, 3)) == [0, 1, 2]
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(notify_refused.c.transaction_id)).all() == [bad]
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("DROP PUBLICATION {name}", "has nothing of"),
+        ("ALTER PUBLICATION {name} SET (publish = 'update')", "only a part"),
+        ("ALTER PUBLICATION {name} SET TABLE half_message WHERE (message_no = 0)", "only a part"),
+        ("ALTER PUBLICATION {name} SET TABLE half_message (transaction_id, message_no, topic)", "only a part"),
+    ],
+)
+def test_a_publication_without_all_rows_stops_a_bridge_that_runs(
+    url: str, engine: sa.Engine, server: ServerProcess, monkeypatch: pytest.MonkeyPatch, statement: str, what: str
+) -> None:
+    monkeypatch.setattr(announcing, "ANNOUNCE_SECONDS", 0.1)
+    move(url, server)
+    with engine.connect() as connection:
+        name = connection.exec_driver_sql("SELECT pubname FROM pg_publication").scalar()
+
+    async def run() -> None:
+        bridge = Bridge([url], server.url)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: bridge.totals.connections, "the bridge to read")
+        await asyncio.to_thread(execute, engine, statement.format(name=f'"{name}"'))
+        with pytest.raises(Unfit, match=f"{what}.*--backfill"):
+            await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+    asyncio.run(run())
+
+
+def test_the_servers_table_has_whole_rows_in_the_log(url: str, server: ServerProcess) -> None:
+    engine = sa.create_engine(url)
+    schema.upgrade(engine, "main")
+    move(url, server)
+    identity = "SELECT relreplident::text FROM pg_class WHERE relname = 'server_half_message'"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(identity).scalar() == "f"
+    execute(
+        engine,
+        "ALTER TABLE server_half_message REPLICA IDENTITY DEFAULT",
+        "CREATE ROLE reader LOGIN REPLICATION",
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO reader",
+    )
+    reader = sa.make_url(url).set(username="reader").render_as_string(hide_password=False)
+    try:
+        with pytest.raises(
+            InvalidRequest, match=r"server_half_message is not FULL.*ALTER TABLE .*REPLICA IDENTITY FULL"
+        ):
+            move(reader, server)
+    finally:
+        execute(engine, "DROP OWNED BY reader", "DROP ROLE reader")
+        engine.dispose()
+
+
+def test_a_role_needs_replication_and_the_tables_only(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    execute(engine, "CREATE ROLE poor LOGIN", "GRANT SELECT, UPDATE ON half_message, notify_source TO poor")
+    poor = sa.make_url(url).set(username="poor").render_as_string(hide_password=False)
+    try:
+        with pytest.raises(InvalidRequest, match="ALTER ROLE poor REPLICATION"):
+            move(poor, server)
+        execute(engine, "ALTER ROLE poor REPLICATION")
+        with pytest.raises(InvalidRequest, match="as their owner: CREATE PUBLICATION") as refused:
+            move(poor, server)
+        execute(engine, str(refused.value).rpartition("as their owner: ")[2])
+        execute(engine, "GRANT SELECT, INSERT, UPDATE, DELETE ON notify_refused TO poor")
+        move(poor, server)
+        outbox(url, unique, range(4, 6))
+        assert move(poor, server).totals.rows == 2
+        assert numbers(server, unique, 4) == [0, 1, 4, 5]
+    finally:
+        execute(engine, "DROP OWNED BY poor", "DROP ROLE poor")
+
+
+def test_a_bridge_that_is_given_up_leaves_no_slot(url: str, engine: sa.Engine, server: ServerProcess) -> None:
+    name = move(url, server).name
+    code, before = cli("doctor", "--dsn", url, "--bridge", "--url", server.url)
+    assert code == 1 and f"slot {slot(engine)['slot_name']} has no bridge" in before["text"]
+    assert "--drop-slot" in before["text"]
+    code, dropped = cli("bridge", "--dsn", f"{name}={url}", "--url", server.url, "--drop-slot")
+    assert code == 0, dropped
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_publication").scalar() == 0
+        left = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+        assert connection.exec_driver_sql(left).scalar() == 0
+    assert cli("bridge", "--dsn", f"{name}={url}", "--url", server.url, "--drop-slot")[0] == 1
+
+
+def test_a_slot_of_another_history_stops_it(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
+    """Another program has read the slot: what it has confirmed is gone."""
+    outbox(url, unique, range(2))
+    move(url, server)
+    with engine.begin() as connection:
+        insert(connection, unique, 2)
+    name = slot(engine)["slot_name"]
+    execute(engine, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())")
+    with pytest.raises(Purged, match=r"behind this bridge's position.*--backfill"):
+        move(url, server)
