@@ -59,8 +59,8 @@ def bridge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Move committed messages from databases' logs to a queue server, exactly once and in commit order."""
-    from notify.bridge.pump import Bridge
-    from notify.bridge.totals import describe
+    from notify.binlog_bridge.pump import Bridge
+    from notify.binlog_bridge.totals import describe
     from notify.movers.sinks.sink import running_beside
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
@@ -90,7 +90,7 @@ def bridge(
         except Exception as error:
             text = str(error)
             if not isinstance(error, NotifyError):
-                logging.getLogger("notify.bridge").exception("an unexpected error ended the bridge of a source")
+                logging.getLogger("notify.binlog_bridge").exception("an unexpected error ended the bridge of a source")
                 text = f"an unexpected error ended it: {error!r}"
             bad.append(f"source {moving.name or '(not reached yet)'}: {text}")
             say(f"notify: {bad[-1]}", err=True)
@@ -109,7 +109,7 @@ def bridge(
 
 def _drop_slots(sources: Mapping[str, list[str]], schema: str | None, schemas: str | None, as_json: bool) -> int:
     """Drop the slots of sources; the exit code: 1 if a source has none."""
-    from notify.bridge.kinds import drop_slot
+    from notify.binlog_bridge.kinds import drop_slot
 
     dropped: dict[str, bool] = {}
     for name, urls in sources.items():

@@ -180,7 +180,7 @@ def _places(engine: sa.Engine, schema: str | None, schemas: str | None) -> Seque
 async def _purge(engine: sa.Engine, url: str, older_than: float, schema: str | None) -> Purged:
     moved = 0
     if engine.dialect.name in ("mysql", "mariadb", "postgresql"):
-        from notify.bridge.purge import purge_moved
+        from notify.binlog_bridge.purge import purge_moved
 
         moved = await purge_moved(within_schema(engine, schema), url, older_than=older_than)
     if url.startswith(SCHEME):

@@ -219,9 +219,9 @@ def _bridge_findings(engine: sa.Engine, name: str) -> list[str]:
 
     `name`: the source's name, if it was given.
     """
-    from notify.bridge.kinds import log_of
-    from notify.bridge.scope import Scope
-    from notify.bridge.source import id_of
+    from notify.binlog_bridge.kinds import log_of
+    from notify.binlog_bridge.scope import Scope
+    from notify.binlog_bridge.source import id_of
 
     if engine.dialect.name not in ("mysql", "mariadb", "postgresql"):
         return [f"{engine.dialect.name} has no log to bridge: use `notify relay`"]

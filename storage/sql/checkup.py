@@ -1,6 +1,6 @@
 """Checks a database of transactions or messages: whether its acknowledged writes last, and whether others read them.
 
-notify/bridge/binlog/source.py checks what a bridge needs in addition.
+notify/binlog_bridge/binlog/source.py checks what a bridge needs in addition.
 """
 
 from __future__ import annotations

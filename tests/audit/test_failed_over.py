@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.errors import Purged
+from notify.binlog_bridge.errors import Purged
 from notify.spark.inputs.databases import Database
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, audited, found, wait_until_closed

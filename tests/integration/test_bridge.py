@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import pump
-from notify.bridge.announcing import announce, mover_of
-from notify.bridge.binlog.events import GTIDS
-from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import Assembly, BinlogReader
-from notify.bridge.binlog.stream import BinlogStream
-from notify.bridge.errors import Purged, Superseded, Unreadable
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge import pump
+from notify.binlog_bridge.announcing import announce, mover_of
+from notify.binlog_bridge.binlog.events import GTIDS
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.reader import Assembly, BinlogReader
+from notify.binlog_bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.errors import Purged, Superseded, Unreadable
+from notify.binlog_bridge.pump import Bridge
 from notify.client.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.movers.outbox import source_name

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import backfill
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge import backfill
+from notify.binlog_bridge.pump import Bridge
 from notify.protocol.wire import instant
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess

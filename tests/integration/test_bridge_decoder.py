@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import UpdateRowsEvent, WriteRowsEvent
 
-from notify.bridge.binlog.reader import Assembly
+from notify.binlog_bridge.binlog.reader import Assembly
 from notify.client.table import half_message
 from notify.storage.sql.tables import server_half_message
 from notify.testing.binlog_server import BinlogServer

@@ -10,11 +10,11 @@ import json
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.batching import PART_BYTES
-from notify.bridge.binlog import source
-from notify.bridge.binlog.events import PAYLOAD
-from notify.bridge.binlog.reader import Assembly
-from notify.bridge.errors import Unreadable
+from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.binlog.events import PAYLOAD
+from notify.binlog_bridge.binlog.reader import Assembly
+from notify.binlog_bridge.errors import Unreadable
 from notify.protocol import ids
 from notify.protocol.wire import PackedBridgeBatch, PackedMessage
 from notify.testing.binlog_server import BinlogServer

@@ -11,9 +11,9 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.batching import PART_BYTES
-from notify.bridge.errors import Purged, Unreadable
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.errors import Purged, Unreadable
+from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.protocol import ids
 from notify.storage.sql import schema

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import announcing, purge
-from notify.bridge.binlog import source
-from notify.bridge.binlog.source import findings
-from notify.bridge.errors import Purged
-from notify.bridge.pump import Bridge
-from notify.bridge.purge import purge_moved
+from notify.binlog_bridge import announcing, purge
+from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.errors import Purged
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.purge import purge_moved
 from notify.errors import Unavailable
 from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import purge
-from notify.bridge.binlog import source
-from notify.bridge.purge import purge_moved
+from notify.binlog_bridge import purge
+from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.purge import purge_moved
 from notify.client.table import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.protocol import ids

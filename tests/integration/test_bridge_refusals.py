@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.pump import Bridge
-from notify.bridge.refusals import Refusals
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.refusals import Refusals
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.movers.refused import retry

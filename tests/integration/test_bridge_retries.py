@@ -9,7 +9,7 @@ import time
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.announcing import announce, mover_of
+from notify.binlog_bridge.announcing import announce, mover_of
 from notify.client.table import half_message, notify_refused
 from notify.movers.refused import RETRY, WAITING, retry
 from notify.protocol import ids

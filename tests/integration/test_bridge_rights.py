@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from notify.bridge.binlog import rights
-from notify.bridge.binlog.source import findings
-from notify.bridge.errors import Unfit
+from notify.binlog_bridge.binlog import rights
+from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.errors import Unfit
 from notify.movers import refused
 from notify.storage.sql.checkup import Finding
 from notify.testing.binlog_server import BinlogServer

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog.source import findings
-from notify.bridge.pump import Bridge
-from notify.bridge.purge import purge_moved
+from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.purge import purge_moved
 from notify.client.table import half_message
 from notify.errors import InvalidRequest
 from notify.movers import refused

@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
-from notify.bridge.binlog.reader import BinlogReader
-from notify.bridge.binlog.source import findings
-from notify.bridge.errors import Unfit, Unreadable
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.binlog.reader import BinlogReader
+from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.errors import Unfit, Unreadable
+from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.errors import InvalidRequest

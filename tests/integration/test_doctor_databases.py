@@ -12,7 +12,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog import source
+from notify.binlog_bridge.binlog import source
 from notify.client import create_tables
 from notify.runtime.databases import is_gone
 from notify.storage.sql import checkup, schema

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import backfill
-from notify.bridge.pump import Bridge
-from notify.bridge.refusals import Refusals
+from notify.binlog_bridge import backfill
+from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.refusals import Refusals
 from notify.client.table import half_message, notify_refused
 from notify.errors import InvalidRequest
 from notify.movers.refused import Refusal, retry

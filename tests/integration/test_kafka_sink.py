@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notify.bridge.binlog.position import MySqlSet, Position
+from notify.binlog_bridge.binlog.position import MySqlSet, Position
 from notify.errors import Conflict, InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.movers.sinks.sink import Sink, open_sink

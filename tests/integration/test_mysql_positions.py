@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.stream import BinlogStream
-from notify.bridge.errors import Purged
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.errors import Purged
+from notify.binlog_bridge.pump import Bridge
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.sinks.sink import open_sink
 from notify.testing.mysql_server import MySqlServer

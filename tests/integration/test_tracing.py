@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from sqlalchemy.orm import Session
 
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.protocol.message import ReceivedMessage
 from notify.runtime import tracing

@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.bridge.batching import PART_BYTES
-from notify.bridge.errors import Unreadable
+from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.errors import Unreadable
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.protocol import ids

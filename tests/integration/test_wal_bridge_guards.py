@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge import announcing
-from notify.bridge.errors import Purged, Unfit
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge import announcing
+from notify.binlog_bridge.errors import Purged, Unfit
+from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.table import notify_refused
 from notify.errors import InvalidRequest

@@ -8,8 +8,8 @@ import zlib
 from datetime import UTC, datetime
 from typing import Any
 
-from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import Assembly
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.reader import Assembly
 from notify.protocol.wire import PackedBridgeBatch
 
 SERVER = uuid.UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")

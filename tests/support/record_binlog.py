@@ -16,8 +16,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from notify.bridge.binlog.events import HEARTBEAT, HEARTBEAT_V2
-from notify.bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.binlog.events import HEARTBEAT, HEARTBEAT_V2
+from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.client import create_tables
 from notify.storage.sql.tables import server_half_message
 from notify.testing.binlog_server import BinlogServer

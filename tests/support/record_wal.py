@@ -15,10 +15,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.bridge.postgresql import slot, source
-from notify.bridge.postgresql.position import Position
-from notify.bridge.postgresql.stream import WalStream
-from notify.bridge.scope import Scope
+from notify.binlog_bridge.postgresql import slot, source
+from notify.binlog_bridge.postgresql.position import Position
+from notify.binlog_bridge.postgresql.stream import WalStream
+from notify.binlog_bridge.scope import Scope
 from notify.client import create_tables
 from notify.client.table import half_message
 from notify.storage.sql import schema

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from notify.bridge.batching import PART_BYTES
-from notify.bridge.binlog import decoder
-from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import Assembly
-from notify.bridge.binlog.stream import refusal
-from notify.bridge.errors import Damaged, Purged, SameServerId, Unfit, Unreadable
-from notify.bridge.rows import Returned
+from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.binlog import decoder
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.reader import Assembly
+from notify.binlog_bridge.binlog.stream import refusal
+from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit, Unreadable
+from notify.binlog_bridge.rows import Returned
 from notify.errors import Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog.position import MariaDbSet, MySqlSet, Position, reaches, tagged_gtid
-from notify.bridge.binlog.reader import Assembly
-from notify.bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.binlog.position import MariaDbSet, MySqlSet, Position, reaches, tagged_gtid
+from notify.binlog_bridge.binlog.reader import Assembly
+from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.errors import InvalidRequest, Unavailable
 from tests.support.binlog import SERVER, XID, event, gtid, megabyte, query
 

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import pytest
 from backports import zstd
 
-from notify.bridge.binlog import compressed, decoder, events
-from notify.bridge.binlog.compressed import events_in
-from notify.bridge.binlog.decoder import DIFFERENCES, length_encoded
-from notify.bridge.binlog.position import Position
-from notify.bridge.binlog.reader import Assembly
-from notify.bridge.errors import Unreadable
+from notify.binlog_bridge.binlog import compressed, decoder, events
+from notify.binlog_bridge.binlog.compressed import events_in
+from notify.binlog_bridge.binlog.decoder import DIFFERENCES, length_encoded
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.reader import Assembly
+from notify.binlog_bridge.errors import Unreadable
 from notify.protocol.wire import BridgedTransaction
 from tests.support import binlog
 from tests.support.binlog import lenenc, summed

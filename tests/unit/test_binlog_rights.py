@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.bridge.binlog import rights
+from notify.binlog_bridge.binlog import rights
 
 
 class Lost:

@@ -161,7 +161,7 @@ def test_no_text_begins_with_a_fragment() -> None:
 
 READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
-        "bridge.postgresql.replication bridge.purge cli.storage client.kafka.control client.kafka.feed "
+        "binlog_bridge.postgresql.replication binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed "
         "client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions "
         "client.django.configured client.outgoing kafka.brokers kafka.table kafka.diagnosis "
@@ -172,8 +172,8 @@ READ_A_CLOCK = {
         "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
-        "bridge.announcing bridge.postgresql.stream bridge.pump bridge.retrying client.kafka.loop "
-        "client.kafka.settling "
+        "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.pump binlog_bridge.retrying "
+        "client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
         "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from notify.bridge.binlog.position import MySqlSet, Position
+from notify.binlog_bridge.binlog.position import MySqlSet, Position
 from notify.errors import InvalidRequest
 from notify.movers.long_positions import LONG, MOST_CHANGED, LongPosition, refers_to_base
 from notify.protocol.limits import BASE_CHARACTERS, POSITION_CHARACTERS

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from notify.bridge.binlog.compressed import inflated
-from notify.bridge.errors import Unreadable
+from notify.binlog_bridge.binlog.compressed import inflated
+from notify.binlog_bridge.errors import Unreadable
 from notify.cli.backup import _fetch
 from notify.client.http import AnswerReader
 from notify.errors import ObjectStoreFailed, Unavailable

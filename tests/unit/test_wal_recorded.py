@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from notify.bridge.errors import Unreadable
-from notify.bridge.postgresql import messages
-from notify.bridge.postgresql.messages import BEGIN, INSERT, RELATION
-from notify.bridge.postgresql.position import Position, lsn_of, lsn_text
-from notify.bridge.postgresql.reader import Assembly
-from notify.bridge.postgresql.stream import Kept
-from notify.bridge.rows import Returned
-from notify.bridge.scope import Scope
+from notify.binlog_bridge.errors import Unreadable
+from notify.binlog_bridge.postgresql import messages
+from notify.binlog_bridge.postgresql.messages import BEGIN, INSERT, RELATION
+from notify.binlog_bridge.postgresql.position import Position, lsn_of, lsn_text
+from notify.binlog_bridge.postgresql.reader import Assembly
+from notify.binlog_bridge.postgresql.stream import Kept
+from notify.binlog_bridge.rows import Returned
+from notify.binlog_bridge.scope import Scope
 from notify.errors import InvalidRequest
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch
 from tests.support.record_wal import FILE, LONG, NAMES

@@ -17,8 +17,8 @@ import pymysql
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
-from notify.bridge.binlog import source
-from notify.bridge.pump import Bridge
+from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.pump import Bridge
 from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import pulled
 from notify.client.http import HttpClient

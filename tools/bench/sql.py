@@ -27,7 +27,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.bridge.binlog import source
+from notify.binlog_bridge.binlog import source
 from notify.cli.bench import transactions
 from notify.cli.bench.runner import Bench
 from notify.client.making_tables import create_tables

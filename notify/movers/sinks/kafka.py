@@ -36,7 +36,7 @@ from notify.protocol.limits import check_name
 from notify.protocol.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
 from notify.runtime.clock import wall_clock
 
-log = logging.getLogger("notify.bridge")
+log = logging.getLogger("notify.binlog_bridge")
 
 TRANSACTION_SECONDS = 60.0
 BATCH_BYTES = 1 << 20

@@ -18,8 +18,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.bridge.batching import BATCH_TRANSACTIONS
-from notify.bridge.binlog import source
+from notify.binlog_bridge.batching import BATCH_TRANSACTIONS
+from notify.binlog_bridge.binlog import source
 from notify.cli.bench.runner import Process
 from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.making_tables import create_tables

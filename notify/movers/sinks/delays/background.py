@@ -11,7 +11,7 @@ from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
 from notify.movers.sinks.delays.releaser import Releaser
 
-log = logging.getLogger("notify.bridge")
+log = logging.getLogger("notify.binlog_bridge")
 
 AGAIN_SECONDS = 5.0
 MOST_HUNG = 20

@@ -1,0 +1,112 @@
+"""The binlog of one source, as a bridge uses it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.binlog_bridge.binlog import rights, source
+from notify.binlog_bridge.binlog.position import Position
+from notify.binlog_bridge.binlog.reader import BinlogReader
+from notify.binlog_bridge.errors import Unfit
+from notify.binlog_bridge.log import Retained
+from notify.binlog_bridge.scope import Scope
+from notify.storage.sql.checkup import Finding, is_mariadb
+
+FIRST_SERVER_ID = 740_000_000
+
+
+def default_server_id(name: str) -> int:
+    """A server id that depends on the source's name alone, so that it is the same at each start of a bridge."""
+    return FIRST_SERVER_ID + zlib.crc32(name.encode()) % 1_000_000
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """See LogSnapshot."""
+
+    connection: Connection
+    position: Position
+    until: Position
+
+
+class Binlog:
+    """See DatabaseLog."""
+
+    takes_tables_first = False
+    """A binlog may have everything since its first file; where it has not, its server says so."""
+
+    def __init__(self, server_id: int = 0) -> None:
+        """`server_id`: the reader's id as a replica; 0: it is made from the source's name."""
+        self._server_id = server_id
+        self._mariadb = False
+
+    def check(
+        self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
+    ) -> None:
+        server_id = self._server_id or default_server_id(name)
+        stops = [f for f in source.findings(connection, server_id, schemas) if f.stops]
+        if stops:
+            raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops))
+        self._mariadb = is_mariadb(connection)
+        self._server_id = server_id
+
+    def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
+        return source.findings(connection, self._server_id or default_server_id(name))
+
+    def watch(self, engine: Engine) -> Retained | None:
+        return None
+
+    def denied(self, error: BaseException | None) -> str | None:
+        return rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+
+    def check_kind(self, position: Any) -> None:
+        if position is None:
+            return
+        if not isinstance(position, Position):
+            theirs, ours = "PostgreSQL", "MariaDB" if self._mariadb else "MySQL"
+        elif not position.gtids or (":" in position.gtids) != self._mariadb:
+            return
+        else:
+            theirs, ours = ("MySQL", "MariaDB") if self._mariadb else ("MariaDB", "MySQL")
+        raise Unfit(
+            f"the queue's position for this source, {position.shown[:60]}, is of {theirs}, but this server is a "
+            f"{ours}: start with --backfill, which sends the missing messages, and then continues"
+        )
+
+    def reader(
+        self,
+        engine: Engine,
+        position: Any,
+        *,
+        scope: Scope,
+        source_us: Callable[[], int],
+        known_seconds: float,
+    ) -> BinlogReader:
+        return BinlogReader(
+            engine.url,
+            self._server_id,
+            position,
+            mariadb=self._mariadb,
+            source_us=source_us,
+            scope=scope,
+            known_seconds=known_seconds,
+        )
+
+    def prepare_backfill(self, engine: Engine) -> None:
+        """A server has one binlog for all readers, and nothing to make."""
+
+    def snapshot(self, engine: Engine) -> Snapshot:
+        connection = engine.connect()
+        try:
+            position = source.begin_snapshot(connection)
+            until = position if is_mariadb(connection) else source.current_position(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return Snapshot(connection, position, until)

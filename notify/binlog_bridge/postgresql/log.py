@@ -1,0 +1,92 @@
+"""PostgreSQL's log of one source, as a bridge uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.binlog_bridge.errors import Purged, Unfit
+from notify.binlog_bridge.log import Retained
+from notify.binlog_bridge.postgresql import rights, slot, source
+from notify.binlog_bridge.postgresql.position import Position
+from notify.binlog_bridge.postgresql.reader import WalReader
+from notify.binlog_bridge.postgresql.slot import Slot, Snapshot
+from notify.binlog_bridge.scope import Scope
+from notify.storage.sql.checkup import Finding
+
+
+class Wal:
+    """See DatabaseLog."""
+
+    takes_tables_first = True
+    """A slot has nothing from before it was made."""
+
+    def __init__(self, *, accept_unbounded_wal: bool = False) -> None:
+        """`accept_unbounded_wal`: read a source whose disk would fill while this bridge is away."""
+        self._accept_unbounded_wal = accept_unbounded_wal
+        self._slot = Slot("", ())
+        self._scope = Scope()
+
+    def check(
+        self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
+    ) -> None:
+        self._slot, self._scope = source.slot_of(connection, name, scope), scope
+        found = source.findings(connection, self._slot, scope, accept_unbounded_wal=self._accept_unbounded_wal)
+        _refuse(finding for finding in found if finding.stops)
+        if not fill and slot.states(connection, self._slot.name):
+            _refuse(source.uncovered(connection, self._slot, scope))
+
+    def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
+        ours = source.slot_of(connection, name, scope)
+        found = source.findings(connection, ours, scope, accept_unbounded_wal=self._accept_unbounded_wal)
+        if slot.states(connection, ours.name):  # else its bridge has not begun, and will make what is missing
+            found += source.uncovered(connection, ours, scope)
+        return sorted([*found, *source.slots_without_a_bridge(connection)], key=lambda finding: not finding.stops)
+
+    def watch(self, engine: Engine) -> Retained | None:
+        with engine.connect() as connection:
+            _refuse(source.uncovered(connection, self._slot, self._scope))
+            state = next(iter(slot.states(connection, self._slot.name)), None)
+        return Retained(state.retained, state.left) if state is not None else None
+
+    def denied(self, error: BaseException | None) -> str | None:
+        return rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+
+    def check_kind(self, position: Any) -> None:
+        if position is not None and not isinstance(position, Position):
+            raise Unfit(
+                f"the queue's position for this source, {position.shown[:60]}, is of another kind of database: start "
+                "with --backfill, which sends the missing messages, and then continues"
+            )
+
+    def reader(
+        self,
+        engine: Engine,
+        position: Any,
+        *,
+        scope: Scope,
+        source_us: Callable[[], int],
+        known_seconds: float,
+    ) -> WalReader:
+        if position is None:
+            raise Purged("the queue has no position for this source: start with --backfill")
+        return WalReader(engine.url, self._slot, position, scope=scope, known_seconds=known_seconds)
+
+    def prepare_backfill(self, engine: Engine) -> None:
+        # A publication that is made after the slot lacks what was written in between: so it is made here only.
+        with engine.connect() as connection:
+            _refuse(source.prepare(connection, self._slot, self._scope))
+            _refuse(source.uncovered(connection, self._slot, self._scope))
+        slot.make(engine, self._slot.name)
+
+    def snapshot(self, engine: Engine) -> Snapshot:
+        return slot.snapshot(engine, self._slot.name)
+
+
+def _refuse(stops: Iterable[Finding]) -> None:
+    """Raises Unfit with all findings, if there are any."""
+    if shown := [f"- {finding}" for finding in stops]:
+        raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(shown))

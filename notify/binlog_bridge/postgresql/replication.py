@@ -1,0 +1,152 @@
+"""A replication connection to PostgreSQL: psycopg opens it, and libpq's own functions serve it.
+
+psycopg's cursors do not speak the replication protocol; `PGconn` lets its commands and its copy in both directions
+through. https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from sqlalchemy.engine.url import URL
+
+from notify.binlog_bridge.errors import Purged, Unfit
+from notify.binlog_bridge.postgresql.position import lsn_of
+from notify.binlog_bridge.postgresql.rights import denied
+from notify.errors import Unavailable
+from notify.storage.sql.engines import with_driver
+
+COMMAND_SECONDS = 30.0
+LIBPQ_KEEPALIVE = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""libpq's settings (the last in milliseconds) with which a client notices within half a minute that its server's
+machine is gone."""
+_GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH)
+_SESSION = "-c bytea_output=hex -c datestyle=ISO -c extra_float_digits=3 -c statement_timeout=0 -c lock_timeout=0"
+
+
+class Replication:
+    """A connection for one owner. A context manager closes it."""
+
+    def __init__(self, url: URL) -> None:
+        """Connects. Raises Unavailable if the source does not answer, Unfit if it refuses this user."""
+        _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
+        arguments.pop("context", None)
+        options = " ".join(filter(None, (str(arguments.pop("options", "")), _SESSION)))
+        self._settings: dict[str, Any] = {"connect_timeout": 5} | LIBPQ_KEEPALIVE | dict(arguments)
+        self._settings |= {"client_encoding": "utf8", "options": options}
+        self._connection = self._connected(replication="database")
+        self.pgconn = self._connection.pgconn
+
+    def _connected(self, **further: str) -> psycopg.Connection[Any]:
+        settings: dict[str, Any] = self._settings | further | {"autocommit": True}
+        try:
+            return psycopg.connect(**settings)
+        except psycopg.Error as error:
+            raise refusal(error) from error
+
+    def beside(self) -> psycopg.Connection[Any]:
+        """A plain connection to the same database; the caller closes it. Raises as the constructor does."""
+        return self._connected()
+
+    def __enter__(self) -> Replication:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def identity(self) -> tuple[str, int]:
+        """The identifier of the cluster, and its present timeline."""
+        row = self.command("IDENTIFY_SYSTEM")[0]
+        return row[0], int(row[1])
+
+    def command(self, text: str, *, seconds: float = COMMAND_SECONDS, late: str = "") -> list[list[str]]:
+        """Run a command or query; its rows as texts ("" for NULL). `late`: the error's text if it is not done in time.
+
+        Raises Unavailable, Purged, Unfit.
+        """
+        pgconn = self.pgconn
+        deadline = time.monotonic() + seconds
+        try:
+            pgconn.send_query(text.encode())
+            while pgconn.flush():
+                self._wait(deadline, late, for_write=True)
+            results = []
+            while True:
+                while pgconn.is_busy():
+                    self._wait(deadline, late)
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                if result.status not in _GOOD:
+                    raise refusal(psycopg.errors.error_from_result(result))
+                results.append(result)
+                if result.status == pq.ExecStatus.COPY_BOTH:
+                    break
+        except psycopg.Error as error:
+            raise refusal(error) from error
+        last = results[-1]
+        return [
+            [(last.get_value(row, column) or b"").decode() for column in range(last.nfields)]
+            for row in range(last.ntuples)
+        ]
+
+    def _wait(self, deadline: float, late: str, *, for_write: bool = False) -> None:
+        left = deadline - time.monotonic()
+        wanted = [self.pgconn.socket]
+        if left <= 0 or not any(select.select([] if for_write else wanted, wanted if for_write else [], [], left)):
+            raise Unavailable(late or "the source does not answer a command of replication")
+
+
+def lost_history(replication: Replication, timeline: int, lsn: int, now: int) -> int | None:
+    """Where the history of the present timeline `now` left another one, if that is before `lsn`; None if a position in
+    that timeline is part of the present history. Raises Purged if the timeline is no ancestor of it."""
+    rows = replication.command(f"TIMELINE_HISTORY {now}")
+    content = rows[0][1]
+    content = bytes.fromhex(content[2:]).decode() if content.startswith("\\x") else content
+    for line in content.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == str(timeline):
+            left_at = lsn_of(words[1])
+            return left_at if lsn > left_at else None
+    raise Purged(
+        f"the source is in timeline {now}, which does not come from timeline {timeline} of this bridge's position: it "
+        "was restored from a backup. Nothing was skipped: start with --backfill"
+    )
+
+
+_BUSY, _NO_SUCH, _NOT_READY = "55006", "42704", "55000"
+
+
+def refusal(error: psycopg.Error) -> Exception:
+    """The error that a bridge raises for one of the driver's."""
+    text = str(error).strip().replace("\n", "; ")
+    state = error.sqlstate or ""
+    if state == _BUSY:
+        return Unavailable(f"the slot is read by another connection, perhaps this bridge's own last one ({text})")
+    if state == _NO_SUCH and "publication" in text:
+        return Unfit(
+            f"{text}: the publication was dropped, or made after the slot. Start this bridge with --backfill, which "
+            "makes both, and takes from the tables what is missing"
+        )
+    if state in (_NO_SUCH, _NOT_READY) and "slot" in text:
+        return Purged(
+            f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
+            "--backfill, which makes the slot, sends the missing messages from the tables, and then continues"
+        )
+    why = denied(error)
+    if why is not None:
+        return Unfit(f"the source refuses to be read: {why}")
+    return Unavailable(f"the source does not answer: {text}")

@@ -1,0 +1,186 @@
+"""A bridge's replication slot: its name, its state, what it keeps of the log, and a snapshot of the tables."""
+
+from __future__ import annotations
+
+import logging
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.binlog_bridge.errors import Unfit
+from notify.binlog_bridge.postgresql.position import Position, lsn_of
+from notify.binlog_bridge.postgresql.replication import Replication
+from notify.protocol.wire import microseconds
+from notify.runtime.databases import database_now
+from notify.runtime.urls import without_secrets
+
+log = logging.getLogger("notify.binlog_bridge")
+
+PREFIX = "notify_"
+_NAME_BYTES = 63
+MAKE_SECONDS = 60.0
+"""How long a slot may take to be made: PostgreSQL waits for the end of every transaction that writes."""
+_WRITERS = "transactions that write: see pg_stat_activity and pg_prepared_xacts"
+_FAILOVER_SINCE = 17_00_00
+
+
+def slot_name(source: str) -> str:
+    """The name of a source's slot and publication. A name that PostgreSQL does not take as it is gets a checksum."""
+    plain = re.sub(r"[^a-z0-9_]", "_", source.lower())
+    if plain != source.replace("-", "_") or len(PREFIX + plain) > _NAME_BYTES - len("_server"):
+        plain = f"{plain[:40]}_{zlib.crc32(source.encode()):08x}"
+    return PREFIX + plain
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot, and the publications that say which tables' changes it gives out."""
+
+    name: str
+    publications: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """The state of a slot, as PostgreSQL tells it. Sizes are in bytes."""
+
+    name: str
+    is_active: bool
+    is_lost: bool
+    confirmed: int
+    """Where in the log it continues at the earliest."""
+    retained: int
+    """How much of the log is kept for it."""
+    left: int | None
+    """How much more may be written before it is lost; None: there is no bound."""
+    age: int
+    """How many transactions old the oldest is whose catalogue rows are kept for it."""
+    plugin: str = ""
+    why: str = ""
+    """Why it was lost, where the server tells."""
+
+
+# The row as JSON, since later versions have more columns.
+_STATES = (
+    "SELECT to_jsonb(s), pg_wal_lsn_diff({end}, s.restart_lsn)::bigint, age(s.catalog_xmin) "
+    "FROM pg_replication_slots s WHERE s.slot_type = 'logical' AND s.database = current_database() AND {which}"
+)
+_END = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
+
+
+def states(connection: Connection, name: str | None = None) -> list[SlotState]:
+    """The logical slots of this database; `name`: only this one."""
+    which = "s.slot_name = :name" if name else "true"
+    rows = connection.execute(sa.text(_STATES.format(end=_END, which=which)), {"name": name} if name else {})
+    return [_state(*row) for row in rows]
+
+
+def _state(row: dict[str, Any], retained: int | None, age: int | None) -> SlotState:
+    return SlotState(
+        str(row["slot_name"]),
+        bool(row["active"]),
+        row.get("wal_status") == "lost" or bool(row.get("invalidation_reason")) or bool(row.get("conflicting")),
+        lsn_of(row["confirmed_flush_lsn"]) if row.get("confirmed_flush_lsn") else 0,
+        max(0, int(retained or 0)),
+        int(row["safe_wal_size"]) if row.get("safe_wal_size") is not None else None,
+        int(age or 0),
+        str(row.get("plugin") or ""),
+        str(row.get("invalidation_reason") or row.get("wal_status") or ""),
+    )
+
+
+def make(engine: Engine, name: str) -> None:
+    """Make the slot if it is missing, and again if it is lost. Raises Unfit, Unavailable."""
+    with engine.connect() as connection:
+        state = next(iter(states(connection, name)), None)
+        version = int(str(connection.exec_driver_sql("SHOW server_version_num").scalar()))
+        if state is not None and not state.is_lost:
+            return
+        if state is not None:
+            connection.execute(sa.text("SELECT pg_drop_replication_slot(:name)"), {"name": name})
+            connection.commit()
+            log.warning("slot %s was lost (%s), and is made again", name, state.why)
+    options = "(SNAPSHOT 'nothing', FAILOVER true)" if version >= _FAILOVER_SINCE else "NOEXPORT_SNAPSHOT"
+    with Replication(engine.url) as replication:
+        replication.command(
+            f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput {options}',
+            seconds=MAKE_SECONDS,
+            late=f"slot {name} waits for the end of {_WRITERS}",
+        )
+    log.info("%s has the slot %s for this bridge now", without_secrets(str(engine.url)), name)
+
+
+def drop(engine: Engine, slot: Slot) -> bool:
+    """Drop a slot and its publications; whether there was a slot. Raises Unfit if a bridge reads it."""
+    with engine.connect() as connection:
+        state = next(iter(states(connection, slot.name)), None)
+        if state is not None and state.is_active:
+            raise Unfit(f"slot {slot.name} is being read: stop its bridge first")
+        if state is not None:
+            connection.execute(sa.text("SELECT pg_drop_replication_slot(:name)"), {"name": slot.name})
+        for publication in slot.publications:
+            connection.exec_driver_sql(f'DROP PUBLICATION IF EXISTS "{publication}"')
+        connection.commit()
+    return state is not None
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """See LogSnapshot."""
+
+    connection: Connection
+    position: Position
+    until: Position
+
+
+def snapshot(engine: Engine, name: str) -> Snapshot:
+    """A transaction that sees exactly what committed before a place in the log. `name`: the bridge's slot, which has to
+    be there already.
+
+    A temporary slot tells that place, and lends its snapshot. Raises Unavailable, Unfit.
+    """
+    with Replication(engine.url) as replication:
+        system, timeline = replication.identity()
+        made = replication.command(
+            f'CREATE_REPLICATION_SLOT "{name}_fill" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT',
+            seconds=MAKE_SECONDS,
+            late=f"the backfill waits for the end of {_WRITERS}",
+        )
+        _, consistent_point, exported, _ = made[0]
+        connection = engine.connect().execution_options(isolation_level="REPEATABLE READ")
+        try:
+            connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{exported}'")
+            now: Any = connection.execute(sa.select(database_now())).scalar()
+        except BaseException:
+            connection.close()
+            raise
+    position = Position(lsn_of(consistent_point), system, timeline, microseconds(now.replace(tzinfo=UTC)))
+    return Snapshot(connection, position, position)
+
+
+def current_position(connection: Connection) -> Position:
+    """The end of the log. Transactions that committed without waiting for the disk may lie behind it."""
+    return _position(connection, "pg_current_wal_flush_lsn()")
+
+
+def end_of_log(connection: Connection) -> Position:
+    """A place behind every transaction that has committed by now, which a reader comes to even if nothing follows.
+
+    It is a small transaction of its own: what lies before its commit is on the disk afterwards. The connection's
+    transaction is committed.
+    """
+    connection.exec_driver_sql("SET LOCAL synchronous_commit = local")
+    position = _position(connection, "pg_logical_emit_message(true, 'notify-end', '')")
+    connection.commit()
+    return position
+
+
+def _position(connection: Connection, lsn: str) -> Position:
+    row = connection.exec_driver_sql(f"SELECT ({lsn})::text, system_identifier::text FROM pg_control_system()").one()
+    return Position(lsn_of(row[0]), str(row[1]))
