@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify.client.table import half_message, has_digest, notify_inbox, notify_source
+from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
 from notify.movers.outbox import READS
 from notify.runtime.databases import database_now, reason_of
@@ -129,7 +129,9 @@ class Database:
                 self.hidden = [f"{kind} {self.name}: {each}" for each in why]
                 """Why rows or values may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
-                self.has_digests = half_message.name in self.tables and has_digest(connection)
+                self.has_digests = half_message.name in self.tables and half_message.c.digest.name in self._columns(
+                    connection, half_message
+                )
             if server_half_message.name in self.tables and not self.hidden:
                 check_version(self._reading, exactly=True)
         except sa.exc.SQLAlchemyError as error:
@@ -174,6 +176,10 @@ class Database:
                 )
 
     def _columns(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        """The columns of a table that this user may see."""
+        if self.kind == "mysql":
+            # SQLAlchemy's reading of it needs a right to the whole table.
+            return set(connection.exec_driver_sql(f"SHOW COLUMNS FROM {self.in_schema(table.name)}").scalars())
         return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=self.schema)}
 
     def mistyped(self, table: sa.Table) -> dict[str, str]:

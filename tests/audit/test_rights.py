@@ -103,8 +103,7 @@ def test_a_user_who_may_not_see_the_marks_of_purges(kind: str, database_urls: di
 
 @pytest.mark.parametrize("kind", ["postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long)])
 def test_columns_that_a_user_may_not_read_are_named(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
-    """PostgreSQL ended an audit halfway; MySQL hides the columns, so that the table seemed to be an older one, without
-    digests."""
+    """An audit ended halfway, with what the database said: permission denied, or SHOW command denied."""
     with empty_database(kind, database_urls, tmp_path) as url:
         engine = sa.create_engine(url)
         create_tables(engine)
