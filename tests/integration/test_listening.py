@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from notify.errors import NotifyError
-from notify.server import serve, supervisor
+from notify.server import serve
+from notify.server.workers import supervisor
 from notify.server.settings import Settings
 from notify.testing import forked
 from notify.testing.ports import free_port
