@@ -292,7 +292,7 @@ class Bridge:
             await in_thread(self._refusals.settle, self._engine, ids_sent_again)
         if not text and self._log.takes_tables_first:
             if not isinstance(sink, PutsById):
-                await self._take_over_from_relays(sink)
+                await self._take_over_from_relays()
             log.warning("source %s has no position yet: its tables are read first", self.name)
             fill = True
         if fill or Filling.of(text) is not None:
@@ -311,18 +311,22 @@ class Bridge:
         self._log.check_kind(position_of(text))
         return epoch, text
 
-    async def _take_over_from_relays(self, sink: Sink) -> None:
+    async def _take_over_from_relays(self) -> None:
         """Stop relays that published this source's rows to a target that knows no ids, and mark what they published.
 
         A relay that still runs finds that it has lost its claim, and why.
         """
         for source_id in sorted(self._source_ids):
             relay = f"relay-{source_id}"
-            if not is_of_relay(await _of_target(sink.position(relay))):
-                continue
-            epoch, text = await _of_target(sink.claim(relay))
-            await in_thread(self._refusals.published, self._engine, published_by_relay(text))
-            await _of_target(sink.append(relay, PackedBridgeBatch(epoch, text, taken_over(self.name))))
+            sink = open_sink(self._queue_url)  # one for each source: a producer of Kafka writes for one
+            try:
+                if not is_of_relay(await _of_target(sink.position(relay))):
+                    continue
+                epoch, text = await _of_target(sink.claim(relay))
+                await in_thread(self._refusals.published, self._engine, published_by_relay(text))
+                await _of_target(sink.append(relay, PackedBridgeBatch(epoch, text, taken_over(self.name))))
+            finally:
+                await sink.close()
             log.warning("source %s: took over from its relay", self.name)
 
     def _reading(self, position: Position | None) -> ReadAhead:

@@ -73,6 +73,8 @@ class Source:
         self._pause_seconds = pause
         self.servers: list[Any] = []
         self._is_wal = database == "postgresql"
+        if self._is_wal:
+            directory.chmod(0o755)  # root runs PostgreSQL as another user, who has to reach its directory
         for number in (1,) if self._is_wal else (1, 2):
             place = directory / f"m{number}"
             place.mkdir()
