@@ -10,8 +10,8 @@ import pytest
 
 from notify.errors import NotifyError
 from notify.server import serve
-from notify.server.workers import supervisor
 from notify.server.settings import Settings
+from notify.server.workers import supervisor
 from notify.testing import forked
 from notify.testing.ports import free_port
 from tests.support.clock import PATIENCE_SECONDS
