@@ -47,6 +47,7 @@ def acked(*, has_row: bool = True) -> Trace:
         (AT_US - 1, "", "PENDING", 0),
         (AT_US + 1, "", "ACKED_NO_EFFECT", 1),
     ],
+    ids=["no copy", "not known", "before it", "after it"],
 )
 def test_an_effect_that_a_copy_may_lack(until_us: int, why: str, finding: str, code: int) -> None:
     """Nothing was wrong with it."""
