@@ -102,11 +102,6 @@ def columns_of(connection: Connection, table: sa.Table, schema: str | None = Non
     return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=named)}
 
 
-def has_digest(connection: Connection, schema: str | None = None) -> bool:
-    """Whether half_message has the column digest; a table of an older version lacks it."""
-    return half_message.c.digest.name in columns_of(connection, half_message, schema)
-
-
 def has_replay(connection: Connection, schema: str | None = None) -> bool:
     """Whether notify_inbox has the column replay; a table of an older version lacks it."""
     return notify_inbox.c.replay.name in columns_of(connection, notify_inbox, schema)

@@ -18,8 +18,7 @@ from notify.spark.explain.records import records_of
 from notify.spark.explain.repairs import DROPPED, Sent, decisions_of, origin_of, repairs_of
 from notify.spark.inputs.actions import Record
 from notify.spark.inputs.columns import name_hash
-from notify.spark.inputs.databases import Database
-from notify.spark.inputs.effects import BusinessEffects, business_effects
+from notify.spark.inputs.effects import business_effects
 from notify.spark.inputs.missing_logs import absent_shards, judged_span, reason_of
 from notify.spark.inputs.ranges import Span
 from notify.spark.inputs.replicas import unseen_from
@@ -49,8 +48,11 @@ class Explained:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing is wrong, or it is repaired; 1: something is wrong, or no source knows it."""
-        return 1 if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts) else 0
+        """0: nothing is wrong, or it is repaired; 1: something is wrong, or no source knows it; 2: something may be
+        wrong, and what would tell could not be seen."""
+        if not self.verdicts or any(v.is_bad and not self._is_repaired(v) for v in self.verdicts):
+            return 1
+        return 2 if any(v.is_open and not self._is_repaired(v) for v in self.verdicts) else 0
 
     def _is_repaired(self, verdict: Verdict) -> bool:
         return any(
@@ -113,10 +115,11 @@ def explain(
     their journals say by whom and why. `effects`: as of an audit's plan. `scratch`: for copies of the logs' segments.
     """
     transaction, number = ids.parse_message_id(text)
+    for database in (*inputs.databases, *inputs.storages):
+        database.check_seen()
     queries = business_effects(inputs.databases, effects)
-    asked: list[Database | BusinessEffects] = [*inputs.databases, *inputs.storages, *queries]
-    for each in asked:
-        each.check_seen()
+    for query in queries:
+        query.check_seen()
     for log in inputs.logs:
         log.prepare(None, scratch)
     for kafka in inputs.kafka:
@@ -150,7 +153,8 @@ def _events(repairs: Sequence[Sent], decisions: Sequence[Record]) -> list[Event]
 def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -> Terms:
     now_us = time.time_ns() // 1000
     logs = [log.watermark_us for log in inputs.logs] + [kafka.watermark_us for kafka in inputs.kafka]
-    copies = [replica.until_us for database in inputs.databases if (replica := database.replica()) is not None]
+    replicas = [(each.name, replica) for each in inputs.databases if (replica := each.replica()) is not None]
+    copies = [replica.until_us for _, replica in replicas]
     skew_us = max((abs(database.clock_offset_us) for database in inputs.databases), default=0)
     watermark_us = min([now_us, *logs])
     own_ids = {source: ids_of(database) for database in inputs.databases if (source := database.source_id())}
@@ -175,6 +179,11 @@ def _terms(inputs: Inputs, history: History, longest_us: int, deliver_us: int) -
         restores=tuple(restore for log in inputs.logs for restore in log.catalog.restores),
         bridged_us={source: bridged_us(names, bridges) for source, names in own_ids.items()},
         doubts=tuple(doubts),
+        unseen=tuple(
+            f"database {name} follows another one, and what it has is not known: {replica.why}; name the primary"
+            for name, replica in replicas
+            if not replica.until_us
+        ),
         absent=_absent(inputs, history, judged_span(log_from_us, watermark_us - longest_us, slack_us)),
     )
 

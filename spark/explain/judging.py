@@ -13,6 +13,8 @@ from notify.spark.inputs.columns import name_hash
 from notify.spark.judge.findings import BAD
 from notify.spark.times import instant_text
 
+INCONCLUSIVE = "INCONCLUSIVE"
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -46,6 +48,8 @@ class Terms:
     """Why the logs prove nothing by what they lack."""
     absent: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Why nothing is known of a shard whose log was not given, by its database and name."""
+    unseen: tuple[str, ...] = ()
+    """Why databases prove nothing by what they lack."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,11 @@ class Verdict:
     finding: str
     sentence: str
     others: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something could not be seen that may prove the opposite."""
+        return INCONCLUSIVE in (self.finding, *self.others)
 
     @property
     def is_bad(self) -> bool:
@@ -95,9 +104,11 @@ class _Judged:
             name, why = outcome
             absent = [a for row in self._trace.rows if (a := self._terms.absent.get((row.database, row.shards)))]
             if self._terms.doubts and name in ("LOST", "IN_DOUBT", "ORPHAN_ROW"):
-                yield "INCONCLUSIVE", f"{why}; but the log is not whole: {self._terms.doubts[0]}"
+                yield INCONCLUSIVE, f"{why}; but the log is not whole: {self._terms.doubts[0]}"
             elif absent and name == "LOST":
-                yield "INCONCLUSIVE", f"{why}; but {absent[0]}"
+                yield INCONCLUSIVE, f"{why}; but {absent[0]}"
+            elif not self._is_closed and self._terms.unseen:
+                yield INCONCLUSIVE, f"{why}; but {self._terms.unseen[0]}"
             elif not self._is_closed:
                 yield "PENDING", f"{why}, and its transaction may not be over yet"
             else:
@@ -179,6 +190,9 @@ class _Judged:
             )
         if lacking := [group for group in lacking if group not in t.proven]:
             yield "ACKED_NO_EFFECT", f"{', '.join(lacking)} acknowledged it, and the inbox has no row of it"
+        if unseen := sorted(filter(self._may_have_effect, acked - judged)):
+            why = f"{', '.join(unseen)} acknowledged it, and the copy of the database may lack the row of the inbox"
+            yield (INCONCLUSIVE, f"{why}: {terms.unseen[0]}") if terms.unseen else ("PENDING", why)
         doubled = sorted(group for group, rows in t.effects.items() if len(rows) > 1)
         if doubled:
             yield "DUP_EFFECT", f"inboxes of several databases have a row of it for {', '.join(doubled)}"
@@ -191,6 +205,14 @@ class _Judged:
             yield "DEAD", "; ".join(_gave_up(t, group) for group in dead)
         if t.attempts:
             yield "REDELIVERED", f"it was delivered again to {', '.join(sorted(t.attempts))}"
+
+    def _may_have_effect(self, group: str) -> bool:
+        """Whether a group keeps an inbox, of which a copy may lack this message's row."""
+        t, until_us = self._trace, self._terms.inbox_until_us
+        if group in t.effects or group in t.letters or group in t.proven:
+            return False
+        is_late = 0 < until_us <= (t.settled[group].at_us or until_us)
+        return is_late and (group in self._terms.inbox_groups or group in t.inboxes_from)
 
     def _of_rows(self) -> Iterator[tuple[str, str]]:
         t = self._trace

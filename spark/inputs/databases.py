@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify.client.table import half_message, has_digest, notify_inbox, notify_source
+from notify.client.table import half_message, notify_inbox, notify_source
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
 from notify.movers.outbox import READS
 from notify.runtime.databases import database_now, reason_of
@@ -28,6 +28,7 @@ from notify.spark.checks.outbox_waiting import UNMOVED_SQL
 from notify.spark.digest import hashes
 from notify.spark.digest.drill import Drill
 from notify.spark.inputs import jdbc, jdbc_urls
+from notify.spark.inputs.column_rights import hidden_by_grants, unreadable
 from notify.spark.inputs.columns import source_of
 from notify.spark.inputs.expressions import MOST_NUMBER, Expressions
 from notify.spark.inputs.pacing import Pace
@@ -77,6 +78,8 @@ class Database:
         self._sql = Expressions(self.kind)
         self.parts = TableParts(self.kind, self.reading, self.in_schema)
         self._most_lag_us = round(most_lag_seconds * 1e6)
+        self._wanted = {need.table.name for need in READS if (need.table in _OF_A_SERVICE) != is_storage}
+        """The tables to read, as far as they are there."""
         self.pace = Pace(name or without_secrets(url), self._most_lag_us, self.replica, lambda: self.now_us)
         """Waits if this database is a copy that lags too much."""
         self.sound: set[str] = set()
@@ -118,11 +121,18 @@ class Database:
                 self._opened_us = self.now_us
                 needs = [need for need in READS if need.table.name in self.tables]
                 kind = "storage" if is_storage else "database"
-                self.hidden = [f"{kind} {self.name}: {fault}" for fault in faults(connection, needs, self.schema)]
-                """Why rows may be there that this user does not see: nothing can be said of them then."""
+                there = [need.table for need in needs]
+                self._denied = unreadable(connection, self.kind, self.schema, there, self.in_schema)
+                """The columns that this user may not read, by table."""
+                why = [str(fault) for fault in faults(connection, needs, self.schema)]
+                why += hidden_by_grants(connection, self.kind, self._denied, self.in_schema)
+                self.hidden = [f"{kind} {self.name}: {each}" for each in why]
+                """Why rows or values may be there that this user does not see: nothing can be said of them then."""
                 self._check(connection)
-                self.has_digests = half_message.name in self.tables and has_digest(connection)
-            if server_half_message.name in self.tables:
+                self.has_digests = half_message.name in self.tables and half_message.c.digest.name in self._columns(
+                    connection, half_message
+                )
+            if server_half_message.name in self.tables and not self.hidden:
                 check_version(self._reading, exactly=True)
         except sa.exc.SQLAlchemyError as error:
             raise Unavailable(f"database {self.name}: {reason_of(error)}") from None
@@ -157,7 +167,7 @@ class Database:
         for table in _OF_A_SERVICE:
             if table.name not in self.tables:
                 continue
-            present = self._columns(connection, table)
+            present = self._columns(connection, table) | self._denied.get(table.name, frozenset())
             missing = {column.name for column in table.columns if not column.nullable} - present
             if missing:
                 raise InvalidRequest(
@@ -166,6 +176,10 @@ class Database:
                 )
 
     def _columns(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        """The columns of a table that this user may see."""
+        if self.kind == "mysql":
+            # SQLAlchemy's reading of it needs a right to the whole table.
+            return set(connection.exec_driver_sql(f"SHOW COLUMNS FROM {self.in_schema(table.name)}").scalars())
         return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=self.schema)}
 
     def mistyped(self, table: sa.Table) -> dict[str, str]:
@@ -221,7 +235,7 @@ class Database:
     def replica(self) -> Replica | None:
         """How current this copy is; None if the database follows no other one."""
         with self.reading() as connection:
-            return replica_of(connection, self.kind, self.now_us)
+            return replica_of(connection, self.kind, self.now_us, self.schema, self._wanted)
 
     @property
     def is_unmarked(self) -> bool:
@@ -449,11 +463,15 @@ class Database:
         with self.reading() as connection:
             present = self._columns(connection, table)
             # A table that an older version made has fewer columns.
-            columns: list[sa.ColumnElement[Any]] = [column for column in table.c if column.name in present]
+            denied = self._denied.get(table.name, frozenset())
+            columns: list[sa.ColumnElement[Any]] = [
+                sa.null().label(column.name) if column.name in denied else column
+                for column in table.c
+                if column.name in present | denied and column.name != "created_at"
+            ]
             is_instant = sa.literal_column(self._sql.is_instant("created_at"), sa.Boolean())
             # Drivers fail on a value that is not a time, so the query turns it into NULL.
             columns.append(sa.case((is_instant, table.c.created_at)).label("created_at"))
-            columns.remove(table.c.created_at)
             if self.kind == "sqlite":  # SQLAlchemy fails on a value of another type
                 columns = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in columns]
             rows = [dict(row) for row in connection.execute(sa.select(*columns).where(condition)).mappings()]

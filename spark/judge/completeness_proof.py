@@ -45,6 +45,8 @@ def refuse_doubled(inputs: Inputs) -> None:
                 f"the databases {first.name} and {second.name} have the same source id {source}: they are the same "
                 "database, or one is a copy of the other. Give it once; a copy that producers use needs its own id"
             )
+        if not source and (first.address.url, first.schema) == (second.address.url, second.schema):
+            raise InvalidRequest(f"the databases {first.name} and {second.name} are the same one: give it once")
     for first, second in combinations(inputs.storages, 2):
         shard = shard_of(first)
         if shard is not None and shard == shard_of(second):

@@ -30,6 +30,7 @@ from notify.testing.reachable import NotAvailable
 from tests.audit.audited import AT_ONCE
 from tests.audit.trade import WITH_INBOX, Trade, effect_of, make_trade, row_of
 from tests.support.clock import eventually
+from tests.support.databases import empty_database
 from tests.support.proxy import Proxy
 
 SECOND_US = 1_000_000
@@ -160,6 +161,38 @@ def lacks_what_it_does_not_hear_of(primary: BinlogServer, copy: BinlogServer, wa
     return 0 < replica.until_us < sold_us
 
 
+def test_a_subscriber_of_logical_replication_proves_nothing(database_urls: dict[str, str], tmp_path: Path) -> None:
+    """It was audited as if nobody else wrote its rows, and those that it lacked were findings."""
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        engine.dispose()
+        name = f"orders_{sa.make_url(url).database}"
+        run(
+            url,
+            f"CREATE SUBSCRIPTION {name} CONNECTION 'host=127.0.0.1 port=1' PUBLICATION orders "
+            "WITH (connect = false, slot_name = none)",
+            "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) "
+            f"SELECT oid, CAST('half_message' AS regclass), 'r' FROM pg_subscription WHERE subname = '{name}'",
+        )
+        try:
+            with contextlib.closing(Database(url, "shop")) as database:
+                assert database.replica() is None, "it was ended, as after a move to this server"
+                run(url, f"UPDATE pg_subscription SET subenabled = true WHERE subname = '{name}'")
+                replica = database.replica()
+                assert replica is not None and replica.until_us == 0
+                assert f"the subscription {name} fills its table half_message" in replica.why
+        finally:
+            run(url, f"ALTER SUBSCRIPTION {name} DISABLE", f"DROP SUBSCRIPTION {name}")
+
+
+def _filter(kind: str, copy: BinlogServer) -> object:
+    """Let a stopped replica take one table alone, which is none of Notify's; what it says of that."""
+    if kind == "mariadb":
+        return copy.execute("SET GLOBAL replicate_do_table = 'shop.orders'", "SHOW ALL SLAVES STATUS")
+    return copy.execute("CHANGE REPLICATION FILTER REPLICATE_DO_TABLE = (shop.orders)", "SHOW REPLICA STATUS")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "right"), [("mariadb", "REPLICA MONITOR"), ("mysql", "REPLICATION CLIENT")])
 def test_a_replica_says_how_current_it_is(kind: str, right: str, tmp_path: Path) -> None:
@@ -189,6 +222,10 @@ def test_a_replica_says_how_current_it_is(kind: str, right: str, tmp_path: Path)
             copy.execute("STOP REPLICA")
             replica = database.replica()
             assert replica is not None and (replica.until_us, replica.why) == (0, "its replication does not run")
+            filtered = _filter(kind, copy)
+            replica = database.replica()
+            assert replica is not None and replica.until_us == 0 and "leaves out changes" in replica.why, replica
+            assert "shop.half_message (Replicate_Do_Table shop.orders)" in replica.why, filtered
         url = sa.make_url(copy.url).set(username="reader").render_as_string(hide_password=False)
         with contextlib.closing(Database(url, "shop")) as database:
             replica = database.replica()

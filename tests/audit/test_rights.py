@@ -10,6 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
+from notify.client.table import half_message, notify_source
+from notify.errors import HiddenRows
+from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects
@@ -95,6 +98,46 @@ def test_a_user_who_may_not_see_the_marks_of_purges(kind: str, database_urls: di
                 assert not database.is_unmarked and database.purged() == (0, 0)
         finally:
             spoil(engine, [f"DROP USER {user}"])
+            engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long)])
+def test_columns_that_a_user_may_not_read_are_named(kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
+    """An audit ended halfway, with what the database said: permission denied, or SHOW command denied."""
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        user = f"few_{engine.url.database}"
+        rows = half_message.insert().values(
+            transaction_id=ids.to_text(ids.new_id()), message_no=0, producer_group="shop", mode="outbox", relayed=1,
+            state="COMMITTED", shards="main", topic="orders", body=b"secret", created_at=sa.func.now(),
+        )  # fmt: skip
+        with engine.begin() as connection:
+            connection.execute(rows)
+        quote = engine.dialect.identifier_preparer.quote
+
+        def grant(table: sa.Table, *but: str) -> str:
+            columns = ", ".join(quote(column.name) for column in table.c if column.name not in but)
+            return f"GRANT SELECT ({columns}) ON {table.name} TO {user}"
+
+        made = "CREATE ROLE {} LOGIN PASSWORD 'few'" if kind == "postgresql" else "CREATE USER {} IDENTIFIED BY 'few'"
+        spoil(engine, [made.format(user), grant(half_message, "digest", "shards", "body"), grant(notify_source)])
+        spoil(engine, [f"GRANT SELECT ON notify_inbox TO {user}"])
+        few = engine.url.set(username=user, password="few").render_as_string(hide_password=False)
+        try:
+            with contextlib.closing(Database(few, "shop")) as database:
+                (why,) = database.hidden
+                assert "may not read digest, shards of the table half_message" in why and "GRANT SELECT ON" in why, why
+                with pytest.raises(HiddenRows, match="digest"):
+                    database.check_seen()
+            spoil(engine, [grant(half_message, "body", "headers")])
+            with contextlib.closing(Database(few, "shop")) as database:
+                assert (database.hidden, database.has_digests) == ([], True), "bodies are personal data"
+                (row,) = database.rows_of([rows.compile().params["transaction_id"]])
+                assert (row["body"], row["topic"]) == (None, "orders")
+        finally:
+            is_role = kind == "postgresql"
+            spoil(engine, [f"DROP OWNED BY {user}", f"DROP ROLE {user}"] if is_role else [f"DROP USER {user}"])
             engine.dispose()
 
 
