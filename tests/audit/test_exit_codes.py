@@ -21,6 +21,7 @@ from notify.cli import audit as command
 from notify.errors import NotifyError
 from notify.protocol.ids import new_id
 from notify.spark.audit import Audit
+from notify.spark.judge import measures
 from notify.spark.watch import watching
 from tests.audit.trade import SERVICES, Trade, make_trade
 from tests.support import commands
@@ -129,7 +130,8 @@ def test_without_the_client_of_kafka(what: str, tmp_path: Path, monkeypatch: pyt
 def test_a_full_disk(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """The audit itself has ended: what cannot be written is its report."""
     monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(None))
-    monkeypatch.setattr(Audit, "run", lambda audit: replace(audit.result, verdict="PASS"))
+    none = dict.fromkeys(measures.TOTALS, 0)
+    monkeypatch.setattr(Audit, "run", lambda audit: replace(audit.result, verdict="PASS", totals=none))
     report = tmp_path / "report"
     report.mkdir()
     (report / f".{file}.{os.getpid()}").symlink_to("/dev/full")

@@ -670,6 +670,7 @@ STATEMENTS = {
     "SELECT 1 FROM DUAL WHERE EXISTS (SELECT 1) UNION ALL SELECT 2 FROM DUAL WHERE EXISTS (SELECT 1)": (0, 0),
     "SELECT GET_LOCK('x', 0), RELEASE_LOCK('x')": (0, 0),
     "DO 0": (0, 0),
+    "SHOW COLUMNS FROM `information_schema`.`TABLES`": (0, 0),
     "SHOW TABLES FROM mysql": (0, 0),
     "SHOW STATUS LIKE 'binlog_snapshot_%'": (0, 0),
     "SHOW GLOBAL STATUS LIKE 'x'": (0, 0),

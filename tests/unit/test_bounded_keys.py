@@ -48,7 +48,7 @@ BOUNDS = {
         client/session.py:_polls server/app.py:_admin_routes
         cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
-        kafka/cluster.py:_LOGGED bridge/announcing.py:_logged_at storage/sql/rows.py:_second
+        kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
         storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/inputs/damage.py:_tables
         spark/tasks.py:cores_of spark/watch/watching.py:WINDOWS spark/watch/watching.py:FINDINGS
         spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
@@ -75,7 +75,8 @@ BOUNDS = {
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
         client/kafka/settling.py:_too_large client/places.py:_known client/rows.py:_inserts kafka/topics.py:_largest
-        bridge/binlog/tables.py:_readers bridge/binlog/tables.py:_by_definition movers/sinks/queue_server.py:_not_passed
+        binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
+        movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
         spark/messages/shipped.py:self._read_page spark/messages/shipped.py:self._open_table
     """,
@@ -99,9 +100,10 @@ BOUNDS = {
         movers/relay/relay.py:_due movers/relay/relay.py:_open_step movers/relay/relay.py:_held
         movers/relay/relay.py:_backoffs movers/relay/relay.py:_stands_by movers/relay/relay.py:_elsewhere
         movers/relay/relay.py:_publishers movers/relay/relay.py:_showings movers/relay/sources.py:by_schema
-        movers/relay/sources.py:unsafe bridge/open_transaction.py:_savepoints bridge/binlog/position.py:_runs
-        bridge/pump.py:_source_ids bridge/postgresql/reader.py:_by_id
-        bridge/postgresql/reader.py:_sent bridge/postgresql/reader.py:_decided
+        movers/relay/sources.py:unsafe binlog_bridge/open_transaction.py:_savepoints
+        binlog_bridge/binlog/position.py:_runs
+        binlog_bridge/pump.py:_source_ids binlog_bridge/postgresql/reader.py:_by_id
+        binlog_bridge/postgresql/reader.py:_sent binlog_bridge/postgresql/reader.py:_decided
     """,
     "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """
         client/kafka/membership.py:_waiting client/kafka/ownership.py:_topics client/kafka/partitions.py:_windows
@@ -119,7 +121,7 @@ BOUNDS = {
         kafka/subscriptions.py:_moving
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
-        bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
+        binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
         client/kafka/window.py:_lines client/hand.py:_lines client/running.py:_outcomes
         client/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
         movers/sinks/order.py:topics movers/sinks/order.py:_keys movers/sinks/order.py:_refused

@@ -15,6 +15,7 @@ from notify.spark.explain.trace import Row, Settled, Stand, Trace
 from notify.spark.inputs.columns import name_hash
 from notify.spark.judge.terms import Terms
 
+MESSAGE = ids.message_id(ids.new_id(), 0)
 AT_US = time.time_ns() // 1000
 MINUTE_US = 60_000_000
 SHOP = "0d9b0c1a4c7f4b58a94f2f8f3a9e2b11"
@@ -30,10 +31,9 @@ def bounds(until_us: int, why: str = "") -> Bounds:
 
 
 def acked(*, has_row: bool = True) -> Trace:
-    name = ids.message_id(ids.new_id(), 0)
     row = Row("shop", "", "COMMITTED", "orders", None, AT_US, "shop")
     return Trace(
-        name, rows=[row] if has_row else [], producer_group="shop", outcomes={"COMMITTED"}, half_us=AT_US,
+        MESSAGE, rows=[row] if has_row else [], producer_group="shop", outcomes={"COMMITTED"}, half_us=AT_US,
         stands=[Stand("log main", "orders", 0, 1, AT_US)], expected={"points"},
         settled={"points": Settled("ACK", AT_US)}, source=name_hash(SHOP),
     )  # fmt: skip

@@ -121,7 +121,7 @@ def test_what_is_used_of_mysql_replication() -> None:
 def test_what_is_used_of_pymysql_behind_its_interface() -> None:
     import pymysql
 
-    source = (ROOT / "notify" / "bridge" / "binlog" / "stream.py").read_text()
+    source = (ROOT / "notify" / "binlog_bridge" / "binlog" / "stream.py").read_text()
     assert set(re.findall(r"connection\.(_\w+)", source)) == {"_execute_command", "_sock"}
     assert callable(pymysql.connections.Connection._execute_command)
     assert "_sock" in vars(pymysql.connections.Connection(defer_connect=True))
