@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 
 from sqlalchemy.engine.url import URL
 
@@ -45,7 +46,8 @@ class WalReader:
         self._assembly.history(*self._stream.connect())
 
     def batches(self) -> Iterator[Read]:
-        return self._assembly.batches(self._stream.messages())
+        with closing(self._stream.messages()) as received:  # also where a message cannot be read
+            yield from self._assembly.batches(received)
 
     def confirm(self, position: str) -> None:
         stored = Position.of(position)

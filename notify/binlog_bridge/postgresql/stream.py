@@ -9,7 +9,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import psycopg
@@ -147,7 +147,7 @@ class WalStream:
             if connection is not None:
                 connection.close()
 
-    def messages(self) -> Iterator[bytes | Kept | None]:
+    def messages(self) -> Generator[bytes | Kept | None, None, None]:
         """Messages of pgoutput in order, what the source says of its progress, and None after the last received so
         far. Raises Unavailable when the connection ends, Purged when the slot is lost meanwhile."""
         assert self._replication is not None
