@@ -93,7 +93,7 @@ class Backfill:
     async def run_noted(self, position: str, since_us: int | None = None) -> str:
         """`run` for a target that knows no ids: continues an attempt that was interrupted, if there is one.
 
-        With another `since_us` than that attempt it begins anew. Raises InvalidRequest if `since_us` is needed, Purged
+        With another `since_us` than that attempt it starts over. Raises InvalidRequest if `since_us` is needed, Purged
         if the log no longer has the transactions since the first attempt.
         """
         filling = Filling.of(position)

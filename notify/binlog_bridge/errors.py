@@ -12,11 +12,19 @@ TargetAway      the target does not answer, or accepts nothing for now
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 
 
 class Unfit(InvalidRequest):
     """A candidate cannot be read until an operator changes something there. Another candidate may be readable."""
+
+
+def refuse(stops: Iterable[object]) -> None:
+    """Raises Unfit with all these findings, if there are any."""
+    if shown := [f"- {finding}" for finding in stops]:
+        raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(shown))
 
 
 class Purged(StorageFailed):

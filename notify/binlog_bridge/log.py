@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy.engine import Connection, Engine
@@ -80,23 +81,16 @@ class Reader(Protocol):
         ...
 
 
-class LogSnapshot(Protocol):
+@dataclass(frozen=True, slots=True)
+class LogSnapshot:
     """The tables at one moment, and where in the log that is."""
 
-    @property
-    def connection(self) -> Connection:
-        """A transaction that sees the tables as they were."""
-        ...
-
-    @property
-    def position(self) -> Position:
-        """A position that has no transactions before it that the snapshot lacks."""
-        ...
-
-    @property
-    def until(self) -> Position:
-        """A position after all transactions in the snapshot."""
-        ...
+    connection: Connection
+    """A transaction that sees the tables as they were."""
+    position: Position
+    """A position that has no transactions before it that the snapshot lacks."""
+    until: Position
+    """A position after all transactions in the snapshot."""
 
 
 class DatabaseLog(Protocol):

@@ -42,7 +42,7 @@ from notify.movers.sinks.showing import Showing
 from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.runtime.backoff import Backoff
-from notify.runtime.databases import reason_of, shown_url, within_schema
+from notify.runtime.databases import CLIENT_KEEPALIVE, reason_of, shown_url, within_schema
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
 from notify.storage.sql.engines import make_engine
@@ -64,10 +64,6 @@ DAMAGED_TIMES = 5
 """
 CAUGHT_UP_US = 10_000_000
 """The margin before the time of a heartbeat or row: all that was committed before it is certain to be read."""
-
-
-KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 25_000}
-"""libpq's settings (the last in milliseconds) by which a client notices within half a minute that a machine is gone."""
 
 
 class Bridge:
@@ -458,7 +454,7 @@ def _now_us() -> int:
 def _options(url: URL) -> dict[str, Any]:
     """The options of a source's engine."""
     if url.get_backend_name() == "postgresql":
-        return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5} | KEEPALIVE}
+        return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5} | CLIENT_KEEPALIVE}
     if url.get_backend_name() == "sqlite":
         return {}
     return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5, "read_timeout": 30}}

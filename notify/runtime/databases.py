@@ -40,6 +40,9 @@ WAKE_CHANNEL = "notify_outbox"
 
 KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepalives_count": 3}
 """Settings of PostgreSQL (in seconds) with which it notices within half a minute that a session's machine is gone."""
+CLIENT_KEEPALIVE = {name.removeprefix("tcp_"): seconds for name, seconds in KEEPALIVE.items()}
+CLIENT_KEEPALIVE["tcp_user_timeout"] = 25_000
+"""The same for a client, by libpq's names (the last in milliseconds): it notices that its server's machine is gone."""
 
 
 def set_in_session(settings: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
 from notify.errors import InvalidRequest, StorageFailed
-from notify.runtime.databases import KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
+from notify.runtime.databases import CLIENT_KEEPALIVE, KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
 from notify.runtime.extras import remedy
 from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.runtime.urls import check_host, without_secrets
@@ -195,12 +195,11 @@ def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
     if name in ("mysql", "mariadb"):
         return {"connect_timeout": CONNECT_SECONDS, "read_timeout": read_seconds, "write_timeout": IO_SECONDS}
     if name == "postgresql":
-        return {
+        return CLIENT_KEEPALIVE | {
             # A database of SQL_ASCII, as initdb makes it where there is no locale, would have its texts read as bytes.
             "client_encoding": "utf8",
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
-            **{name.removeprefix("tcp_"): value for name, value in KEEPALIVE.items()},
         }
     return {}
 

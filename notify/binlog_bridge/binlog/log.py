@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,8 +12,8 @@ from sqlalchemy.engine import Connection, Engine
 from notify.binlog_bridge.binlog import rights, source
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import BinlogReader
-from notify.binlog_bridge.errors import Unfit
-from notify.binlog_bridge.log import Retained
+from notify.binlog_bridge.errors import Unfit, refuse
+from notify.binlog_bridge.log import LogSnapshot, Retained
 from notify.binlog_bridge.scope import Scope
 from notify.storage.sql.checkup import Finding, is_mariadb
 
@@ -24,15 +23,6 @@ FIRST_SERVER_ID = 740_000_000
 def default_server_id(name: str) -> int:
     """A server id that depends on the source's name alone, so that it is the same at each start of a bridge."""
     return FIRST_SERVER_ID + zlib.crc32(name.encode()) % 1_000_000
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """See LogSnapshot."""
-
-    connection: Connection
-    position: Position
-    until: Position
 
 
 class Binlog:
@@ -50,9 +40,7 @@ class Binlog:
         self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
     ) -> None:
         server_id = self._server_id or default_server_id(name)
-        stops = [f for f in source.findings(connection, server_id, schemas) if f.stops]
-        if stops:
-            raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(f"- {f}" for f in stops))
+        refuse(finding for finding in source.findings(connection, server_id, schemas) if finding.stops)
         self._mariadb = is_mariadb(connection)
         self._server_id = server_id
 
@@ -101,7 +89,7 @@ class Binlog:
     def prepare_backfill(self, engine: Engine) -> None:
         """A server has one binlog for all readers, and nothing to make."""
 
-    def snapshot(self, engine: Engine) -> Snapshot:
+    def snapshot(self, engine: Engine) -> LogSnapshot:
         connection = engine.connect()
         try:
             position = source.begin_snapshot(connection)
@@ -109,4 +97,4 @@ class Binlog:
         except BaseException:
             connection.close()
             raise
-        return Snapshot(connection, position, until)
+        return LogSnapshot(connection, position, until)

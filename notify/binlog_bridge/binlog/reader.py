@@ -84,7 +84,7 @@ class BinlogReader:
         return self._assembly.batches(self._stream.packets())
 
     def confirm(self, position: str) -> None:
-        """A source keeps its files by time and size, whoever reads them."""
+        """A source keeps its files by time and size, no matter who reads them."""
 
     def keep_up(self) -> None:
         """A source waits for a reader as long as TCP does."""

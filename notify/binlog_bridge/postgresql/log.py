@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.binlog_bridge.errors import Purged, Unfit
-from notify.binlog_bridge.log import Retained
+from notify.binlog_bridge.errors import Purged, Unfit, refuse
+from notify.binlog_bridge.log import LogSnapshot, Retained
 from notify.binlog_bridge.postgresql import rights, slot, source
 from notify.binlog_bridge.postgresql.position import Position
 from notify.binlog_bridge.postgresql.reader import WalReader
-from notify.binlog_bridge.postgresql.slot import Slot, Snapshot
+from notify.binlog_bridge.postgresql.slot import Slot
 from notify.binlog_bridge.scope import Scope
 from notify.storage.sql.checkup import Finding
 
@@ -35,9 +35,9 @@ class Wal:
     ) -> None:
         self._slot, self._scope = source.slot_of(connection, name, scope), scope
         found = source.findings(connection, self._slot, scope, accept_unbounded_wal=self._accept_unbounded_wal)
-        _refuse(finding for finding in found if finding.stops)
+        refuse(finding for finding in found if finding.stops)
         if not fill and slot.states(connection, self._slot.name):
-            _refuse(source.uncovered(connection, self._slot, scope))
+            refuse(source.uncovered(connection, self._slot, scope))
 
     def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
         ours = source.slot_of(connection, name, scope)
@@ -48,7 +48,7 @@ class Wal:
 
     def watch(self, engine: Engine) -> Retained | None:
         with engine.connect() as connection:
-            _refuse(source.uncovered(connection, self._slot, self._scope))
+            refuse(source.uncovered(connection, self._slot, self._scope))
             state = next(iter(slot.states(connection, self._slot.name)), None)
         return Retained(state.retained, state.left) if state is not None else None
 
@@ -78,15 +78,9 @@ class Wal:
     def prepare_backfill(self, engine: Engine) -> None:
         # A publication that is made after the slot lacks what was written in between: so it is made here only.
         with engine.connect() as connection:
-            _refuse(source.prepare(connection, self._slot, self._scope))
-            _refuse(source.uncovered(connection, self._slot, self._scope))
+            refuse(source.prepare(connection, self._slot, self._scope))
+            refuse(source.uncovered(connection, self._slot, self._scope))
         slot.make(engine, self._slot.name)
 
-    def snapshot(self, engine: Engine) -> Snapshot:
+    def snapshot(self, engine: Engine) -> LogSnapshot:
         return slot.snapshot(engine, self._slot.name)
-
-
-def _refuse(stops: Iterable[Finding]) -> None:
-    """Raises Unfit with all findings, if there are any."""
-    if shown := [f"- {finding}" for finding in stops]:
-        raise Unfit("this source cannot be bridged without gaps:\n" + "\n".join(shown))

@@ -18,17 +18,10 @@ from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.postgresql.position import lsn_of
 from notify.binlog_bridge.postgresql.rights import denied
 from notify.errors import Unavailable
+from notify.runtime.databases import CLIENT_KEEPALIVE
 from notify.storage.sql.engines import with_driver
 
 COMMAND_SECONDS = 30.0
-LIBPQ_KEEPALIVE = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 25_000,
-}
-"""libpq's settings (the last in milliseconds) with which a client notices within half a minute that its server's
-machine is gone."""
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH)
 _SESSION = "-c bytea_output=hex -c datestyle=ISO -c extra_float_digits=3 -c statement_timeout=0 -c lock_timeout=0"
 
@@ -41,7 +34,7 @@ class Replication:
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
         options = " ".join(filter(None, (str(arguments.pop("options", "")), _SESSION)))
-        self._settings: dict[str, Any] = {"connect_timeout": 5} | LIBPQ_KEEPALIVE | dict(arguments)
+        self._settings: dict[str, Any] = {"connect_timeout": 5} | CLIENT_KEEPALIVE | dict(arguments)
         self._settings |= {"client_encoding": "utf8", "options": options}
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
@@ -112,7 +105,7 @@ class Replication:
 
 def lost_history(replication: Replication, timeline: int, lsn: int, now: int) -> int | None:
     """Where the history of the present timeline `now` left another one, if that is before `lsn`; None if a position in
-    that timeline is part of the present history. Raises Purged if the timeline is no ancestor of it."""
+    that timeline is part of the present history. Raises Purged if the timeline is not an ancestor of it."""
     rows = replication.command(f"TIMELINE_HISTORY {now}")
     content = rows[0][1]
     content = bytes.fromhex(content[2:]).decode() if content.startswith("\\x") else content

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.binlog_bridge.errors import Unfit
+from notify.binlog_bridge.log import LogSnapshot
 from notify.binlog_bridge.postgresql.position import Position, lsn_of
 from notify.binlog_bridge.postgresql.replication import Replication
 from notify.protocol.wire import microseconds
@@ -71,6 +72,7 @@ _STATES = (
     "SELECT to_jsonb(s), pg_wal_lsn_diff({end}, s.restart_lsn)::bigint, age(s.catalog_xmin) "
     "FROM pg_replication_slots s WHERE s.slot_type = 'logical' AND s.database = current_database() AND {which}"
 )
+_DROP = sa.text("SELECT pg_drop_replication_slot(:name)")
 _END = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 
 
@@ -85,7 +87,7 @@ def _state(row: dict[str, Any], retained: int | None, age: int | None) -> SlotSt
     return SlotState(
         str(row["slot_name"]),
         bool(row["active"]),
-        row.get("wal_status") == "lost" or bool(row.get("invalidation_reason")) or bool(row.get("conflicting")),
+        is_lost(row),
         lsn_of(row["confirmed_flush_lsn"]) if row.get("confirmed_flush_lsn") else 0,
         max(0, int(retained or 0)),
         int(row["safe_wal_size"]) if row.get("safe_wal_size") is not None else None,
@@ -93,6 +95,11 @@ def _state(row: dict[str, Any], retained: int | None, age: int | None) -> SlotSt
         str(row.get("plugin") or ""),
         str(row.get("invalidation_reason") or row.get("wal_status") or ""),
     )
+
+
+def is_lost(row: Mapping[str, Any]) -> bool:
+    """Whether PostgreSQL has given up a slot. `row`: that of pg_replication_slots; versions differ in their columns."""
+    return row.get("wal_status") == "lost" or bool(row.get("invalidation_reason") or row.get("conflicting"))
 
 
 def make(engine: Engine, name: str) -> None:
@@ -103,7 +110,7 @@ def make(engine: Engine, name: str) -> None:
         if state is not None and not state.is_lost:
             return
         if state is not None:
-            connection.execute(sa.text("SELECT pg_drop_replication_slot(:name)"), {"name": name})
+            connection.execute(_DROP, {"name": name})
             connection.commit()
             log.warning("slot %s was lost (%s), and is made again", name, state.why)
     options = "(SNAPSHOT 'nothing', FAILOVER true)" if version >= _FAILOVER_SINCE else "NOEXPORT_SNAPSHOT"
@@ -123,23 +130,14 @@ def drop(engine: Engine, slot: Slot) -> bool:
         if state is not None and state.is_active:
             raise Unfit(f"slot {slot.name} is being read: stop its bridge first")
         if state is not None:
-            connection.execute(sa.text("SELECT pg_drop_replication_slot(:name)"), {"name": slot.name})
+            connection.execute(_DROP, {"name": slot.name})
         for publication in slot.publications:
             connection.exec_driver_sql(f'DROP PUBLICATION IF EXISTS "{publication}"')
         connection.commit()
     return state is not None
 
 
-@dataclass(slots=True)
-class Snapshot:
-    """See LogSnapshot."""
-
-    connection: Connection
-    position: Position
-    until: Position
-
-
-def snapshot(engine: Engine, name: str) -> Snapshot:
+def snapshot(engine: Engine, name: str) -> LogSnapshot:
     """A transaction that sees exactly what committed before a place in the log. `name`: the bridge's slot, which has to
     be there already.
 
@@ -161,7 +159,7 @@ def snapshot(engine: Engine, name: str) -> Snapshot:
             connection.close()
             raise
     position = Position(lsn_of(consistent_point), system, timeline, microseconds(now.replace(tzinfo=UTC)))
-    return Snapshot(connection, position, position)
+    return LogSnapshot(connection, position, position)
 
 
 def current_position(connection: Connection) -> Position:

@@ -19,7 +19,7 @@ from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.postgresql.messages import EPOCH_US
 from notify.binlog_bridge.postgresql.position import Position, lsn_of, lsn_text
 from notify.binlog_bridge.postgresql.replication import Replication, lost_history, refusal
-from notify.binlog_bridge.postgresql.slot import Slot
+from notify.binlog_bridge.postgresql.slot import Slot, is_lost
 from notify.errors import Unavailable
 from notify.runtime.clock import wall_clock
 
@@ -120,7 +120,7 @@ class WalStream:
         if not rows:
             raise Purged(f"the source has no slot {self._slot.name}, so that its log may lack messages. {_REMEDY}")
         row = json.loads(rows[0][0])
-        if row.get("wal_status") == "lost" or row.get("invalidation_reason") or row.get("conflicting"):
+        if is_lost(row):
             why = row.get("invalidation_reason") or "this bridge was away until max_slot_wal_keep_size was used up"
             raise Purged(f"the source has given up slot {self._slot.name} ({why}). {_REMEDY}")
         confirmed = lsn_of(row["confirmed_flush_lsn"] or "0/0")
