@@ -88,7 +88,7 @@ class ServerProcess:
         arguments = ["serve", "--port", str(self._port), "--data-dir", str(self.data_dir), *self._flags]
         self.process = self.launch(arguments, os.environ | self._environment)
         self.output = []
-        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process, self.output), daemon=True)
         self._reader.start()
         with contextlib.ExitStack() as unless_ready:
             unless_ready.callback(self.stop)
@@ -108,12 +108,12 @@ class ServerProcess:
             time.sleep(0.02)  # the pause between two polls
         return False
 
-    def _read(self, process: Child) -> None:
+    def _read(self, process: Child, output: list[str]) -> None:
         assert process.stdout is not None
-        with contextlib.suppress(ValueError):
+        with process.stdout, contextlib.suppress(ValueError):  # a child of the server may hold the pipe longer
             for line in process.stdout:
-                self.output.append(line)
-                del self.output[:-200]
+                output.append(line)
+                del output[:-200]
 
     def _is_ready(self) -> bool:
         try:
@@ -144,10 +144,6 @@ class ServerProcess:
         code = self.process.wait(seconds)
         if self._reader is not None:
             self._reader.join(5)
-            if self._reader.is_alive():
-                return code  # another process has the pipe, too, and `close` would wait for the reader
-        if self.process.stdout is not None:
-            self.process.stdout.close()
         return code
 
     def cpu_seconds(self) -> float:

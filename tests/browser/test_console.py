@@ -363,8 +363,10 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
         w.press("button:has-text('Preview')")
         assert words in w.page.inner_text("[role=alert]"), name
         assert w.page.input_value("#f-reason") == "r"  # the form keeps the input
+    half = shop.half()
+    shop.call("POST", f"/v1/admin/transactions/{half}/rollback", WHY)
     before = len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"])
-    w.go(f"/do/transaction.commit?transaction={shop.transactions[2]}")
+    w.go(f"/do/transaction.commit?transaction={half}")
     fill(w, {"reason": "against what is recorded"})
     w.press("button:has-text('Preview')")
     assert "outcome_conflict" in w.text()
