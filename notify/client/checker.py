@@ -14,7 +14,7 @@ from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
 from notify.check.sources import Sources
 from notify.client.foreign import PollTime
-from notify.client.forks import no_fork
+from notify.client.threads.forks import no_fork
 from notify.client.transactions import TransactionClient, call
 from notify.errors import ForeignAnswer, NotifyError
 from notify.protocol.limits import LIMITS

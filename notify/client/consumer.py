@@ -20,7 +20,6 @@ from typing import Any, ClassVar, TypeVar
 
 from notify.client.banner import announce, begun, warn_of_broadcasts
 from notify.client.hand import Batch, Hand, Holder, Waiting, message_of
-from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import (
     CANCEL_SECONDS,
     DEATHS,
@@ -38,9 +37,10 @@ from notify.client.handlers import (
 from notify.client.inbox import Inbox, check_inbox
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.login import Shown, Token
-from notify.client.loop import LoopThread, instance_name
 from notify.client.session import Work
 from notify.client.sessions import Sessions
+from notify.client.threads.handler_threads import HandlerThreads
+from notify.client.threads.loop import LoopThread, instance_name
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.protocol.limits import LIMITS, Mode, check_between, check_name, check_whole

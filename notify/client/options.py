@@ -12,10 +12,10 @@ from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
 from notify.client.inbox import PURGE_AFTER_SECONDS
 from notify.client.login import Shown
-from notify.client.loop import instance_name
 from notify.client.purge import check_purge_after
 from notify.client.rows import MODES, Mode
 from notify.client.servers import Chooser, room_then_load
+from notify.client.threads.loop import instance_name
 from notify.client.transactions import HALF_SECONDS
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS, check_between, check_name

@@ -27,9 +27,9 @@ from sqlalchemy.util import await_only
 from notify.check.listener import Outcome
 from notify.client.blocking import BlockingSender
 from notify.client.half_sender import CLOSED
-from notify.client.loop import LoopThread, home, instance_name
 from notify.client.options import ProducerPlan
 from notify.client.running import Running
+from notify.client.threads.loop import LoopThread, home, instance_name
 from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
-from notify.client.forks import no_fork
 from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
@@ -29,6 +28,7 @@ from notify.client.old_rows import (
 )
 from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
+from notify.client.threads.forks import no_fork
 from notify.errors import InvalidRequest, NotifyError, UnsafeTable
 from notify.protocol import ids
 from notify.protocol.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import uvicorn
 
-from notify.client.loop import new_event_loop
+from notify.client.threads.loop import new_event_loop
 from notify.errors import StorageFailed, Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import Outcomes, decode_payload

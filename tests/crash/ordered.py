@@ -16,7 +16,7 @@ import msgspec
 
 from notify.cli.bench.consumers import ranges
 from notify.client.http import HttpClient
-from notify.client.loop import new_event_loop
+from notify.client.threads.loop import new_event_loop
 from notify.protocol.wire import Receive, Received, Settle, encode_msgpack
 from notify.testing import forked
 from notify.testing.process import ServerProcess

@@ -12,7 +12,7 @@ import pytest
 
 from notify.client import Consumer, DeadLetter
 from notify.client.hand import Hand
-from notify.client.handler_threads import HandlerThreads
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import InvalidRequest
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually

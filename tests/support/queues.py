@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from notify.client import Message
-from notify.client.loop import LoopThread
+from notify.client.threads.loop import LoopThread
 from notify.errors import Unavailable
 from notify.movers.sinks.sink import Sink
 from notify.protocol import ids

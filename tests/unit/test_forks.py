@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from notify.client import forks
+from notify.client.threads import forks
 from tests.support.clock import PATIENCE_SECONDS
 
 

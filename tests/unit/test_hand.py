@@ -15,9 +15,9 @@ from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.client import hand as hands
 from notify.client.consumer import TURN_SECONDS
 from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
-from notify.client.handler_threads import HandlerThreads
 from notify.client.handlers import Handler, begin_in_own_context
 from notify.client.inbox_rows import Partial
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter
 from notify.protocol.wire import Delivered
 from tests.support.clock import PATIENCE_SECONDS, eventually_async

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from notify.client import Message, TransactionProducer
-from notify.client.handler_threads import HandlerThreads
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 

@@ -11,7 +11,7 @@ import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.client.hand import Hand
-from notify.client.handler_threads import HandlerThreads
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter
 from notify.kafka.progress import Progress
 from notify.kafka.records import ID, OWN, TAG

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notify.client.loop import LoopThread
+from notify.client.threads.loop import LoopThread
 from notify.errors import Closed
 from tests.support.clock import PATIENCE_SECONDS
 

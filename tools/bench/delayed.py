@@ -14,7 +14,7 @@ import msgspec
 
 from notify.cli.bench.consumers import ranges
 from notify.client.http import HttpClient
-from notify.client.loop import new_event_loop
+from notify.client.threads.loop import new_event_loop
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack

@@ -15,7 +15,7 @@ from typing import Any
 
 from notify.cli.bench.runner import Process
 from notify.client.http import HttpClient
-from notify.client.loop import new_event_loop
+from notify.client.threads.loop import new_event_loop
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, encode_msgpack
 

@@ -29,7 +29,7 @@ import msgspec
 
 from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage
 from notify.client.http import HttpClient
-from notify.client.loop import new_event_loop
+from notify.client.threads.loop import new_event_loop
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Receive, Received, Settle, SettleItem, encode_msgpack

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notify.client.loop import new_event_loop
 from notify.client.packing import pack
+from notify.client.threads.loop import new_event_loop
 from notify.client.transactions import TransactionClient
 from notify.errors import NotifyError
 from notify.protocol.message import Message

@@ -12,7 +12,6 @@ from functools import partial
 
 from confluent_kafka import TopicPartition
 
-from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.handling import NAMED_IN_LOG, Handling
@@ -21,6 +20,7 @@ from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.window import Window
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import NotifyError
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.progress import Progress

@@ -9,7 +9,6 @@ import logging
 import time
 
 from notify.client.banner import stopping_text
-from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.assignment import Assignment, Resets
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import LEAVE_SECONDS, Feed, PollSize
@@ -22,6 +21,7 @@ from notify.client.kafka.plan import Plan
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.topics import Topics
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.subscriptions import Subscriptions

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import SESSION_SECONDS, Feed
 from notify.client.kafka.partitions import Place
@@ -24,6 +23,7 @@ from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import Conflict, NotifyError
 from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster

@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from notify.client.handler_threads import HandlerThreads
 from notify.client.kafka.feed import Feed
 from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
@@ -21,6 +20,7 @@ from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final, refusal
 from notify.client.kafka.retries import Departure, id_of, without_body
 from notify.client.kafka.transactions import CALL_SECONDS, OutcomeUnknown, TooLarge, Transactions
 from notify.client.kafka.window import Window
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, GONE
 from notify.kafka.progress import Progress

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from notify.client.handler_threads import HandlerThreads
+from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import BindingRefused, Closed
 from notify.runtime.green import GreenLoop, out_of_sight, owns_sockets, patched_by
 
