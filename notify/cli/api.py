@@ -23,9 +23,9 @@ from notify.cli.printed import (
     say_record,
     say_table,
 )
-from notify.client.foreign import foreign_content
-from notify.client.http import read_answer
-from notify.client.servers import Servers
+from notify.client.transport.foreign_answers import foreign_content
+from notify.client.transport.http import read_answer
+from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest
 from notify.protocol.limits import digits
 from notify.protocol.wire import JSON

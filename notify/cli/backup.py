@@ -19,7 +19,7 @@ from notify.cli.api import AS_JSON, REASON, URL, show
 from notify.cli.data_directory import place, sync, sync_all
 from notify.cli.printed import console
 from notify.cli.writes import send_write, write_body
-from notify.client.login import tls_from_environment, token_from_environment
+from notify.client.transport.login import tls_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
 
 CHUNK = 8 << 20

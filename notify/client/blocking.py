@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from notify.client.http import AnswerReader, HttpClient, items_of
 from notify.client.running import Running
 from notify.client.threads.loop import LoopThread
 from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES
+from notify.client.transport.http import AnswerReader, HttpClient, items_of
 from notify.errors import Timeout, Unavailable
 from notify.protocol.wire import Item, PackedMessage
 

@@ -36,11 +36,11 @@ from notify.client.handlers import (
 )
 from notify.client.inbox import Inbox, check_inbox
 from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.login import Shown, Token
 from notify.client.session import Work
 from notify.client.sessions import Sessions
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.client.threads.loop import LoopThread, instance_name
+from notify.client.transport.login import Shown, Token
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.protocol.limits import LIMITS, Mode, check_between, check_name, check_whole

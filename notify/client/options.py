@@ -11,12 +11,12 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
 from notify.client.inbox import PURGE_AFTER_SECONDS
-from notify.client.login import Shown
 from notify.client.purge import check_purge_after
 from notify.client.rows import MODES, Mode
-from notify.client.servers import Chooser, room_then_load
 from notify.client.threads.loop import instance_name
 from notify.client.transactions import HALF_SECONDS
+from notify.client.transport.login import Shown
+from notify.client.transport.servers import Chooser, room_then_load
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS, check_between, check_name
 from notify.protocol.message import number_of_seconds

@@ -131,7 +131,7 @@ class TransactionProducer(ThreadProducer):
     `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the environment
     (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
-    several servers (notify/client/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
+    several servers (notify/client/transport/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
     ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with a line
     in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and BindingRefused
     for an AsyncEngine.

@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
-from notify.client.http import items_for
 from notify.client.inbox import DAY
 from notify.client.old_rows import (
     CLOCK_SKEW,
@@ -26,9 +25,10 @@ from notify.client.old_rows import (
     note_purged,
     oldest_transactions,
 )
-from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
 from notify.client.threads.forks import no_fork
+from notify.client.transport.http import items_for
+from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, NotifyError, UnsafeTable
 from notify.protocol import ids
 from notify.protocol.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack

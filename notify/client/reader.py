@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
-from notify.client.http import read_answer
-from notify.client.login import Shown
-from notify.client.servers import Servers, more_telling
 from notify.client.threads.loop import LoopThread
+from notify.client.transport.http import read_answer
+from notify.client.transport.login import Shown
+from notify.client.transport.servers import Servers, more_telling
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.protocol.limits import LIMITS, check_name, check_whole
 from notify.protocol.message import ReceivedMessage

@@ -23,12 +23,12 @@ from urllib.parse import quote
 import msgspec
 
 from notify.client.banner import begun
-from notify.client.batch import Batcher, Later
 from notify.client.failure_log import FailureLog
-from notify.client.foreign import PollTime, foreign_content
 from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
 from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
-from notify.client.http import HttpClient, read_answer
+from notify.client.transport.batch import Batcher, Later
+from notify.client.transport.foreign_answers import PollTime, foreign_content
+from notify.client.transport.http import HttpClient, read_answer
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
 from notify.protocol import ids
 from notify.protocol.limits import OWNED

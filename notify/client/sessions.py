@@ -9,11 +9,11 @@ import ssl
 
 from notify.client.banner import stopping_text
 from notify.client.handlers import refuse_offsets
-from notify.client.http import HttpClient
 from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.login import Token
-from notify.client.servers import Servers
 from notify.client.session import Session, Work
+from notify.client.transport.http import HttpClient
+from notify.client.transport.login import Token
+from notify.client.transport.servers import Servers
 from notify.errors import NotifyError
 
 log = logging.getLogger("notify.consumer")

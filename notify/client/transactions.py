@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from notify.client.batch import Later, ShardBatchers, by_shard
-from notify.client.http import error_of, items_for, items_for_both, read_answer
-from notify.client.login import Shown
 from notify.client.packing import size_of_message
-from notify.client.servers import Chooser, Servers, more_telling, room_then_load
+from notify.client.transport.batch import Later, ShardBatchers, by_shard
+from notify.client.transport.http import error_of, items_for, items_for_both, read_answer
+from notify.client.transport.login import Shown
+from notify.client.transport.servers import Chooser, Servers, more_telling, room_then_load
 from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.protocol import ids
 from notify.protocol.sources import NO_DATABASE

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from notify.client.login import Shown
+from notify.client.transport.login import Shown
 from notify.errors import InvalidRequest
 from notify.protocol.limits import check_name, digits
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from notify.client.servers import Servers, more_telling
 from notify.client.threads.loop import LoopThread
+from notify.client.transport.servers import Servers, more_telling
 from notify.errors import Backpressure, InvalidRequest, NotFound, NotifyError
 from notify.protocol.wire import JSON, MSGPACK, Delivered, Pulled
 from notify.runtime.backoff import Backoff

@@ -20,7 +20,7 @@ from notify.admin_api.actor import actor
 from notify.check import HalfMessage, Outcome
 from notify.check.listener import CheckUnavailable
 from notify.check.local import answer
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import ForeignAnswer, NotifyError
 from notify.protocol.wire import JSON, instant
 from notify.spark.inputs.databases import Database

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from notify.cli.bench.verify import pulled
-from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
+from notify.client.transport.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.protocol import ids
 from notify.protocol.message import Message

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import NotifyError
 from notify.protocol.wire import Delivered, Receive, Received, Settle, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from notify.cli.bench.consumers import ranges
-from notify.client.http import HttpClient
 from notify.client.threads.loop import new_event_loop
+from notify.client.transport.http import HttpClient
 from notify.protocol.wire import Receive, Received, Settle, encode_msgpack
 from notify.testing import forked
 from notify.testing.process import ServerProcess

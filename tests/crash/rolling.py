@@ -25,9 +25,9 @@ import msgspec
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.cli.bench.verify import pulled
 from notify.client.checker import Checker
-from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import TransactionClient, accepted
+from notify.client.transport.http import HttpClient
 from notify.errors import NotFound, NotifyError
 from notify.protocol import ids
 from notify.protocol.message import Message

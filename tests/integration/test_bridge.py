@@ -26,7 +26,7 @@ from notify.binlog_bridge.binlog.reader import Assembly, BinlogReader
 from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.binlog_bridge.errors import Purged, Superseded, Unreadable
 from notify.binlog_bridge.pump import Bridge
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.movers.outbox import source_name
 from notify.protocol import ids

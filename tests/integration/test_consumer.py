@@ -30,7 +30,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.hand import IN_HAND_BYTES
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import BindingRefused, Unavailable
 from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer

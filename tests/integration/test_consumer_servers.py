@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.client.servers import Servers
+from notify.client.transport.servers import Servers
 from notify.errors import Conflict, NotifyError
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify.client.http import HttpClient
 from notify.client.transactions import TransactionClient, accepted
+from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.protocol.keys import key_hash

@@ -17,8 +17,8 @@ import sqlalchemy as sa
 
 from notify.cli.api import call as call_by_registry
 from notify.client.packing import pack
-from notify.client.servers import Servers
 from notify.client.transactions import TransactionClient, accepted
+from notify.client.transport.servers import Servers
 from notify.errors import Unavailable
 from notify.movers.relay.relay import Relay
 from notify.protocol.message import Message

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Message, TransactionProducer, create_tables
-from notify.client.servers import Servers
+from notify.client.transport.servers import Servers
 from notify.errors import TransactionRefused
 from notify.movers.relay.relay import Relay
 from notify.testing.ports import free_port

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from notify.client import Message
-from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES, TransactionClient
+from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PROBLEM_TYPE, Item, Problem
 from notify.testing import InMemoryServer

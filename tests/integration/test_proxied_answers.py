@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer, Message, TransactionProducer
-from notify.client.http import HttpClient
 from notify.client.packing import pack
 from notify.client.transactions import HALVES, OUTCOMES
+from notify.client.transport.http import HttpClient
 from notify.errors import Unavailable
 from notify.movers.outbox import source_name
 from notify.movers.relay.relay import Relay

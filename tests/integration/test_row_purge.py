@@ -17,11 +17,11 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
 from notify.client import purge as purging
-from notify.client.http import HttpClient
 from notify.client.inbox import DAY
 from notify.client.purge import RowPurge, purge, purge_by_force
-from notify.client.servers import Servers
 from notify.client.table import half_message, notify_source
+from notify.client.transport.http import HttpClient
+from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, Timeout, Unavailable
 from notify.protocol import ids
 from notify.testing import InMemoryServer

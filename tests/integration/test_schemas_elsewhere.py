@@ -18,7 +18,7 @@ from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client import alembic as helper
 from notify.client.packing import pack
 from notify.client.purge import RowPurge, counts, purge
-from notify.client.servers import Servers
+from notify.client.transport.servers import Servers
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually

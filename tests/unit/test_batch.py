@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from notify.client.batch import CARRIER_TURNS, Batcher
+from notify.client.transport.batch import CARRIER_TURNS, Batcher
 from notify.errors import Forbidden, InvalidRequest, NotifyError, TooLarge, Unavailable
 from tests.support.clock import eventually_async
 

@@ -73,7 +73,7 @@ BOUNDS = {
         server/delivery/instances.py:answers
         server/letters/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
-        server/webhooks.py:_found client/failure_log.py:_traced client/http.py:_heads
+        server/webhooks.py:_found client/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/places.py:_known client/rows.py:_inserts kafka/topics.py:_largest
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
@@ -91,7 +91,7 @@ BOUNDS = {
         server/core/flow.py:_groups server/delivery/followers.py:_rates
     """,
     "addresses and names of the servers that the last answer told of": """
-        client/servers.py:_down client/servers.py:_reached client/batch.py:_batchers movers/sinks/queue_server.py:_at
+        client/transport/servers.py:_down client/transport/servers.py:_reached client/transport/batch.py:_batchers movers/sinks/queue_server.py:_at
         storage/sql/shards.py:_opened storage/sql/shards.py:_probing storage/sql/shards.py:_probed
     """,
     "names in the application's own database, of 64 bytes, and its open transaction": """

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from notify.client.http import AnswerReader, HttpClient, error_of
+from notify.client.transport.http import AnswerReader, HttpClient, error_of
 from notify.errors import Timeout, Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"

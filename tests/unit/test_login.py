@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notify.client.login import TOKEN_SECONDS, TlsFiles, Token
+from notify.client.transport.login import TOKEN_SECONDS, TlsFiles, Token
 from notify.errors import InvalidRequest
 from tests.support.authority import Authority
 

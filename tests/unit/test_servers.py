@@ -12,10 +12,17 @@ import msgspec
 import pytest
 
 from notify.client import AsyncReader, Message
-from notify.client.http import HttpClient
 from notify.client.packing import pack
-from notify.client.servers import ASKED_SECONDS, LISTING_SECONDS, NEXT_SECONDS, REFRESH_SECONDS, Candidate, Servers
 from notify.client.transactions import TransactionClient
+from notify.client.transport.http import HttpClient
+from notify.client.transport.servers import (
+    ASKED_SECONDS,
+    LISTING_SECONDS,
+    NEXT_SECONDS,
+    REFRESH_SECONDS,
+    Candidate,
+    Servers,
+)
 from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
 from tests.support.virtual_loop import pass_seconds, run
 

@@ -17,7 +17,7 @@ import pytest
 from notify.binlog_bridge.binlog.compressed import inflated
 from notify.binlog_bridge.errors import Unreadable
 from notify.cli.backup import _fetch
-from notify.client.http import AnswerReader
+from notify.client.transport.http import AnswerReader
 from notify.errors import ObjectStoreFailed, Unavailable
 from notify.kafka.progress import Progress
 from notify.storage.shipped.store import CHUNK, Store, digest_of

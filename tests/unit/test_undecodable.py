@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.http import _problem, items_of
+from notify.client.transport.http import _problem, items_of
 from notify.errors import DeadLetter, InvalidRequest, ObjectStoreFailed, Unavailable
 from notify.kafka import control, positions, subscriptions
 from notify.kafka.progress import Progress

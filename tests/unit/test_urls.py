@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from notify.cli.doctor import _server_findings
 from notify.client import Consumer, Message, Reader, TransactionProducer
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import InvalidRequest
 from notify.movers.sinks.sink import open_sink
 from notify.runtime.databases import shown_url

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from notify.cli.bench.runner import call, subscribe
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, encode_msgpack
 from notify.runtime.signals import exit_on_signal

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from notify.cli.bench.consumers import ranges
-from notify.client.http import HttpClient
 from notify.client.threads.loop import new_event_loop
+from notify.client.transport.http import HttpClient
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, Receive, Received, Settle, encode_msgpack

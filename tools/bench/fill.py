@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from notify.cli.bench.runner import Process
-from notify.client.http import HttpClient
 from notify.client.threads.loop import new_event_loop
+from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PackedMessages, PackedPublished, encode_msgpack
 

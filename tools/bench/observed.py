@@ -17,7 +17,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import (
     OutcomeItem,

@@ -14,7 +14,7 @@ import msgspec
 
 from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import Topics
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.protocol.wire import JSON, Items, States, encode_msgpack
 from tools.bench.compare.ratios import Spread
 from tools.bench.fill import filled

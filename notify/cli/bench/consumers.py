@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage
-from notify.client.http import HttpClient
 from notify.client.threads.loop import new_event_loop
+from notify.client.transport.http import HttpClient
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.wire import RUN_HEAD, DeliveredRun, Receive, Received, Settle, SettleItem, encode_msgpack

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import sqlalchemy as sa
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.protocol.wire import JSON, Delivered, Pulled
 
 

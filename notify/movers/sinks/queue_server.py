@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.http import HttpClient, items_for, read_answer
-from notify.client.servers import Members, decode_members
+from notify.client.transport.http import HttpClient, items_for, read_answer
+from notify.client.transport.servers import Members, decode_members
 from notify.errors import (
     Forbidden,
     ForeignAnswer,

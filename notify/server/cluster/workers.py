@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.client.http import HttpClient
-from notify.client.login import TlsFiles
+from notify.client.transport.http import HttpClient
+from notify.client.transport.login import TlsFiles
 from notify.protocol.wire import JSON
 from notify.server.cluster.membership import shown
 from notify.server.settings import Settings

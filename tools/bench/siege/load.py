@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.errors import NotifyError
 from notify.protocol import ids
 from notify.protocol.keys import shard_of_key

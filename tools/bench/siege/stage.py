@@ -8,7 +8,7 @@ import socket
 import threading
 from typing import Any
 
-from notify.client.http import HttpClient
+from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.testing.process import ServerProcess
 

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.http import HttpClient, read_answer
-from notify.client.login import Shown, Token
+from notify.client.transport.http import HttpClient, read_answer
+from notify.client.transport.login import Shown, Token
 from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
 from notify.protocol.keys import shard_of_key
 from notify.protocol.wire import MSGPACK

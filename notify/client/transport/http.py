@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 import httptools
 import msgspec
 
-from notify.client.foreign import Foreign, foreign_content
-from notify.client.login import EXCHANGES, Shown, TlsFiles, Token, tls_files_from_environment
+from notify.client.transport.foreign_answers import Foreign, foreign_content
+from notify.client.transport.login import EXCHANGES, Shown, TlsFiles, Token, tls_files_from_environment
 from notify.errors import (
     Backpressure,
     Closed,
@@ -217,7 +217,7 @@ class HttpClient:
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | TlsFiles | None = None, token: Shown | Token = None) -> None:
         """`tls`: the TLS context that verifies the server, or the files that it is made of; `token`: the token to send;
-        None: from the environment (notify/client/login.py). Raises InvalidRequest if `url` is not the address of a
+        None: from the environment (notify/client/transport/login.py). Raises InvalidRequest if `url` is not the address of a
         server.
         """
         parts = server_address(url)

@@ -1,0 +1,1 @@
+"""How the SDK reaches the queue servers: HTTP, logins, the choice of a server, and batches."""
