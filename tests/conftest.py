@@ -18,7 +18,7 @@ import structlog
 
 from notify.client import create_tables
 from notify.client.options import ProducerPlan
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.storage.sql import writer
 from notify.testing import forked
 from notify.testing.binlog_server import BinlogServer

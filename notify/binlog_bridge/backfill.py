@@ -27,7 +27,7 @@ from notify.binlog_bridge.overlap import overlap
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.unfinished import Filling
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.movers import refused
 from notify.movers.outbox import Outbox, Place, present

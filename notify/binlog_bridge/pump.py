@@ -33,7 +33,7 @@ from notify.binlog_bridge.rows import Returned
 from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, is_of_relay, published_by_relay, sent_again, taken_over, without
-from notify.client.purge import IDS_RETENTION_SECONDS
+from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.movers.refused import Refusal
 from notify.movers.returned import OPEN_SECONDS, is_old, returned

@@ -18,8 +18,8 @@ from sqlalchemy.sql import ColumnElement
 from notify.binlog_bridge.kinds import end_of_log, foreign_to, position_of
 from notify.binlog_bridge.log import Position
 from notify.binlog_bridge.unfinished import Filling, is_of_relay
-from notify.client.old_rows import delete_transactions, instant_before, note_purged
-from notify.client.table import PURGES, half_message, is_waiting, notify_refused, notify_source
+from notify.client.tables.definitions import PURGES, half_message, is_waiting, notify_refused, notify_source
+from notify.client.tables.old_rows import delete_transactions, instant_before, note_purged
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.movers.outbox import source_name
 from notify.movers.sinks.sink import Sink, open_sink

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
 from notify.binlog_bridge.scope import OWN, Scope
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.errors import Unavailable
 from notify.movers import refused
 from notify.movers.outbox import OUTBOXES, present

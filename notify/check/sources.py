@@ -166,7 +166,7 @@ class Sources:
             raise next(iter(self._unsafe.values()))
 
     def _verified(self, connection: Connection, schema: str) -> bool:
-        from notify.client.table import CHECKS  # the SDK imports this module while it is itself imported
+        from notify.client.tables.definitions import CHECKS  # the SDK imports this module while it is itself imported
 
         try:
             verify_once(connection, CHECKS, schema)

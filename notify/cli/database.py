@@ -21,8 +21,8 @@ from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
 from notify.client.options import ProducerPlan
 from notify.client.outgoing import ThreadOutgoing
-from notify.client.purge import Purged, purge, purge_by_force
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
+from notify.client.tables.purge import Purged, purge, purge_by_force
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable
 from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay

@@ -16,9 +16,9 @@ from notify.cli.bridge import by_name
 from notify.cli.database import SCHEMA, away, not_ready, opened
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
-from notify.client.making_tables import create_tables, new_source
-from notify.client.purge import counts
-from notify.client.table import EVERYTHING
+from notify.client.tables.creation import create_tables, new_source
+from notify.client.tables.definitions import EVERYTHING
+from notify.client.tables.purge import counts
 from notify.errors import InvalidRequest, NotifyError
 from notify.movers.outbox import LOCAL, SERVER
 from notify.runtime import guarantees

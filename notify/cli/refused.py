@@ -15,7 +15,7 @@ from notify.admin_api.actor import signed
 from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import SCHEMA, opened
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.movers import refused

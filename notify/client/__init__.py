@@ -4,9 +4,9 @@ from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer import AsyncConsumer, Consumer
 from notify.client.handles import Prepared, SyncPrepared
 from notify.client.inbox import Inbox
-from notify.client.making_tables import create_tables
 from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
+from notify.client.tables.creation import create_tables
 from notify.errors import DeadLetter
 from notify.protocol.message import Message, ReceivedMessage
 from notify.runtime.databases import use_explicit_begin

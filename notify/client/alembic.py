@@ -16,8 +16,8 @@ from typing import Any
 
 from alembic import op
 
-from notify.client.making_tables import create_tables, drop_tables
-from notify.client.table import metadata
+from notify.client.tables.creation import create_tables, drop_tables
+from notify.client.tables.definitions import metadata
 
 
 def upgrade(schema: str | None = None) -> None:

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 
 from notify.client.options import ProducerPlan
 from notify.client.packing import give_key, size_of_message
-from notify.client.places import Place, Places
-from notify.client.rows import HalfRows
-from notify.client.table import MAKE_TABLES, SENDS
+from notify.client.tables.definitions import MAKE_TABLES, SENDS
+from notify.client.tables.half_rows import HalfRows
+from notify.client.tables.schemas import Place, Places
 from notify.errors import (
     Backpressure,
     BindingRefused,

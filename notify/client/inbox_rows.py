@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import CLAIMS, notify_inbox
+from notify.client.tables.definitions import CLAIMS, notify_inbox
 from notify.errors import DeadLetter, InvalidRequest
 from notify.protocol.limits import digits
 from notify.protocol.message import REPLAY, ReceivedMessage

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client import table as local
+from notify.client.tables import definitions as local
 from notify.errors import InvalidRequest
 from notify.protocol.wire import BridgedTransaction, PackedMessage
 from notify.runtime.databases import INSTANT, REFUSED, UNSENT, has_table

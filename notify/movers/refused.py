@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.movers.outbox import Outbox, present
 from notify.protocol.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from notify.client.purge import IDS_RETENTION_SECONDS
+from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.movers.refused import Refusal
 from notify.protocol import ids
 from notify.runtime.clock import wall_clock

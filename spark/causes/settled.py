@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.spark.causes.subjects import Subject
 from notify.spark.inputs.columns import ATTEMPTED, name_hash
 from notify.spark.inputs.expressions import Expressions

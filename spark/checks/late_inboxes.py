@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.client.old_rows import CLOCK_SKEW
+from notify.client.tables.old_rows import CLOCK_SKEW
 from notify.spark.inputs.catalog import Subscribed
 from notify.spark.inputs.columns import name_hash
 from notify.spark.inputs.log_input import LogInput

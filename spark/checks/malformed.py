@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.spark.digest.drill import Drill
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.expressions import HAS_NUMBER, MOST_NUMBER, Expressions

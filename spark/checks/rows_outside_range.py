@@ -6,7 +6,7 @@ import contextlib
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.expressions import Expressions

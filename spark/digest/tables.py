@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.spark.digest import hashes
 from notify.spark.digest.slots import SLOT_CHARACTERS, SlotRange, slot_at, slot_of
 from notify.spark.inputs.databases import Database

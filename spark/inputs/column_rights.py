@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.storage.sql.tables import server_half_message
 
 SPARED = {table.name: frozenset({"body", "headers"}) for table in (half_message, server_half_message)}

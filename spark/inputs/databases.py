@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
 from notify.movers.outbox import READS
 from notify.runtime.databases import database_now, reason_of

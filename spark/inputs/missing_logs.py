@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.spark.checks.searches import MOST_FINDINGS
 from notify.spark.inputs.databases import Database

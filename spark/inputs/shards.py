@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.ranges import id_at

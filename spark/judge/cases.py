@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.protocol import ids
 from notify.spark.checks import searches
 from notify.spark.inputs.changes import Left

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import combinations
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest
 from notify.runtime.visible import first_of
 from notify.spark.inputs.catalog import Subscribed

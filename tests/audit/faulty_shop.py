@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Message, TransactionProducer, create_tables
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.protocol import ids
 from notify.runtime.databases import database_now
 from tests.audit.shop import Shop

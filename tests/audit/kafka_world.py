@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import TopicPartition
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.kafka import records
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster

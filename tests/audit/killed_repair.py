@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 from notify.client import Consumer, Inbox
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput

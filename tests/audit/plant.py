@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.protocol import ids
 from notify.protocol.wire import BridgeBatch
 from notify.server.delivery.settling import dead_payload

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput

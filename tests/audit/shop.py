@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.errors import NotifyError
 from notify.protocol import ids
 from tests.support.background import repeated

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client.purge import purge_by_force
+from notify.client.tables.purge import purge_by_force
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.spark.audit import Audit
 from notify.spark.checks.malformed import malformed
 from notify.spark.explain.explained import explain

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.server.delivery.settling import dead_payload

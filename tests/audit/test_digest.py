@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.spark.audit import Audit

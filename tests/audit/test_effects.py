@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol import ids
 from notify.spark.audit import Audit

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from notify.cli import audit as command
 from notify.client import create_tables
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from notify.cli.demo_shop.kafka import KafkaCluster
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.spark.audit import Audit

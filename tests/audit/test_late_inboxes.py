@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain
 from notify.spark.inputs.databases import Database

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from msgspec import to_builtins
 
 from notify.cli.audit_text import show
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands

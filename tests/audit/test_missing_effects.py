@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer, Inbox
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.errors import DeadLetter
 from notify.spark.audit import Audit
 from notify.testing.process import ServerProcess

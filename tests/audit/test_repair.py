@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer, Inbox
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, DeadLetter, InvalidRequest
 from notify.protocol import ids

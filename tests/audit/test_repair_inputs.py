@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.cli.audit_inputs import named_logs
-from notify.client.table import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_source
 from notify.errors import Conflict, InvalidRequest
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput

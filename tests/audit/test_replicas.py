@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.errors import Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_source
 from notify.errors import HiddenRows
 from notify.protocol import ids
 from notify.spark.audit import Audit

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from notify.cli.audit import effect_queries
 from notify.cli.audit_inputs import Schemas, opened
-from notify.client.table import half_message, metadata, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, metadata, notify_inbox, notify_source
 from notify.errors import InvalidRequest
 from notify.spark.audit import Audit
 from notify.spark.explain.explained import explain

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.spark.audit import Audit
 from notify.spark.causes.commands import Commands
 from notify.spark.causes.grouping import tell_causes

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.movers.relay.relay import Relay
 from notify.protocol.wire import BridgeBatch
 from notify.spark.audit import Audit

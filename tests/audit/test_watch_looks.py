@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import Unavailable
 from notify.protocol import ids
 from notify.spark.checks.rows_outside_range import strays

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notify.client.table import half_message, notify_inbox
+from notify.client.tables.definitions import half_message, notify_inbox
 from notify.protocol import ids
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput

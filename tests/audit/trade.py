@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.protocol import ids
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import Payload, encode_msgpack

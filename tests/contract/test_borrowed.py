@@ -25,10 +25,10 @@ from notify.check.sources import Sources
 from notify.client import create_tables, use_explicit_begin
 from notify.client.inbox import check as check_inbox
 from notify.client.inbox_rows import Guard, claim, claim_all
-from notify.client.old_rows import delete_transactions, note_purged, oldest_transactions
-from notify.client.places import Places
-from notify.client.rows import MODES, HalfRows
-from notify.client.table import SENDS, half_message, notify_source
+from notify.client.tables.definitions import SENDS, half_message, notify_source
+from notify.client.tables.half_rows import MODES, HalfRows
+from notify.client.tables.old_rows import delete_transactions, note_purged, oldest_transactions
+from notify.client.tables.schemas import Places
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
 from notify.protocol.wire import PackedMessage

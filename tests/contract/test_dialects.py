@@ -29,9 +29,9 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import Inbox, create_tables
 from notify.client.inbox_rows import claim
-from notify.client.making_tables import drop_tables
-from notify.client.purge import purge_by_force
-from notify.client.table import columns_of, half_message, has_replay, metadata, notify_inbox
+from notify.client.tables.creation import drop_tables
+from notify.client.tables.definitions import columns_of, half_message, has_replay, metadata, notify_inbox
+from notify.client.tables.purge import purge_by_force
 from notify.movers import refused
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import leases_of, lock_name

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import create_tables
-from notify.client.table import CHECKS, EVERYTHING, PURGES, SENDS, half_message, notify_inbox
+from notify.client.tables.definitions import CHECKS, EVERYTHING, PURGES, SENDS, half_message, notify_inbox
 from notify.errors import HiddenRows, UnsafeTable
 from notify.movers.outbox import MOVES, READS
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need, faults, verify, verify_once

@@ -26,7 +26,7 @@ import pymysql
 import sqlalchemy as sa
 
 from notify.cli.bench.verify import pulled
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 from notify.client.transport.http import HttpClient
 from notify.errors import NotFound
 from notify.protocol import ids

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from notify.client import Consumer, Inbox, Message, Reader, TransactionProducer, create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import NotifyError
 from notify.protocol.message import ReceivedMessage
 from tests.support.background import repeated

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import NotifyError
 from tests.history.actors import OUTBOX_CALLER
 from tests.history.administration import dead_letters

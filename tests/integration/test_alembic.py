@@ -13,7 +13,7 @@ from alembic.operations import Operations
 from notify.check.question import read_source
 from notify.client import Message, TransactionProducer
 from notify.client import alembic as helper
-from notify.client.table import metadata
+from notify.client.tables.definitions import metadata
 from notify.testing.process import ServerProcess
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.shop import Base, make_engine

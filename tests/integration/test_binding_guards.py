@@ -24,7 +24,7 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
 from notify.testing import InMemoryServer
 from tests.support.shop import Base, Order, Shop, make_engine

@@ -17,7 +17,7 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import UpdateRowsEvent, WriteRowsEvent
 
 from notify.binlog_bridge.binlog.reader import Assembly
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.storage.sql.tables import server_half_message
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge import purge
 from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.purge import purge_moved
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer

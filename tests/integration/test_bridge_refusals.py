@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.refusals import Refusals
 from notify.client import create_tables
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
 from notify.movers.refused import retry
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol import ids

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge.announcing import announce, mover_of
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
 from notify.movers.refused import RETRY, WAITING, retry
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS

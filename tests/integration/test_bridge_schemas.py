@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge.binlog.source import findings
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest
 from notify.movers import refused
 from notify.movers.refused import retry

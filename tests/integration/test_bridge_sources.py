@@ -18,7 +18,7 @@ from notify.binlog_bridge.binlog.source import findings
 from notify.binlog_bridge.errors import Unfit, Unreadable
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest
 from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer

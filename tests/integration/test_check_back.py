@@ -25,7 +25,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.packing import pack
-from notify.client.table import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_source
 from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async

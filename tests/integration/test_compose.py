@@ -21,7 +21,7 @@ import yaml
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 from notify.testing.ports import free_ports
 from notify.testing.process import Child, ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
-from notify.client.making_tables import create_tables
-from notify.client.rows import Mode
-from notify.client.table import half_message
+from notify.client.tables.creation import create_tables
+from notify.client.tables.definitions import half_message
+from notify.client.tables.half_rows import Mode
 from notify.movers.relay.relay import Relay
 from notify.protocol.digest import body_digest
 from notify.testing.process import ServerProcess

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Inbox, ReceivedMessage
 from notify.client.inbox_rows import ASKED_AT_ONCE
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol.message import FIRST_ID
 from tests.support.clock import PATIENCE_SECONDS

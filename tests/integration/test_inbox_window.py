@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage
 from notify.client import inbox as inboxes
-from notify.client.table import notify_inbox, notify_source
+from notify.client.tables.definitions import notify_inbox, notify_source
 from notify.errors import Conflict, InvalidRequest
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge import backfill
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.refusals import Refusals
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest
 from notify.movers.refused import Refusal, retry
 from notify.movers.sinks.kafka import KafkaSink

@@ -26,7 +26,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer, DeadLetter, create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import Conflict, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.movers.sinks.sink import Sink

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.movers.relay.rows import Rows

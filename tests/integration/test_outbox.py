@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, use_explicit_begin
-from notify.client.purge import counts, purge, purge_by_force
-from notify.client.table import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.purge import counts, purge, purge_by_force
 from notify.errors import InvalidRequest, TooLarge, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.testing.process import ServerProcess

@@ -27,7 +27,7 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.protocol import ids
 from notify.protocol.limits import Mode
 from notify.protocol.message import encode_body

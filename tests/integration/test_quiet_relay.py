@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.making_tables import _WAKE_BODY
-from notify.client.table import half_message
+from notify.client.tables.creation import _WAKE_BODY
+from notify.client.tables.definitions import half_message
 from notify.movers import refused
 from notify.movers.refused import Refusal
 from notify.movers.relay import relay as relays

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables
-from notify.client.purge import purge_by_force
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
+from notify.client.tables.purge import purge_by_force
 from notify.errors import InvalidRequest
 from notify.movers import refused
 from notify.movers.outbox import LOCAL

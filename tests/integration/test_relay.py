@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import Unavailable, WrongRole
 from notify.movers.relay.leases import BUCKETS, PostgreSqlLeases
 from notify.movers.relay.relay import Relay

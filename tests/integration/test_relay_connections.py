@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from notify.cli.database import opened
 from notify.client import create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import Unavailable
 from notify.movers.relay.leases import leases_of
 from notify.movers.relay.relay import Relay

@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import half_message, notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
 from notify.movers import pages, refused
 from notify.movers.outbox import LOCAL, source_name
 from notify.movers.outbox import Outbox as OutboxTable

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers import refused
 from notify.movers.relay import relay as relays

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables
-from notify.client.table import has_replay, notify_inbox
+from notify.client.tables.definitions import has_replay, notify_inbox
 from notify.errors import InvalidRequest
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

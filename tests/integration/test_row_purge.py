@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
-from notify.client import purge as purging
 from notify.client.inbox import DAY
-from notify.client.purge import RowPurge, purge, purge_by_force
-from notify.client.table import half_message, notify_source
+from notify.client.tables import purge as purging
+from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.purge import RowPurge, purge, purge_by_force
 from notify.client.transport.http import HttpClient
 from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, Timeout, Unavailable

@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck
 from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.packing import pack
-from notify.client.places import ASK_FIRST
-from notify.client.purge import purge_by_force
+from notify.client.tables.purge import purge_by_force
+from notify.client.tables.schemas import ASK_FIRST
 from notify.errors import BindingRefused, InvalidRequest, UnsafeTable
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS

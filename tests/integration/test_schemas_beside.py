@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, sources
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.runtime.databases import database_now, within_schema
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.shop import make_engine

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck
 from notify.check.question import read_source
 from notify.client import Inbox, Message, TransactionProducer, create_tables
-from notify.client.making_tables import new_source
-from notify.client.purge import purge_by_force
-from notify.client.table import notify_source
+from notify.client.tables.creation import new_source
+from notify.client.tables.definitions import notify_source
+from notify.client.tables.purge import purge_by_force
 from notify.errors import BindingRefused, HiddenRows, InvalidRequest
 from notify.movers.relay.leases import leases_of
 from notify.movers.relay.relay import Relay

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from notify.binlog_bridge.batching import PART_BYTES
 from notify.binlog_bridge.errors import Unreadable
 from notify.client import create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.runtime.databases import database_now
 from notify.testing.process import ServerProcess

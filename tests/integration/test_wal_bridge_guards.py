@@ -13,7 +13,7 @@ from notify.binlog_bridge import announcing
 from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.storage.sql import schema
 from notify.testing.postgresql_server import PostgreSqlServer

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge.pump import Bridge
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest
 from notify.movers.relay.relay import Relay
 from notify.movers.relay.rows import Rows

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.pump import Bridge
 from notify.client import Message, TransactionProducer, create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer

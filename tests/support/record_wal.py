@@ -20,7 +20,7 @@ from notify.binlog_bridge.postgresql.position import Position
 from notify.binlog_bridge.postgresql.stream import WalStream
 from notify.binlog_bridge.scope import Scope
 from notify.client import create_tables
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.storage.sql import schema
 from notify.storage.sql.tables import server_half_message
 from notify.testing.postgresql_server import PostgreSqlServer

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.runtime.clock import wall_clock
 

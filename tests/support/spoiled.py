@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from notify.client.table import metadata
+from notify.client.tables.definitions import metadata
 from notify.storage.sql import tables as server
 
 MYSQLS = ("mysql", "mariadb")

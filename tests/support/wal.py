@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.runtime.databases import database_now
 from notify.testing.postgresql_server import PostgreSqlServer

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import create_tables, use_explicit_begin
-from notify.client.table import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_source
 from notify.spark.inputs.databases import Database
 
 INSERT = sa.text("INSERT INTO item VALUES ('a')")

@@ -16,7 +16,7 @@ from notify.client.hand import Hand
 from notify.client.inbox import DAY
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Work
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from tests.support.clock import eventually_async
 

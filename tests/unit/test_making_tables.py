@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 
 
 def test_a_view_in_the_place_of_a_table_stays() -> None:

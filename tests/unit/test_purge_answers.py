@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notify.client.purge import _ask
+from notify.client.tables.purge import _ask
 from notify.errors import Unavailable
 from notify.protocol.wire import Item, Items, encode_msgpack
 from tests.support.transactions import new_id

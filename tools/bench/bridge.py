@@ -21,7 +21,7 @@ from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.pump import Bridge
 from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import pulled
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PackedBridgeBatch, encode_msgpack

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from notify.cli.bench import consumers
 from notify.cli.bench.consumers import CONCURRENCY, Group, Run, Script, in_threads
 from notify.client import Inbox, ReceivedMessage, create_tables, use_explicit_begin
-from notify.client.table import notify_inbox
+from notify.client.tables.definitions import notify_inbox
 from notify.protocol import ids
 from notify.protocol.wire import RUN_HEAD, SettleItem
 from notify.runtime.databases import database_now

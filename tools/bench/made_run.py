@@ -17,8 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.making_tables import create_tables
-from notify.client.table import notify_source
+from notify.client.tables.creation import create_tables
+from notify.client.tables.definitions import notify_source
 from notify.protocol import ids
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import Payload, encode_msgpack

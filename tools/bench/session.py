@@ -35,8 +35,8 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.rows import Mode
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
+from notify.client.tables.half_rows import Mode
 from notify.client.threads.loop import new_event_loop
 from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import postgresql

@@ -30,7 +30,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge.binlog import source
 from notify.cli.bench import transactions
 from notify.cli.bench.runner import Bench
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol.wire import PackedBridgeBatch
 from notify.runtime.signals import exit_on_signal

@@ -32,7 +32,7 @@ from notify.binlog_bridge.binlog.tables import Tables
 from notify.binlog_bridge.errors import Damaged, Unreadable
 from notify.binlog_bridge.log import Read
 from notify.binlog_bridge.scope import Scope
-from notify.client.purge import IDS_RETENTION_SECONDS
+from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.runtime.clock import wall_clock
 
 _STANDALONE = 1

@@ -14,7 +14,7 @@ import pymysql
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.table import notify_refused
+from notify.client.tables.definitions import notify_refused
 from notify.movers.outbox import OUTBOXES
 from notify.runtime.databases import has_table
 from notify.storage.sql.checkup import Finding, is_mariadb

@@ -18,7 +18,7 @@ from notify.binlog_bridge.postgresql.stream import Kept, WalStream
 from notify.binlog_bridge.postgresql.tables import Row, Tables
 from notify.binlog_bridge.rows import Returned
 from notify.binlog_bridge.scope import Scope
-from notify.client.purge import IDS_RETENTION_SECONDS
+from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.protocol.wire import BridgedTransaction
 
 

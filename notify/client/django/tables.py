@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from notify.client import making_tables, table
 from notify.client.django.engine import django_engine_of, django_errors
+from notify.client.tables import creation as making_tables
+from notify.client.tables import definitions as table
 
 MAKE_TABLES = "run `manage.py migrate` with notify.client.django in INSTALLED_APPS"
 

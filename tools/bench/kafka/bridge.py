@@ -22,7 +22,7 @@ from notify.binlog_bridge.batching import BATCH_TRANSACTIONS
 from notify.binlog_bridge.binlog import source
 from notify.cli.bench.runner import Process
 from notify.cli.demo_shop.kafka import KafkaCluster
-from notify.client.making_tables import create_tables
+from notify.client.tables.creation import create_tables
 from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import ID, header, listed

@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.places import Place
-from notify.client.table import half_message
+from notify.client.tables.definitions import half_message
+from notify.client.tables.schemas import Place
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage

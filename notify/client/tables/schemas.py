@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchTableError, OperationalError, Progr
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
-from notify.client.table import MAKE_TABLES, columns_of, half_message, notify_source
+from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_message, notify_source
 from notify.errors import BindingRefused, NotifyError, TransactionRefused
 from notify.runtime.databases import is_column_missing, is_table_missing, quoted
 from notify.runtime.guarantees import Need, pool_of, verify

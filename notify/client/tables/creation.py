@@ -9,7 +9,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client.table import MAKES, columns_of, half_message, has_replay, metadata, notify_inbox, notify_source
+from notify.client.tables.definitions import (
+    MAKES,
+    columns_of,
+    half_message,
+    has_replay,
+    metadata,
+    notify_inbox,
+    notify_source,
+)
 from notify.errors import InvalidRequest
 from notify.runtime.databases import WAKE_CHANNEL, has_table
 from notify.runtime.guarantees import verify

@@ -17,7 +17,8 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
 from notify.client.inbox import DAY
-from notify.client.old_rows import (
+from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.old_rows import (
     CLOCK_SKEW,
     OldTransaction,
     delete_transactions,
@@ -25,7 +26,6 @@ from notify.client.old_rows import (
     note_purged,
     oldest_transactions,
 )
-from notify.client.table import half_message, notify_source
 from notify.client.threads.forks import no_fork
 from notify.client.transport.http import items_for
 from notify.client.transport.servers import Servers

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.table import PURGES, half_message, notify_source
+from notify.client.tables.definitions import PURGES, half_message, notify_source
 from notify.protocol import ids
 from notify.runtime.databases import DROPPED, RELAYED, UNSENT, database_now
 from notify.runtime.guarantees import verify_once

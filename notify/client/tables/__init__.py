@@ -1,0 +1,1 @@
+"""Notify's tables in a service's database: their definition, creation, rows and purge."""
