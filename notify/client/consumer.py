@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-from notify.client.banner import announce, begun, warn_of_broadcasts
-from notify.client.hand import Batch, Hand, Holder, Waiting, message_of
-from notify.client.handlers import (
+from notify.client.handling.banner import announce, begun, warn_of_broadcasts
+from notify.client.handling.hand import Batch, Hand, Holder, Waiting, message_of
+from notify.client.handling.handlers import (
     CANCEL_SECONDS,
     DEATHS,
     Cancelled,

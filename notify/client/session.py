@@ -22,10 +22,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from notify.client.banner import begun
-from notify.client.failure_log import FailureLog
-from notify.client.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
-from notify.client.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
+from notify.client.handling.banner import begun
+from notify.client.handling.failure_log import FailureLog
+from notify.client.handling.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
+from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.transport.batch import Batcher, Later
 from notify.client.transport.foreign_answers import PollTime, foreign_content
 from notify.client.transport.http import HttpClient, read_answer

@@ -7,8 +7,8 @@ import contextlib
 import logging
 import ssl
 
-from notify.client.banner import stopping_text
-from notify.client.handlers import refuse_offsets
+from notify.client.handling.banner import stopping_text
+from notify.client.handling.handlers import refuse_offsets
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Session, Work
 from notify.client.transport.http import HttpClient

@@ -29,7 +29,7 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.hand import IN_HAND_BYTES
+from notify.client.handling.hand import IN_HAND_BYTES
 from notify.client.transport.http import HttpClient
 from notify.errors import BindingRefused, Unavailable
 from notify.protocol.limits import LIMITS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, ReceivedMessage, session
-from notify.client.hand import CAUTIOUS
+from notify.client.handling.hand import CAUTIOUS
 from notify.client.session import Session
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually

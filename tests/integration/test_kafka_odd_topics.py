@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, DeadLetter
-from notify.client.hand import Hand
+from notify.client.handling.hand import Hand
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import InvalidRequest
 from notify.testing import forked

@@ -73,7 +73,7 @@ BOUNDS = {
         server/delivery/instances.py:answers
         server/letters/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
-        server/webhooks.py:_found client/failure_log.py:_traced client/transport/http.py:_heads
+        server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts kafka/topics.py:_largest
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
@@ -122,7 +122,7 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/hand.py:_lines client/running.py:_outcomes
+        client/kafka/window.py:_lines client/handling/hand.py:_lines client/running.py:_outcomes
         client/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
         movers/sinks/order.py:topics movers/sinks/order.py:_keys movers/sinks/order.py:_refused
         movers/sinks/queue_server.py:items

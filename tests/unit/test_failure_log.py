@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from notify.client import failure_log
-from notify.client.failure_log import TRACE_SECONDS, FailureLog
+from notify.client.handling import failure_log
+from notify.client.handling.failure_log import TRACE_SECONDS, FailureLog
 
 
 def raised(kind: type[Exception], text: str) -> Exception:

@@ -12,10 +12,20 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.client import hand as hands
 from notify.client.consumer import TURN_SECONDS
-from notify.client.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, Batch, Hand, Run, ranges_of, runs_of
-from notify.client.handlers import Handler, begin_in_own_context
+from notify.client.handling import hand as hands
+from notify.client.handling.hand import (
+    CAUTIOUS,
+    IN_HAND,
+    IN_HAND_BYTES,
+    PACE_SECONDS,
+    Batch,
+    Hand,
+    Run,
+    ranges_of,
+    runs_of,
+)
+from notify.client.handling.handlers import Handler, begin_in_own_context
 from notify.client.inbox_rows import Partial
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter

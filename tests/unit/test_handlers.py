@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import AsyncConsumer, Consumer, Inbox, Reader
-from notify.client.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
+from notify.client.handling.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
 from notify.errors import InvalidRequest
 from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
 

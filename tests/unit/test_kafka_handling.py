@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.client.hand import Hand
+from notify.client.handling.hand import Hand
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter
 from notify.kafka.progress import Progress

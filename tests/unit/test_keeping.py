@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_explicit_begin
-from notify.client.hand import Hand
+from notify.client.handling.hand import Hand
 from notify.client.inbox import DAY
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Work

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.hand import Hand
-from notify.client.handlers import Cancelled, Handler
+from notify.client.handling.hand import Hand
+from notify.client.handling.handlers import Cancelled, Handler
 from notify.client.session import Session, Work
 from notify.errors import DeadLetter, ForeignAnswer, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack

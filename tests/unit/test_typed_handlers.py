@@ -14,7 +14,7 @@ import pytest
 import typing_extensions
 
 from notify.client import Message, ReceivedMessage
-from notify.client.handlers import check_callable
+from notify.client.handling.handlers import check_callable
 from notify.errors import DeadLetter, InvalidRequest
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
-from notify.client.failure_log import FailureLog
-from notify.client.hand import Run, by_run
-from notify.client.handlers import Cancelled, Handler, NotTried, handler_of
+from notify.client.handling.failure_log import FailureLog
+from notify.client.handling.hand import Run, by_run
+from notify.client.handling.handlers import Cancelled, Handler, NotTried, handler_of
 from notify.client.kafka import retries
 from notify.client.kafka.feed import PollSize
 from notify.client.kafka.partitions import Partitions

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 
-from notify.client.banner import stopping_text
+from notify.client.handling.banner import stopping_text
 from notify.client.kafka.assignment import Assignment, Resets
 from notify.client.kafka.control import Orders
 from notify.client.kafka.feed import LEAVE_SECONDS, Feed, PollSize

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from notify.client.hand import Hand, Holder
-from notify.client.handlers import Handler, handler_of
+from notify.client.handling.hand import Hand, Holder
+from notify.client.handling.handlers import Handler, handler_of
 from notify.errors import InvalidRequest
 from notify.kafka.groups import OWN_TOPICS, kafka_group
 

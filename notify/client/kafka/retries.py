@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notify.client.handlers import Handler, reason_of
+from notify.client.handling.handlers import Handler, reason_of
 from notify.client.kafka.window import Item, Window
 from notify.errors import DeadLetter
 from notify.kafka import records

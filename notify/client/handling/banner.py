@@ -8,7 +8,7 @@ from datetime import datetime
 from logging import Logger
 from typing import Any
 
-from notify.client.handlers import Handler
+from notify.client.handling.handlers import Handler
 
 
 def begun(

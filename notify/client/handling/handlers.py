@@ -15,7 +15,7 @@ from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
 
 from notify.client.callables import is_coroutine_function, is_generator_function, name_of
-from notify.client.typed import Read, reader_of
+from notify.client.handling.typed import Read, reader_of
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS, MODES, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds

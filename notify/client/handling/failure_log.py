@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from notify.client.handlers import place_of, reason_of
+from notify.client.handling.handlers import place_of, reason_of
 from notify.runtime.visible import one_line
 
 log = logging.getLogger("notify.consumer")
