@@ -3,7 +3,7 @@
 from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer import AsyncConsumer, Consumer
 from notify.client.handles import Prepared, SyncPrepared
-from notify.client.inbox import Inbox
+from notify.client.inbox.inbox import Inbox
 from notify.client.producer import TransactionProducer
 from notify.client.reader import AsyncReader, Reader
 from notify.client.tables.creation import create_tables

@@ -34,7 +34,7 @@ from notify.client.handling.handlers import (
     no_handler,
     refuse_unfinished,
 )
-from notify.client.inbox import Inbox, check_inbox
+from notify.client.inbox.inbox import Inbox, check_inbox
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Work
 from notify.client.sessions import Sessions

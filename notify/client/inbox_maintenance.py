@@ -13,8 +13,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client import inbox as inboxes
-from notify.client.inbox import Inbox
+from notify.client.inbox import inbox as inboxes
+from notify.client.inbox.inbox import Inbox
 from notify.client.session import Session, Work
 from notify.errors import NotifyError
 from notify.runtime.backoff import Backoff

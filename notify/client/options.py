@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
-from notify.client.inbox import PURGE_AFTER_SECONDS
+from notify.client.inbox.inbox import PURGE_AFTER_SECONDS
 from notify.client.tables.half_rows import MODES, Mode
 from notify.client.tables.purge import check_purge_after
 from notify.client.threads.loop import instance_name

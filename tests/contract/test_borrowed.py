@@ -23,8 +23,8 @@ from notify.check.local import answer
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client import create_tables, use_explicit_begin
-from notify.client.inbox import check as check_inbox
-from notify.client.inbox_rows import Guard, claim, claim_all
+from notify.client.inbox.inbox import check as check_inbox
+from notify.client.inbox.rows import Guard, claim, claim_all
 from notify.client.tables.definitions import SENDS, half_message, notify_source
 from notify.client.tables.half_rows import MODES, HalfRows
 from notify.client.tables.old_rows import delete_transactions, note_purged, oldest_transactions

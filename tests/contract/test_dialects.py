@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
 from notify.client import Inbox, create_tables
-from notify.client.inbox_rows import claim
+from notify.client.inbox.rows import claim
 from notify.client.tables.creation import drop_tables
 from notify.client.tables.definitions import columns_of, half_message, has_replay, metadata, notify_inbox
 from notify.client.tables.purge import purge_by_force

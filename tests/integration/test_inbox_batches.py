@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Inbox, ReceivedMessage
-from notify.client.inbox_rows import ASKED_AT_ONCE
+from notify.client.inbox.rows import ASKED_AT_ONCE
 from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol.message import FIRST_ID

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage
-from notify.client import inbox as inboxes
+from notify.client.inbox import inbox as inboxes
 from notify.client.tables.definitions import notify_inbox, notify_source
 from notify.errors import Conflict, InvalidRequest
 from notify.testing import InMemoryServer

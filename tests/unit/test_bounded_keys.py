@@ -129,7 +129,7 @@ BOUNDS = {
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
-        client/inbox.py:_turns client/sessions.py:_sessions client/outgoing.py:_moving
+        client/inbox/inbox.py:_turns client/sessions.py:_sessions client/outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/tables/manifest.py:columns spark/inputs/catalog.py:names spark/checks/left_out.py:_filters

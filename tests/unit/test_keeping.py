@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_explicit_begin
 from notify.client.handling.hand import Hand
-from notify.client.inbox import DAY
+from notify.client.inbox.inbox import DAY
 from notify.client.inbox_maintenance import InboxMaintenance
 from notify.client.session import Work
 from notify.client.tables.definitions import notify_inbox

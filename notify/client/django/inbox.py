@@ -12,8 +12,8 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from notify.client.django.engine import django_engine_of, django_errors
 from notify.client.django.tables import MAKE_TABLES
-from notify.client.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
-from notify.client.inbox_rows import Guard, has_ended
+from notify.client.inbox.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
+from notify.client.inbox.rows import Guard, has_ended
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from notify.client.handling.handlers import Handler, NotTried, handler_of, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
-from notify.client.inbox_rows import Partial
+from notify.client.inbox.rows import Partial
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
 from notify.protocol.wire import Delivered

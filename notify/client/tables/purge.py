@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
-from notify.client.inbox import DAY
+from notify.client.inbox.inbox import DAY
 from notify.client.tables.definitions import half_message, notify_source
 from notify.client.tables.old_rows import (
     CLOCK_SKEW,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.check.local import is_async as is_async_engine
 from notify.client.handling.handlers import call_to_the_end, refuse_unfinished
-from notify.client.inbox_rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
+from notify.client.inbox.rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.tables.definitions import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
 from notify.client.tables.old_rows import CLOCK_SKEW, instant_before, note_purged
 from notify.errors import InvalidRequest

@@ -1,0 +1,1 @@
+"""The inbox: a handler's effect and the row that records it, in one transaction."""
