@@ -13,7 +13,7 @@ import typer
 from notify.cli.api import URL, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.client import AsyncReader, ReceivedMessage
-from notify.client.reader import QueueBounds
+from notify.client.consumer.reader import QueueBounds
 from notify.errors import NotFound
 
 LOOK_SECONDS = 0.5

@@ -330,7 +330,7 @@ class Delivered(Struct, omit_defaults=True, kw_only=True, gc=False):
 
 class DeliveredRun(Struct, omit_defaults=True, kw_only=True):
     """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); `each_of` of
-    client/session.py has them one by one."""
+    client/consumer/session.py has them one by one."""
 
     lease: str
     """The receipt of the message at place n is `{lease}.{n}`."""

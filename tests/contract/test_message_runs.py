@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.session import each_of
+from notify.client.consumer.session import each_of
 from notify.protocol import ids
 from notify.protocol.wire import Delivered, Payload, Receive, Received, SettleItem, encode_msgpack
 from notify.server.data.encode import packed_deliveries, packed_runs

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.session import each_of
+from notify.client.consumer.session import each_of
 from notify.protocol.wire import Received
 from notify.testing.process import ServerProcess
 from tests.support.groups import publish, subscribe

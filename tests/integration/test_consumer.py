@@ -165,7 +165,7 @@ def test_a_handler_in_which_something_is_cancelled_has_failed(notify_server: InM
 def test_stopping_while_the_server_is_away_asks_for_nothing_more(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notify.client.session.RETRY_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("notify.client.consumer.session.RETRY_SECONDS", PATIENCE_SECONDS)
     first = "/v1/groups/g/subscriptions/t"
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)

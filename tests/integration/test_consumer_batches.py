@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from notify.client import Consumer, ReceivedMessage, session
+from notify.client.consumer.session import Session
 from notify.client.handling.hand import CAUTIOUS
-from notify.client.session import Session
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, lag, outlast_a_lease, publish, running, subscribe

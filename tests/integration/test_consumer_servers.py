@@ -23,7 +23,7 @@ class Registry:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *urls: str) -> None:
         self.named: Sequence[str] = urls
         self.asked = 0
-        monkeypatch.setattr("notify.client.sessions.MEMBERS_SECONDS", 0.02)
+        monkeypatch.setattr("notify.client.consumer.sessions.MEMBERS_SECONDS", 0.02)
         monkeypatch.setattr(Servers, "refresh", self._refresh)
         monkeypatch.setattr(Servers, "urls", lambda servers, shard=None: self.named)
 

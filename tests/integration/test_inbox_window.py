@@ -203,7 +203,7 @@ def test_a_running_consumer_tells_of_a_purge(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A running consumer notices that another process has purged the table."""
-    monkeypatch.setattr("notify.client.inbox_maintenance.INBOX_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("notify.client.consumer.inbox_maintenance.INBOX_LOOK_SECONDS", 0.02)
     url = notify_server.url
     with running(consumer_of(url, shop_engine), subscribed=True):
         before = eventually(lambda: whole_from(url), "the consumer to tell")
@@ -236,8 +236,8 @@ def test_old_rows_are_purged_by_the_consumer(
 ) -> None:
     """The consumer tells the servers, and then purges old rows in batches; younger rows stay."""
     for name, value in (("INBOX_LOOK_SECONDS", 0.02), ("INBOX_PURGE_SECONDS", 0.02), ("INBOX_BATCH", 10)):
-        monkeypatch.setattr(f"notify.client.inbox_maintenance.{name}", value)
-    monkeypatch.setattr("notify.client.inbox_maintenance.INBOX_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(f"notify.client.consumer.inbox_maintenance.{name}", value)
+    monkeypatch.setattr("notify.client.consumer.inbox_maintenance.INBOX_PAUSE_SECONDS", 0.0)
     fill(shop_engine, 31, 25)
     fill(shop_engine, 29, 5)
     url, deleted = notify_server.url, []
@@ -260,7 +260,7 @@ def test_purging_can_be_switched_off(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("INBOX_LOOK_SECONDS", "INBOX_PURGE_SECONDS"):
-        monkeypatch.setattr(f"notify.client.inbox_maintenance.{name}", 0.01)
+        monkeypatch.setattr(f"notify.client.consumer.inbox_maintenance.{name}", 0.01)
     fill(shop_engine, 400, 3)
     looks, look = [], inboxes.whole_from
     monkeypatch.setattr(inboxes, "whole_from", lambda connection: (looks.append(1), look(connection))[1])

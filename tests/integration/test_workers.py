@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
-from notify.client.reader import Reader
+from notify.client.consumer.reader import Reader
 from notify.client.tables.definitions import half_message
 from notify.client.transactions import TransactionClient
 from notify.errors import InvalidRequest, Unavailable

@@ -45,7 +45,7 @@ BOUNDS = {
         client/kafka/handling.py:_instant server/data/routes.py:self._find server/letters/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
-        client/session.py:_polls server/app.py:_admin_routes
+        client/consumer/session.py:_polls server/app.py:_admin_routes
         cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
@@ -128,8 +128,8 @@ BOUNDS = {
         movers/sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
-        client/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
-        client/inbox/inbox.py:_turns client/sessions.py:_sessions client/outgoing.py:_moving
+        client/consumer/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
+        client/inbox/inbox.py:_turns client/consumer/sessions.py:_sessions client/outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/tables/manifest.py:columns spark/inputs/catalog.py:names spark/checks/left_out.py:_filters

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.client.consumer import TURN_SECONDS
+from notify.client.consumer.consumer import TURN_SECONDS
 from notify.client.handling import hand as hands
 from notify.client.handling.hand import (
     CAUTIOUS,

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_explicit_begin
+from notify.client.consumer.inbox_maintenance import InboxMaintenance
+from notify.client.consumer.session import Work
 from notify.client.handling.hand import Hand
 from notify.client.inbox.inbox import DAY
-from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.session import Work
 from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from tests.support.clock import eventually_async

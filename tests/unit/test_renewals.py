@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from notify.client.session import TELL_SECONDS, Renewals
+from notify.client.consumer.session import TELL_SECONDS, Renewals
 from tests.support.virtual_loop import VirtualLoop
 
 LEASE = 30.0

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from notify.client.consumer.session import Session, Work
 from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Cancelled, Handler
-from notify.client.session import Session, Work
 from notify.errors import DeadLetter, ForeignAnswer, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -186,7 +186,7 @@ def test_a_server_hears_once_that_a_consumer_stops_and_again_once_it_holds_nothi
 
 
 def test_a_server_that_is_away_hears_later_that_a_consumer_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notify.client.session.RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("notify.client.consumer.session.RETRY_SECONDS", 0.001)
 
     async def run() -> None:
         consuming = Consuming(1)

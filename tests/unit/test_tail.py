@@ -10,7 +10,7 @@ import pytest
 
 from notify.cli.tail import _messages
 from notify.client import AsyncReader, ReceivedMessage
-from notify.client.reader import QueueBounds
+from notify.client.consumer.reader import QueueBounds
 
 GENERATION = 2**32
 """How far the offsets of a log go on that was restored from a store."""

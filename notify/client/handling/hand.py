@@ -1,7 +1,7 @@
 """Hand: what a consumer has in hand, from the reply to the settle: runs of messages, those that wait, and their fates.
 
 The handlers' threads and coroutines take messages from here and note here what became of them. A session of one queue
-server (client/session.py) puts runs in, and settles what was noted; over Kafka client/kafka/handling.py does.
+server (client/consumer/session.py) puts runs in, and settles what was noted; over Kafka client/kafka/handling.py does.
 """
 
 from __future__ import annotations

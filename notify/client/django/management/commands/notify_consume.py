@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils.module_loading import import_string
 
-from notify.client.consumer import Consumer
+from notify.client.consumer.consumer import Consumer
 from notify.errors import NotifyError
 
 

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import ssl
 
+from notify.client.consumer.inbox_maintenance import InboxMaintenance
+from notify.client.consumer.session import Session, Work
 from notify.client.handling.banner import stopping_text
 from notify.client.handling.handlers import refuse_offsets
-from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.session import Session, Work
 from notify.client.transport.http import HttpClient
 from notify.client.transport.login import Token
 from notify.client.transport.servers import Servers

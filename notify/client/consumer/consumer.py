@@ -18,6 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
+from notify.client.consumer.inbox_maintenance import InboxMaintenance
+from notify.client.consumer.session import Work
+from notify.client.consumer.sessions import Sessions
 from notify.client.handling.banner import announce, begun, warn_of_broadcasts
 from notify.client.handling.hand import Batch, Hand, Holder, Waiting, message_of
 from notify.client.handling.handlers import (
@@ -35,9 +38,6 @@ from notify.client.handling.handlers import (
     refuse_unfinished,
 )
 from notify.client.inbox.inbox import Inbox, check_inbox
-from notify.client.inbox_maintenance import InboxMaintenance
-from notify.client.session import Work
-from notify.client.sessions import Sessions
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token

@@ -13,9 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from notify.client.consumer.session import Session, Work
 from notify.client.inbox import inbox as inboxes
 from notify.client.inbox.inbox import Inbox
-from notify.client.session import Session, Work
 from notify.errors import NotifyError
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import reason_of
