@@ -17,7 +17,7 @@ import sqlalchemy as sa
 import structlog
 
 from notify.client import create_tables
-from notify.client.options import ProducerPlan
+from notify.client.producer.options import ProducerPlan
 from notify.client.tables.definitions import half_message
 from notify.storage.sql import writer
 from notify.testing import forked

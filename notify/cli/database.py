@@ -19,8 +19,8 @@ from notify.check.sources import ALL, Sources
 from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
 from notify.cli.printed import say, say_json
-from notify.client.options import ProducerPlan
-from notify.client.outgoing import ThreadOutgoing
+from notify.client.producer.options import ProducerPlan
+from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.tables.definitions import half_message
 from notify.client.tables.purge import Purged, purge, purge_by_force
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable

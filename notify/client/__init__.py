@@ -1,11 +1,11 @@
 """The SDK: what a business service imports. It needs neither the server nor its storage."""
 
-from notify.client.async_producer import AsyncTransactionProducer
 from notify.client.consumer.consumer import AsyncConsumer, Consumer
 from notify.client.consumer.reader import AsyncReader, Reader
-from notify.client.handles import Prepared, SyncPrepared
 from notify.client.inbox.inbox import Inbox
-from notify.client.producer import TransactionProducer
+from notify.client.producer.async_producer import AsyncTransactionProducer
+from notify.client.producer.handles import Prepared, SyncPrepared
+from notify.client.producer.producer import TransactionProducer
 from notify.client.tables.creation import create_tables
 from notify.errors import DeadLetter
 from notify.protocol.message import Message, ReceivedMessage

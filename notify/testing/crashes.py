@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from notify.client.half_sender import HalfSender, PendingMessages
+from notify.client.producer.half_sender import HalfSender, PendingMessages
 from notify.errors import InvalidRequest
 
 

@@ -21,7 +21,7 @@ import msgspec
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from notify.client.django.transactions import listener_of
-from notify.client.packing import give_key
+from notify.client.producer.packing import give_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from notify.cli.bench.verify import pulled
-from notify.client.packing import pack
-from notify.client.transactions import HALF_SECONDS, TransactionClient, accepted
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import HALF_SECONDS, TransactionClient, accepted
 from notify.client.transport.http import HttpClient
 from notify.errors import NotFound, NotifyError, Unavailable
 from notify.protocol import ids

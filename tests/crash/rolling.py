@@ -24,9 +24,9 @@ import msgspec
 
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.cli.bench.verify import pulled
-from notify.client.checker import Checker
-from notify.client.packing import pack
-from notify.client.transactions import TransactionClient, accepted
+from notify.client.producer.checker import Checker
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient, accepted
 from notify.client.transport.http import HttpClient
 from notify.errors import NotFound, NotifyError
 from notify.protocol import ids

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from notify.client import Message, TransactionProducer, blocking, http, outgoing
-from notify.client.packing import pack
-from notify.client.transactions import OUTCOMES, TransactionClient
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import OUTCOMES, TransactionClient
 from notify.errors import Timeout
 from notify.protocol import ids
 from notify.protocol.wire import Item, Items, encode_msgpack

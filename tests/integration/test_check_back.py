@@ -24,7 +24,7 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
-from notify.client.packing import pack
+from notify.client.producer.packing import pack
 from notify.client.tables.definitions import half_message, notify_source
 from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from notify.client.transactions import TransactionClient, accepted
+from notify.client.producer.transactions import TransactionClient, accepted
 from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.movers.relay.relay import Relay

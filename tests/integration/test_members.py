@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.cli.api import call as call_by_registry
-from notify.client.packing import pack
-from notify.client.transactions import TransactionClient, accepted
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient, accepted
 from notify.client.transport.servers import Servers
 from notify.errors import Unavailable
 from notify.movers.relay.relay import Relay

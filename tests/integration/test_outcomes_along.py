@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from notify.client import Message
-from notify.client.packing import pack
-from notify.client.transactions import HALVES, OUTCOMES, TransactionClient
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import HALVES, OUTCOMES, TransactionClient
 from notify.client.transport.http import HttpClient
 from notify.protocol import ids
 from notify.protocol.wire import PROBLEM_TYPE, Item, Problem

@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import Consumer, Message, TransactionProducer
-from notify.client.packing import pack
-from notify.client.transactions import HALVES, OUTCOMES
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import HALVES, OUTCOMES
 from notify.client.transport.http import HttpClient
 from notify.errors import Unavailable
 from notify.movers.outbox import source_name

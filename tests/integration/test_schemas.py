@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck
 from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, create_tables
-from notify.client.packing import pack
+from notify.client.producer.packing import pack
 from notify.client.tables.purge import purge_by_force
 from notify.client.tables.schemas import ASK_FIRST
 from notify.errors import BindingRefused, InvalidRequest, UnsafeTable

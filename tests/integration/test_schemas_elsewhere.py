@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client import alembic as helper
-from notify.client.packing import pack
+from notify.client.producer.packing import pack
 from notify.client.tables.purge import RowPurge, counts, purge
 from notify.client.transport.servers import Servers
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 import structlog
 
-from notify.client.transactions import HALF_SECONDS
+from notify.client.producer.transactions import HALF_SECONDS
 from notify.errors import Conflict, DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import Payload, decode_payload, encode_msgpack

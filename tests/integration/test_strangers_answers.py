@@ -23,8 +23,8 @@ from notify.client import (
     TransactionProducer,
     create_tables,
 )
-from notify.client.packing import pack
-from notify.client.transactions import HALVES, OUTCOMES
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import HALVES, OUTCOMES
 from notify.client.transport.foreign_answers import PollTime
 from notify.errors import ForeignAnswer, TooLarge, Unavailable
 from notify.movers.relay.relay import Relay

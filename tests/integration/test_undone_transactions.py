@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from notify.client import Inbox, Message, TransactionProducer
-from notify.client.half_sender import PendingMessages
+from notify.client.producer.half_sender import PendingMessages
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS

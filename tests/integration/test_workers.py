@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
 from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
 from notify.client.consumer.reader import Reader
+from notify.client.producer.transactions import TransactionClient
 from notify.client.tables.definitions import half_message
-from notify.client.transactions import TransactionClient
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol.keys import shard_of_key

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer
-from notify.client.outgoing import ThreadOutgoing
-from notify.client.producer import ThreadProducer
+from notify.client.producer.outgoing import ThreadOutgoing
+from notify.client.producer.producer import ThreadProducer
 from notify.protocol.wire import Item, PackedMessage
 from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from notify.check.question import read_source
 from notify.client import Message, ReceivedMessage, TransactionProducer, create_tables
-from notify.client.producer import ThreadProducer
+from notify.client.producer.producer import ThreadProducer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.http import admin

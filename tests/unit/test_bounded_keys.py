@@ -52,7 +52,7 @@ BOUNDS = {
         storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/inputs/damage.py:_tables
         spark/tasks.py:cores_of spark/watch/watching.py:WINDOWS spark/watch/watching.py:FINDINGS
         spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
-        server/access/principal.py:_waiting client/checker.py:running kafka/exchange.py:_waiting
+        server/access/principal.py:_waiting client/producer/checker.py:running kafka/exchange.py:_waiting
         server/connections/turns.py:_waiting server/console/open_pages.py:_files
         server/console/open_pages.py:_login_page
     """,
@@ -122,14 +122,14 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/handling/hand.py:_lines client/running.py:_outcomes
-        client/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
+        client/kafka/window.py:_lines client/handling/hand.py:_lines client/producer/running.py:_outcomes
+        client/producer/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
         movers/sinks/order.py:topics movers/sinks/order.py:_keys movers/sinks/order.py:_refused
         movers/sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
         client/consumer/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
-        client/inbox/inbox.py:_turns client/consumer/sessions.py:_sessions client/outgoing.py:_moving
+        client/inbox/inbox.py:_turns client/consumer/sessions.py:_sessions client/producer/outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/tables/manifest.py:columns spark/inputs/catalog.py:names spark/checks/left_out.py:_filters

@@ -13,7 +13,7 @@ import pytest
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.schedule import CheckSchedule
 from notify.client import TransactionProducer
-from notify.client.checker import THREADS, Checker, _Room
+from notify.client.producer.checker import THREADS, Checker, _Room
 from notify.errors import InvalidRequest
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from notify.client.packing import pack
-from notify.client.transactions import TransactionClient
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.protocol.message import Message, resolve_key
 from notify.protocol.wire import Item, PackedMessage, encode_msgpack

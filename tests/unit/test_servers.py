@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from notify.client import AsyncReader, Message
-from notify.client.packing import pack
-from notify.client.transactions import TransactionClient
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient
 from notify.client.transport.http import HttpClient
 from notify.client.transport.servers import (
     ASKED_SECONDS,

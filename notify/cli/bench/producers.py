@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notify.client.packing import pack
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient
 from notify.client.threads.loop import new_event_loop
-from notify.client.transactions import TransactionClient
 from notify.errors import NotifyError
 from notify.protocol.message import Message
 from notify.protocol.wire import Item

@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
 
 from notify.client.django.producer import DjangoProducer
-from notify.client.options import FLUSH_SECONDS, ProducerOptions, check_flush
+from notify.client.producer.options import FLUSH_SECONDS, ProducerOptions, check_flush
 from notify.protocol.message import Message
 
 OPTIONS = tuple(name.upper() for name in ProducerOptions.__annotations__)

@@ -9,8 +9,8 @@ from django.utils.asyncio import async_unsafe
 
 from notify.client.django.engine import django_engine_of
 from notify.client.django.transactions import DjangoHalfSender, listener_of
-from notify.client.options import ProducerOptions, ProducerPlan, takes_options
-from notify.client.producer import ThreadProducer
+from notify.client.producer.options import ProducerOptions, ProducerPlan, takes_options
+from notify.client.producer.producer import ThreadProducer
 from notify.protocol.message import Message
 
 

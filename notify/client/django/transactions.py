@@ -21,10 +21,10 @@ from django.db.utils import DatabaseErrorWrapper
 from notify.check.listener import Outcome
 from notify.client.django.engine import DjangoEngine, django_errors
 from notify.client.django.tables import MAKE_TABLES
-from notify.client.half_sender import CLOSED, HalfSender, PendingMessages, undone
-from notify.client.options import ProducerPlan
-from notify.client.outgoing import ThreadOutgoing
-from notify.client.packing import pack_unkeyed
+from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, undone
+from notify.client.producer.options import ProducerPlan
+from notify.client.producer.outgoing import ThreadOutgoing
+from notify.client.producer.packing import pack_unkeyed
 from notify.errors import BindingRefused, Closed
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage

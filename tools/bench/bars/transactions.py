@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from notify.cli.bench.transactions import run
-from notify.client.packing import pack
+from notify.client.producer.packing import pack
+from notify.client.producer.transactions import TransactionClient
 from notify.client.threads.loop import new_event_loop
-from notify.client.transactions import TransactionClient
 from notify.protocol.message import Message
 from notify.runtime.signals import exit_on_signal
 from notify.testing.process import ServerProcess

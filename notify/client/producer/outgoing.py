@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from sqlalchemy.util import await_only
 
 from notify.check.listener import Outcome
-from notify.client.blocking import BlockingSender
-from notify.client.half_sender import CLOSED
-from notify.client.options import ProducerPlan
-from notify.client.running import Running
+from notify.client.producer.blocking import BlockingSender
+from notify.client.producer.half_sender import CLOSED
+from notify.client.producer.options import ProducerPlan
+from notify.client.producer.running import Running
+from notify.client.producer.transactions import accepted
 from notify.client.threads.loop import LoopThread, home, instance_name
-from notify.client.transactions import accepted
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime.green import patched_by

@@ -23,8 +23,8 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTran
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
-from notify.client.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
-from notify.client.packing import pack_unkeyed
+from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
+from notify.client.producer.packing import pack_unkeyed
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage

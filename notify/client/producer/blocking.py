@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from notify.client.running import Running
+from notify.client.producer.running import Running
+from notify.client.producer.transactions import HALVES, NOT_NOW, OUTCOMES
 from notify.client.threads.loop import LoopThread
-from notify.client.transactions import HALVES, NOT_NOW, OUTCOMES
 from notify.client.transport.http import AnswerReader, HttpClient, items_of
 from notify.errors import Timeout, Unavailable
 from notify.protocol.wire import Item, PackedMessage

@@ -18,8 +18,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from notify.client.options import ProducerPlan
-from notify.client.packing import give_key, size_of_message
+from notify.client.producer.options import ProducerPlan
+from notify.client.producer.packing import give_key, size_of_message
 from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
 from notify.client.tables.schemas import Place, Places

@@ -13,8 +13,8 @@ from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMe
 from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
 from notify.check.sources import Sources
+from notify.client.producer.transactions import TransactionClient, call
 from notify.client.threads.forks import no_fork
-from notify.client.transactions import TransactionClient, call
 from notify.client.transport.foreign_answers import PollTime
 from notify.errors import ForeignAnswer, NotifyError
 from notify.protocol.limits import LIMITS

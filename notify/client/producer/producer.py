@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session, scoped_session
 
 from notify.check.listener import CheckMessageListener
 from notify.check.local import is_async
-from notify.client.binding import Binding, existing, no_session, unscoped
 from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
-from notify.client.half_sender import HalfSender
-from notify.client.handles import SyncPrepared, TransactionHandle
-from notify.client.options import (
+from notify.client.producer.binding import Binding, existing, no_session, unscoped
+from notify.client.producer.half_sender import HalfSender
+from notify.client.producer.handles import SyncPrepared, TransactionHandle
+from notify.client.producer.options import (
     FLUSH_SECONDS,
     ProducerOptions,
     ProducerPlan,
@@ -24,8 +24,8 @@ from notify.client.options import (
     check_flush,
     takes_options,
 )
-from notify.client.outgoing import ThreadOutgoing
-from notify.client.packing import pack, pack_all
+from notify.client.producer.outgoing import ThreadOutgoing
+from notify.client.producer.packing import pack, pack_all
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing

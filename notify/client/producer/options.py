@@ -11,10 +11,10 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
 from notify.client.inbox.inbox import PURGE_AFTER_SECONDS
+from notify.client.producer.transactions import HALF_SECONDS
 from notify.client.tables.half_rows import MODES, Mode
 from notify.client.tables.purge import check_purge_after
 from notify.client.threads.loop import instance_name
-from notify.client.transactions import HALF_SECONDS
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Chooser, room_then_load
 from notify.errors import InvalidRequest

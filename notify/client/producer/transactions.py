@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from notify.client.packing import size_of_message
+from notify.client.producer.packing import size_of_message
 from notify.client.transport.batch import Later, ShardBatchers, by_shard
 from notify.client.transport.http import error_of, items_for, items_for_both, read_answer
 from notify.client.transport.login import Shown

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 from notify.check.listener import Outcome
-from notify.client.checker import Checker
-from notify.client.options import ProducerPlan
+from notify.client.producer.checker import Checker
+from notify.client.producer.options import ProducerPlan
+from notify.client.producer.transactions import NOT_NOW, TransactionClient
 from notify.client.tables.purge import RowPurge
-from notify.client.transactions import NOT_NOW, TransactionClient
 from notify.client.transport.http import error_of
 from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Item

@@ -1,0 +1,1 @@
+"""Producers: from `send` to the stored half and its outcome."""
