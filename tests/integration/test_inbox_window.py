@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Inbox, ReceivedMessage
 from notify.client.inbox import inbox as inboxes
 from notify.client.tables.definitions import notify_inbox, notify_source
+from notify.client.tables.old_rows import DAY
 from notify.errors import Conflict, InvalidRequest
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -219,7 +220,7 @@ def test_a_running_consumer_tells_of_a_purge(
 def fill(engine: sa.Engine, days: float, rows: int, group: str = "g") -> None:
     """Insert inbox rows of so many days ago."""
     with engine.begin() as connection:
-        at = inboxes.instant_before(connection, days * inboxes.DAY)
+        at = inboxes.instant_before(connection, days * DAY)
         connection.execute(
             notify_inbox.insert(),
             [{"consumer_group": group, "message_id": f"{days}-{n}", "created_at": at} for n in range(rows)],
@@ -278,7 +279,7 @@ def test_a_purge_keeps_other_replays_apart(shop_engine: sa.Engine) -> None:
         at = inboxes.instant_before(connection, 0)
         young = {"consumer_group": "g", "message_id": "40-0", "replay": 1, "created_at": at}
         connection.execute(notify_inbox.insert(), [young])
-    assert Inbox(shop_engine).purge(30 * inboxes.DAY) == 1
+    assert Inbox(shop_engine).purge(30 * DAY) == 1
     with shop_engine.connect() as connection:
         assert list(connection.scalars(sa.select(notify_inbox.c.replay))) == [1]
 

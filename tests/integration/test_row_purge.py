@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
-from notify.client.inbox.inbox import DAY
 from notify.client.tables import purge as purging
 from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.old_rows import DAY
 from notify.client.tables.purge import RowPurge, purge, purge_by_force
 from notify.client.transport.http import HttpClient
 from notify.client.transport.servers import Servers

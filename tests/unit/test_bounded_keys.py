@@ -74,7 +74,8 @@ BOUNDS = {
         server/letters/failures.py:by_fingerprint
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
-        client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts kafka/topics.py:_largest
+        client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
+        kafka/topics.py:_largest
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
@@ -91,7 +92,8 @@ BOUNDS = {
         server/core/flow.py:_groups server/delivery/followers.py:_rates
     """,
     "addresses and names of the servers that the last answer told of": """
-        client/transport/servers.py:_down client/transport/servers.py:_reached client/transport/batch.py:_batchers movers/sinks/queue_server.py:_at
+        client/transport/servers.py:_down client/transport/servers.py:_reached client/transport/batch.py:_batchers
+        movers/sinks/queue_server.py:_at
         storage/sql/shards.py:_opened storage/sql/shards.py:_probing storage/sql/shards.py:_probed
     """,
     "names in the application's own database, of 64 bytes, and its open transaction": """
@@ -128,7 +130,8 @@ BOUNDS = {
         movers/sinks/queue_server.py:items
     """,
     "what the application's own code names: handlers, sources, instances": """
-        client/consumer/consumer.py:_handlers client/django/configured.py:_producers client/django/engine.py:django_engine_of
+        client/consumer/consumer.py:_handlers client/django/configured.py:_producers
+        client/django/engine.py:django_engine_of
         client/inbox/inbox.py:_turns client/consumer/sessions.py:_sessions client/producer/outgoing.py:_moving
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """

@@ -25,8 +25,7 @@ from notify.client.handling.hand import (
     ranges_of,
     runs_of,
 )
-from notify.client.handling.handlers import Handler, begin_in_own_context
-from notify.client.inbox.rows import Partial
+from notify.client.handling.handlers import Handler, Partial, begin_in_own_context
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter
 from notify.protocol.wire import Delivered

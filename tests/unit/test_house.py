@@ -164,7 +164,7 @@ READ_A_CLOCK = {
         "binlog_bridge.postgresql.replication binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed "
         "client.kafka.membership "
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions "
-        "client.django.configured client.outgoing kafka.brokers kafka.table kafka.diagnosis "
+        "client.django.configured client.producer.outgoing kafka.brokers kafka.table kafka.diagnosis "
         "kafka.transactional runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
@@ -184,7 +184,7 @@ READ_A_CLOCK = {
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
     ),
     "it holds processes, connections and leases of a database, which live in real time": (
-        "client.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
+        "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

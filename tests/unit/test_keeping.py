@@ -15,8 +15,8 @@ from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_ex
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
 from notify.client.consumer.session import Work
 from notify.client.handling.hand import Hand
-from notify.client.inbox.inbox import DAY
 from notify.client.tables.definitions import notify_inbox
+from notify.client.tables.old_rows import DAY
 from notify.errors import InvalidRequest
 from tests.support.clock import eventually_async
 

@@ -11,8 +11,7 @@ from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from notify.client.django.engine import django_engine_of, django_errors
-from notify.client.tables import creation as making_tables
-from notify.client.tables import definitions as table
+from notify.client.tables import creation, definitions
 
 MAKE_TABLES = "run `manage.py migrate` with notify.client.django in INSTALLED_APPS"
 
@@ -25,13 +24,13 @@ def create_tables(using: str = DEFAULT_DB_ALIAS, schema: str | None = None) -> s
     BindingRefused for a database that cannot carry messages.
     """
     with _borrowed(using) as connection:
-        return making_tables.create_tables(connection, schema or _schema(connection))
+        return creation.create_tables(connection, schema or _schema(connection))
 
 
 def drop_tables(using: str = DEFAULT_DB_ALIAS, schema: str | None = None) -> None:
     """Undo `create_tables`. Undecided halves of this schema can then only be resolved by an operator."""
     with _borrowed(using) as connection:
-        making_tables.drop_tables(connection, schema or _schema(connection))
+        creation.drop_tables(connection, schema or _schema(connection))
 
 
 def _schema(connection: sa.Connection) -> str | None:
@@ -63,4 +62,4 @@ def missing_tables(using: str) -> list[str]:
     with wrapper.temporary_connection(), django_errors(wrapper):
         connection = django_engine_of(using).borrow_in_place(wrapper)
         existing = sa.inspect(connection).get_table_names(schema=_schema(connection))
-    return sorted(table.metadata.tables.keys() - set(existing))
+    return sorted(definitions.metadata.tables.keys() - set(existing))

@@ -15,9 +15,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import repeat
 from typing import Any, Protocol
 
-from notify.client.handling.handlers import Handler, NotTried, handler_of, reason_of
+from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
-from notify.client.inbox.rows import Partial
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
 from notify.protocol.wire import Delivered

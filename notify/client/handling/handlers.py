@@ -14,11 +14,11 @@ from pathlib import Path
 from types import CoroutineType, TracebackType
 from typing import Any, TypeVar
 
-from notify.client.callables import is_coroutine_function, is_generator_function, name_of
 from notify.client.handling.typed import Read, reader_of
-from notify.errors import InvalidRequest
+from notify.errors import DeadLetter, InvalidRequest
 from notify.protocol.limits import LIMITS, MODES, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
+from notify.runtime.functions import is_coroutine_function, is_generator_function, name_of
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ DEATHS = 16
 """The default of `max_deaths`, which older servers do not know."""
 MOST_FRAMES = 1000
 """The most frames of a traceback that are examined; a deeper traceback is an endless recursion."""
-_SDK = str(Path(__file__).parents[1] / "_")[:-1]
+_SDK = str(Path(__file__).parents[2] / "_")[:-1]
 _PYTHON = tuple({sysconfig.get_path(name) + _SDK[-1] for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -178,6 +178,21 @@ def refuse_unfinished(result: object) -> None:
         "awaits an `async def` handler, and the handler itself must `await` each coroutine function that it calls",
         "invalid_handler",
     )
+
+
+class Partial(DeadLetter, InvalidRequest):
+    """The handler has committed its effect, or a part of it, together with the claim. Another attempt would be skipped
+    as already handled, even if a part of the effect is missing."""
+
+    code = "inbox_commit"
+
+    def __init__(self, error: BaseException) -> None:
+        ended = "" if isinstance(error, InvalidRequest) else f". It ended with {type(error).__name__}: {error}"
+        super().__init__(
+            "the handler has ended the inbox's transaction itself (COMMIT as SQL, or a statement that commits, such as "
+            "DDL on MySQL): a part of its effect may be committed, and the next attempt would count as handled; raise "
+            f"what should roll it back, and leave the commit to the inbox{ended}"
+        )
 
 
 class NotTried(Exception):

@@ -19,7 +19,7 @@ from notify.check.local import is_async as is_async_engine
 from notify.client.handling.handlers import call_to_the_end, refuse_unfinished
 from notify.client.inbox.rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.tables.definitions import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
-from notify.client.tables.old_rows import CLOCK_SKEW, instant_before, note_purged
+from notify.client.tables.old_rows import CLOCK_SKEW, DAY, instant_before, note_purged
 from notify.errors import InvalidRequest
 from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
@@ -28,7 +28,6 @@ from notify.runtime.guarantees import verify, verify_once
 from notify.runtime.schemas import found_in, named_by, naming
 
 T = TypeVar("T")
-DAY = 86_400.0
 PURGE_AFTER_SECONDS = 30 * DAY
 """Longer than a server's retention of 7 days; older messages are delivered again only if an operator forces it."""
 MOST_PURGED = 10_000

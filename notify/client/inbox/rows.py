@@ -13,8 +13,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from notify.client.handling.handlers import Partial
 from notify.client.tables.definitions import CLAIMS, notify_inbox
-from notify.errors import DeadLetter, InvalidRequest
+from notify.errors import InvalidRequest
 from notify.protocol.limits import digits
 from notify.protocol.message import REPLAY, ReceivedMessage
 from notify.runtime.databases import (
@@ -287,21 +288,6 @@ def refuse_partial(is_claimed: bool, error: BaseException) -> None:
     """Raises Partial if a claim was committed although the inbox did not commit its transaction."""
     if is_claimed:
         raise Partial(error) from error
-
-
-class Partial(DeadLetter, InvalidRequest):
-    """The handler has committed its effect, or a part of it, together with the claim. Another attempt would be skipped
-    as already handled, even if a part of the effect is missing."""
-
-    code = "inbox_commit"
-
-    def __init__(self, error: BaseException) -> None:
-        ended = "" if isinstance(error, InvalidRequest) else f". It ended with {type(error).__name__}: {error}"
-        super().__init__(
-            "the handler has ended the inbox's transaction itself (COMMIT as SQL, or a statement that commits, such as "
-            "DDL on MySQL): a part of its effect may be committed, and the next attempt would count as handled; raise "
-            f"what should roll it back, and leave the commit to the inbox{ended}"
-        )
 
 
 def has_ended() -> InvalidRequest:

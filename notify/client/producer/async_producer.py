@@ -11,7 +11,6 @@ from sqlalchemy.util import greenlet_spawn
 
 from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
-from notify.client.callables import check_factory, check_made, check_transactional
 from notify.client.producer.binding import Binding, existing, no_session, unscoped
 from notify.client.producer.half_sender import HalfSender
 from notify.client.producer.handles import AsyncTransactionHandle, Prepared, Sending, refuse_commit
@@ -25,6 +24,7 @@ from notify.client.producer.options import (
 )
 from notify.client.producer.outgoing import LoopOutgoing
 from notify.client.producer.packing import pack, pack_all
+from notify.client.producer.transactional import check_factory, check_made, check_transactional
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session, scoped_session
 
 from notify.check.listener import CheckMessageListener
 from notify.check.local import is_async
-from notify.client.callables import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.client.producer.binding import Binding, existing, no_session, unscoped
 from notify.client.producer.half_sender import HalfSender
 from notify.client.producer.handles import SyncPrepared, TransactionHandle
@@ -26,6 +25,7 @@ from notify.client.producer.options import (
 )
 from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.producer.packing import pack, pack_all
+from notify.client.producer.transactional import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
@@ -131,9 +131,10 @@ class TransactionProducer(ThreadProducer):
     `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the environment
     (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the current token
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
-    several servers (notify/client/transport/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less loaded
-    ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with a line
-    in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and BindingRefused
+    several servers (notify/client/transport/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less
+    loaded ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with
+    a line in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and
+    BindingRefused
     for an AsyncEngine.
     """
 

@@ -15,6 +15,8 @@ from notify.protocol import ids
 from notify.runtime.databases import DROPPED, RELAYED, UNSENT, database_now
 from notify.runtime.guarantees import verify_once
 
+DAY = 86_400.0
+"""Seconds of a day."""
 CLOCK_SKEW = timedelta(minutes=10)
 """How far a producer's clock may run ahead of its database's; beyond that, its rows are purged later."""
 

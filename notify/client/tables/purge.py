@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
-from notify.client.inbox.inbox import DAY
 from notify.client.tables.definitions import half_message, notify_source
 from notify.client.tables.old_rows import (
     CLOCK_SKEW,
+    DAY,
     OldTransaction,
     delete_transactions,
     instant_before,

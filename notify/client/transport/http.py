@@ -217,8 +217,8 @@ class HttpClient:
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | TlsFiles | None = None, token: Shown | Token = None) -> None:
         """`tls`: the TLS context that verifies the server, or the files that it is made of; `token`: the token to send;
-        None: from the environment (notify/client/transport/login.py). Raises InvalidRequest if `url` is not the address of a
-        server.
+        None: from the environment (notify/client/transport/login.py). Raises InvalidRequest if `url` is not the
+        address of a server.
         """
         parts = server_address(url)
         self.url = url.rstrip("/")

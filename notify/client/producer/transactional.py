@@ -1,28 +1,12 @@
-"""Checks of the functions that users pass in: plain, coroutine or generator function, before they are called."""
+"""Checks of the function and the session factory that `transactional` is given, and of what both return."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from notify.errors import InvalidRequest
-
-
-def is_coroutine_function(function: Any) -> bool:
-    """Whether `function` is an `async def` without `yield`."""
-    return _is(function, inspect.iscoroutinefunction)
-
-
-def is_generator_function(function: Any) -> bool:
-    """Whether `function` has a `yield`, so that a call runs nothing of its body."""
-    return _is(function, inspect.isgeneratorfunction) or _is(function, inspect.isasyncgenfunction)
-
-
-def name_of(function: Any) -> str:
-    """The function's name in an error."""
-    return getattr(function, "__qualname__", None) or repr(function)[:100]
+from notify.runtime.functions import is_coroutine_function, is_generator_function, name_of
 
 
 def check_transactional(function: Any, *, is_async: bool) -> None:
@@ -87,10 +71,3 @@ def refuse_coroutine(result: object) -> None:
             "AsyncTransactionProducer",
             "invalid_function",
         )
-
-
-def _is(function: Any, kind: Callable[[Any], bool]) -> bool:
-    """Whether a function, the function of a partial, or the `__call__` of an object is of this kind."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return kind(function) or kind(getattr(function, "__call__", None))  # noqa: B004
