@@ -23,7 +23,6 @@ from sqlalchemy.engine import Engine
 from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.kinds import position_of
 from notify.binlog_bridge.log import DatabaseLog, LogSnapshot, Position
-from notify.binlog_bridge.overlap import overlap
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.unfinished import Filling
@@ -222,3 +221,36 @@ class Snapshot:
         if self._opened is not None:
             self._opened.connection.rollback()
             self._opened.connection.close()
+
+
+MOST_SHARED = 1_000_000
+"""The most ids of transactions in both log and snapshot that are held in memory, 150 bytes each."""
+
+
+async def overlap(reading: ReadAhead, until: Position) -> set[str]:
+    """The ids of the transactions that the log has up to a position, which a snapshot of the tables has too. Closes the
+    reading.
+
+    Raises the errors of the reading, and InvalidRequest for more than MOST_SHARED ids.
+    """
+    transaction_ids: set[str] = set()
+    try:
+        while True:
+            read = await reading.next()
+            if read is None:
+                if reading.caught_up_us:
+                    return transaction_ids
+                continue
+            batch, _ = read
+            transaction_ids.update(t.id for t in batch.transactions)
+            if len(transaction_ids) > MOST_SHARED:
+                raise InvalidRequest(
+                    f"more than {MOST_SHARED:,} transactions committed since the backfill was cut off: it cannot continue; "
+                    "start with --backfill-from another instant; everything written from then on is published, even if "
+                    "the target has it already"
+                )
+            reached = position_of(batch.position)
+            if reached is not None and reached.reaches(until):
+                return transaction_ids
+    finally:
+        await reading.close()

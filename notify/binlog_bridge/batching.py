@@ -1,10 +1,84 @@
-"""Batches of committed transactions, as the assembly of each log fills them."""
+"""Batches of committed transactions, as the assembly of each log fills them, and the transaction that is being read."""
 
 from __future__ import annotations
 
+from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.log import Read
-from notify.binlog_bridge.open_transaction import OpenTransaction
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch
+
+
+class OpenTransaction:
+    """Notify's transactions within one transaction of the source, until that is committed or rolled back."""
+
+    __slots__ = ("_messages", "_savepoints", "bytes", "newest_us", "pending", "prepared", "rolled_back")
+
+    def __init__(self) -> None:
+        self.pending: list[BridgedTransaction] = []
+        """Transactions that are sent with the commit; the next event may add messages to the last one."""
+        self.prepared: list[str] = []
+        """Ids of transactions that were already sent as a part."""
+        self.rolled_back: list[str] = []
+        """Ids of transactions that were sent as a part, and then rolled back to a savepoint."""
+        self.bytes = 0
+        """The size, in bytes, of rows and savepoints read since the last part; 0 if there were none."""
+        self.newest_us = 0
+        """When the newest row was written."""
+        self._messages: list[int] = []
+        """The number of messages of each transaction in `prepared`."""
+        self._savepoints: dict[bytes, tuple[int, int]] = {}
+        """By name, the oldest first: the number of transactions then, and the number of messages of the last one."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.pending and not self.prepared and not self.rolled_back
+
+    def clear(self) -> None:
+        """Begin another transaction of the source."""
+        self.pending = []
+        self.bytes = self.newest_us = 0
+        if self.prepared or self.rolled_back or self._savepoints:
+            self.prepared, self.rolled_back, self._messages, self._savepoints = [], [], [], {}
+
+    def split(self) -> list[BridgedTransaction]:
+        """Remove all transactions except the last; they are sent as a part now."""
+        part, self.pending = self.pending[:-1], self.pending[-1:]
+        self.prepared += [t.id for t in part]
+        self._messages += [len(t.messages) for t in part]
+        return part
+
+    def savepoint(self, name: bytes) -> None:
+        self._savepoints.pop(name, None)
+        last = len(self.pending[-1].messages) if self.pending else self._messages[-1] if self._messages else 0
+        self._savepoints[name] = len(self.prepared) + len(self.pending), last
+        self.bytes += len(name) + 1
+
+    def roll_back_to(self, name: bytes) -> None:
+        """Discard the messages since a savepoint. A savepoint that was never logged was set before the first write.
+
+        Raises Unreadable if a transaction was sent as a part, and only some of its messages are rolled back.
+        """
+        count, messages = self._savepoints.get(name, (0, 0))
+        names = list(self._savepoints)
+        for later in names[names.index(name) + 1 :] if name in self._savepoints else names:
+            del self._savepoints[later]
+        if count <= len(self.prepared):
+            if count and self._messages[count - 1] != messages:
+                raise Unreadable(
+                    f"transaction {self.prepared[count - 1]} was rolled back in part, to a savepoint within it, after "
+                    "its messages had gone to the queue as a part of a large transaction: decide it there by hand, "
+                    "then start this bridge with --backfill"
+                )
+            self.rolled_back += self.prepared[count:]
+            del self.prepared[count:], self._messages[count:]
+            self.pending = []
+        else:
+            del self.pending[count - len(self.prepared) :]
+            del self.pending[-1].messages[messages:]
+
+    def roll_back(self) -> None:
+        """Discard the whole transaction."""
+        self.roll_back_to(b"")
+
 
 BATCH_TRANSACTIONS = 2000
 BATCH_BYTES = 2 << 20

@@ -24,11 +24,10 @@ from notify.binlog_bridge.backfill import Backfill
 from notify.binlog_bridge.candidates import PURGED_SECONDS, Candidates
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Superseded, TargetAway, Unfit, Unreadable
 from notify.binlog_bridge.kinds import log_of, position_of
-from notify.binlog_bridge.listed import Listed
+from notify.binlog_bridge.listed import Listed, Retrying
 from notify.binlog_bridge.log import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.refusals import Refusals
-from notify.binlog_bridge.retrying import Retrying
 from notify.binlog_bridge.rows import Returned
 from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.totals import Totals

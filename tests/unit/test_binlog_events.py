@@ -7,14 +7,12 @@ import struct
 
 import pytest
 
-from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.batching import PART_BYTES, OpenTransaction
 from notify.binlog_bridge.binlog import events
 from notify.binlog_bridge.binlog.events import EVENT_TYPES, Treatment
 from notify.binlog_bridge.binlog.position import Position
-from notify.binlog_bridge.binlog.reader import Assembly
-from notify.binlog_bridge.binlog.statements import savepoint_name
+from notify.binlog_bridge.binlog.reader import Assembly, savepoint_name
 from notify.binlog_bridge.errors import Damaged, Purged, Unreadable
-from notify.binlog_bridge.open_transaction import OpenTransaction
 from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.binlog import SERVER, XID, event, gtid, gtids_of, mapped, query, read, row, rows, summed, values

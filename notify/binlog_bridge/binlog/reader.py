@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,6 @@ from sqlalchemy.engine.url import URL
 from notify.binlog_bridge.batching import Batching
 from notify.binlog_bridge.binlog import events
 from notify.binlog_bridge.binlog.compressed import events_in, inflated, plain_rows
-from notify.binlog_bridge.binlog.continuing import check_gap
 from notify.binlog_bridge.binlog.events import (
     COMPRESSED_ROWS,
     FORMAT,
@@ -24,9 +24,8 @@ from notify.binlog_bridge.binlog.events import (
     TABLE_MAP,
     XID,
 )
-from notify.binlog_bridge.binlog.history import History, gtid_list
+from notify.binlog_bridge.binlog.history import History, check_gap, gtid_list
 from notify.binlog_bridge.binlog.position import GtidSet, MariaDbSet, MySqlSet, Position, server_uuid, tagged_gtid
-from notify.binlog_bridge.binlog.statements import check_no_message, savepoint_name, statement_in
 from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.binlog_bridge.binlog.tables import Tables
 from notify.binlog_bridge.errors import Damaged, Unreadable
@@ -376,3 +375,37 @@ class Assembly(Batching):
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
             raise Damaged("an event of the binlog has a wrong checksum: connecting again")
+
+
+_SAVEPOINT_NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL)
+
+
+def statement_in(packet: bytes, checksum: int, further: int = 0) -> tuple[bytes, bytes]:
+    """The session's database and the text in a statement's event.
+
+    `checksum`: the size of the event's checksum in bytes; `further`: how many more bytes its fixed part has than that
+    of a QUERY event.
+    """
+    names, variables = packet[28], int.from_bytes(packet[31:33], "little")
+    begin = 33 + further + variables
+    return packet[begin : begin + names], packet[begin + names + 1 : len(packet) - checksum]
+
+
+def savepoint_name(statement: bytes) -> bytes:
+    """The name in SAVEPOINT or ROLLBACK TO, without quotes and in lower case, as the source compares names."""
+    match = _SAVEPOINT_NAME.match(statement)
+    if match is None:
+        raise Unreadable(f"a statement about a savepoint cannot be read: {statement[:80]!r}")
+    name = match[1]
+    if name[:1] in (b"`", b'"'):
+        name = name[1:-1].replace(name[:1] * 2, name[:1])
+    return name.decode("utf-8", "replace").lower().encode()
+
+
+def check_no_message(scope: Scope, database: bytes, text: bytes) -> None:
+    """Raises Unreadable if a statement of a session in `database` may have written to a table of ours."""
+    if b"half_message" in text.lower() and scope.is_named_in(database, text):
+        raise Unreadable(
+            f"a session wrote to a table of ours in STATEMENT format ({text[:80].decode('utf-8', 'replace')} …): "
+            "set binlog_format = ROW, then start this bridge with --backfill"
+        )

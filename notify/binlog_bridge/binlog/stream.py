@@ -17,7 +17,7 @@ import pymysql
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.binlog import rights
-from notify.binlog_bridge.binlog.continuing import check_continues, check_executed
+from notify.binlog_bridge.binlog.history import check_continues, check_executed
 from notify.binlog_bridge.binlog.position import MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit
 from notify.errors import Unavailable
