@@ -377,7 +377,9 @@ class Assembly(Batching):
             raise Damaged("an event of the binlog has a wrong checksum: connecting again")
 
 
-_SAVEPOINT_NAME = re.compile(rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL)
+_SAVEPOINT_NAME = re.compile(
+    rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL
+)
 
 
 def statement_in(packet: bytes, checksum: int, further: int = 0) -> tuple[bytes, bytes]:
