@@ -246,8 +246,8 @@ async def overlap(reading: ReadAhead, until: Position) -> set[str]:
             if len(transaction_ids) > MOST_SHARED:
                 raise InvalidRequest(
                     f"more than {MOST_SHARED:,} transactions committed since the backfill was cut off: it cannot "
-                    "continue; start with --backfill-from another instant; everything written from then on is published, "
-                    "even if the target has it already"
+                    "continue; start with --backfill-from another instant; everything written from then on is "
+                    "published, even if the target has it already"
                 )
             reached = position_of(batch.position)
             if reached is not None and reached.reaches(until):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -16,9 +16,17 @@ from notify.protocol.wire import Payload
 from notify.runtime import faults
 from notify.storage.checks import CheckAnswer, Checking, Due
 from notify.storage.groups import Subscription
-from notify.storage.records import Decided, InDoubt, NewTransaction, PartlyStored, PutResult, State, Transaction
+from notify.storage.records import (
+    Decided,
+    InDoubt,
+    NewTransaction,
+    PartlyDecided,
+    PartlyStored,
+    PutResult,
+    State,
+    Transaction,
+)
 from notify.storage.sql import key_map
-from notify.storage.sql.decided import one_answer_each
 from notify.storage.sql.key_map import KeyMap
 from notify.storage.sql.placing import Placing
 from notify.storage.sql.store import DatabaseAway, SqlStore
@@ -383,3 +391,34 @@ def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> S
     if not stores:
         raise InvalidRequest("--storage is empty: give a URL such as postgresql://user:password@host/database")
     return SqlShards(stores)
+
+
+Answer = Decided | NotifyError
+"""A shard's answer to an outcome; an error: the shard is away, or refuses."""
+
+
+def one_answer_each(count: int, answers: Iterable[tuple[Sequence[int], Sequence[Answer]]]) -> list[Decided]:
+    """The answer to each of `count` outcomes, of which each shard was asked some, named by their places.
+
+    Raises PartlyDecided with the answers where one of them is an error.
+    """
+    best: dict[int, Answer] = {}
+    for places, some in answers:
+        for place, answer in zip(places, some, strict=True):
+            if _says_more(answer, best.get(place)):
+                best[place] = answer
+    in_order = [best[place] for place in range(count)]
+    decided = [answer for answer in in_order if isinstance(answer, Decided)]
+    if len(decided) < count:
+        raise PartlyDecided(in_order)
+    return decided
+
+
+def _says_more(answer: Answer, before: Answer | None) -> bool:
+    """Whether an answer is worth more than another shard's: most of all that it has the transaction, and that it may
+    have it more than that it has not."""
+    if before is None:
+        return True
+    if isinstance(answer, NotifyError):
+        return isinstance(before, Decided) and not before.found
+    return answer.found

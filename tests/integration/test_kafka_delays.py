@@ -18,10 +18,10 @@ from notify.errors import Unavailable
 from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.movers.sinks.delays import background, cleaning, earlier, made_anew, release
-from notify.movers.sinks.delays.background import releasing as delays_released
+from notify.movers.sinks.delays import earlier, release, releaser
 from notify.movers.sinks.delays.delayed import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser
+from notify.movers.sinks.delays.releaser import releasing as delays_released
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import SECOND_US, WHEELS, Wheels, wheels_of
 from notify.runtime.clock import wall_clock
@@ -194,7 +194,7 @@ def test_a_releaser_that_is_fenced_and_whose_client_hangs_goes_on(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread hung with the client: delayed messages stood still until another process came."""
-    monkeypatch.setattr(background, "AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(releaser, "AGAIN_SECONDS", 0.1)
     monkeypatch.setattr(release, "SESSION_SECONDS", 3)
     monkeypatch.setattr(release, "STEP_SECONDS", 3)  # the client that hangs holds its slots for so long
     monkeypatch.setattr(release, "leave", partial(leave, seconds=0.1))
@@ -311,7 +311,7 @@ def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With as many records as before, the releaser went on at its old offsets: what lay before them never came."""
-    monkeypatch.setattr(made_anew, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(release, "TOPIC_LOOK_SECONDS", 0.1)
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
     old, new = [f"old {n}" for n in range(5)], [f"new {n}" for n in range(7)]
@@ -434,7 +434,7 @@ def test_a_full_slot_is_streamed_in_batches(
         return move(self)
 
     monkeypatch.setattr(release.Release, "_move", noted)
-    monkeypatch.setattr(cleaning, "CLEAN_SECONDS", 0.0)
+    monkeypatch.setattr(release, "CLEAN_SECONDS", 0.0)
     monkeypatch.setattr(release, "BATCH_RECORDS", 200)
     monkeypatch.setattr(release, "BATCH_BYTES", 200_000)
     reader = Cluster.of(kafka_node.url).consumer({"group.id": unique})

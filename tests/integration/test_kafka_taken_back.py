@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
-from notify.movers.sinks.delays.background import releasing as delays_released
+from notify.movers.sinks.delays.releaser import releasing as delays_released
 from tests.support.delayed import send_delayed, texts_of
 from tests.support.kafka_consumers import make_topic, produce, progress
 

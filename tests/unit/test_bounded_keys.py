@@ -58,7 +58,7 @@ BOUNDS = {
     """,
     "names that `check_name` took, of 127 characters: topics and groups that exist, with their queues": """
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
-        server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/growth.py:before
+        server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/group.py:before
         server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
         server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
         server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
@@ -117,8 +117,8 @@ BOUNDS = {
         server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known
         server/groups/kafka/latest_snapshot.py:_since
         server/groups/kafka/undelivered.py:_reports server/groups/kafka/latest_snapshot.py:_by_group
-        movers/sinks/delays/cleaning.py:_offsets movers/sinks/delays/cleaning.py:_requests
-        movers/sinks/delays/made_anew.py:_ids movers/sinks/delays/made_anew.py:_asked
+        movers/sinks/delays/release.py:_offsets movers/sinks/delays/release.py:_requests
+        movers/sinks/delays/release.py:_ids movers/sinks/delays/release.py:_asked
         movers/sinks/delays/release.py:_refused movers/sinks/delays/slots.py:_waiting movers/sinks/kafka.py:_granted
         kafka/subscriptions.py:_moving
     """,

@@ -169,7 +169,7 @@ READ_A_CLOCK = {
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "
-        "spark.messages.server spark.messages.shipped storage.shipped.bounded storage.sql.writer"
+        "spark.messages.server spark.messages.shipped storage.shipped.store storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
         "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.pump binlog_bridge.listed "
@@ -177,7 +177,7 @@ READ_A_CLOCK = {
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
         "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "
-        "movers.sinks.delays.cleaning movers.sinks.delays.made_anew movers.sinks.showing spark.watch.alarms "
+        "movers.sinks.delays.release movers.sinks.showing spark.watch.alarms "
         "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
     "what it knows serves for a while; a test asks for what is new": (

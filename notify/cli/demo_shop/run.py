@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,11 +17,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.cli.demo_shop.audit import audited
 from notify.cli.demo_shop.books import Books
 from notify.cli.demo_shop.children import Children
 from notify.cli.demo_shop.conductor import SECONDS, Conductor
 from notify.cli.demo_shop.proof import DemoFailed, Proof
+from notify.cli.demo_shop.shop import GROUP
 from notify.cli.demo_shop.topology import Embedded, Topology
 from notify.errors import NotifyError
 
@@ -99,3 +101,28 @@ class Demo:
 
 def _one_line(error: Exception) -> str:
     return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+
+
+AUDIT_SECONDS = 1800.0
+
+
+def audited(topology: Topology, shop: str, effects: str, report: Path) -> dict[str, Any]:
+    """Run the audit, write its report to the directory `report`, and return its result.
+
+    Raises NotifyError if the audit cannot run.
+    """
+    databases = {"shop": shop} | ({"points": effects} if effects != shop else {})
+    owner = "points" if "points" in databases else "shop"
+    command = [sys.executable, "-m", "notify.cli.main", "audit", "run", "--json", *topology.audit_flags()]
+    command += [flag for name, url in databases.items() for flag in ("--database", f"{name}={url}")]
+    command += ["--effects", f"{owner}:SELECT message_id, '{GROUP}' AS consumer_group FROM points"]
+    # The shop has been idle for a while, so no transaction is still running.
+    command += ["--max-transaction-seconds", "2", "--deliver-seconds", "2", "--bucket-seconds", "1"]
+    command += ["--report", str(report)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=AUDIT_SECONDS)
+    try:
+        result: dict[str, Any] = json.loads(process.stdout)
+    except ValueError:
+        last_line = "".join(process.stderr.strip().splitlines()[-1:])
+        raise NotifyError(f"the audit could not run: {last_line}") from None
+    return result

@@ -77,7 +77,7 @@ class ShowsRefused(Protocol):
 def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
     """Run the background work of a target, while bridges and relays of this process move messages to it."""
     if url.startswith(SCHEME):
-        from notify.movers.sinks.delays.background import releasing
+        from notify.movers.sinks.delays.releaser import releasing
 
         return releasing(url)
     return contextlib.nullcontext()

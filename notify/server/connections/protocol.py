@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from asyncio import TimerHandle
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, NoReturn
 
@@ -35,7 +36,6 @@ from notify.server.connections.head import another_worker, data_request, own_pat
 from notify.server.connections.held import Held
 from notify.server.connections.pipeline import PACE_SECONDS, PIPELINED, Pipeline, PipelineFlow, is_known
 from notify.server.connections.quota import Place, too_many
-from notify.server.connections.timers import Timers
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
@@ -50,6 +50,38 @@ SMALL_HEAD_BYTES = 4 << 10
 """Heads up to this size are not counted while their requests wait for a turn."""
 LINGER_SECONDS = 2.0
 """How long a client may go on sending a refused request, so that it reads the answer instead of a reset."""
+
+
+class Timers:
+    """The timers of one connection; each is None while it does not run."""
+
+    __slots__ = ("abort", "head", "pace", "rest", "write")
+
+    def __init__(self) -> None:
+        self.head: TimerHandle | None = None
+        self.rest: TimerHandle | None = None
+        self.pace: TimerHandle | None = None
+        self.write: TimerHandle | None = None
+        self.abort: TimerHandle | None = None
+
+    def end_head(self) -> None:
+        """Stop the timer of a head, which is complete."""
+        if self.head is not None:
+            self.head.cancel()
+            self.head = None
+
+    def end_rest(self) -> None:
+        """Stop the timer of the rest of a body, which is complete."""
+        if self.rest is not None:
+            self.rest.cancel()
+            self.rest = None
+
+    def cancel(self) -> None:
+        """Stop all timers, because the connection is lost."""
+        for timer in (self.head, self.rest, self.pace, self.write, self.abort):
+            if timer is not None:
+                timer.cancel()
+        self.head = self.rest = self.pace = self.write = self.abort = None
 
 
 class Protocol(HttpToolsProtocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from notify.errors import Conflict, NotifyError
 from notify.protocol.limits import OWNED
@@ -11,9 +13,7 @@ from notify.protocol.wire import SettledItem, SettleItem
 from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.answers import Answers
 from notify.server.delivery.cursor import Cursor, is_full
-from notify.server.delivery.demand import Demand
-from notify.server.delivery.growth import Growth
-from notify.server.delivery.instances import Instances
+from notify.server.delivery.instances import Instance, Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import Owner, Owners
@@ -29,6 +29,50 @@ from notify.storage.message_run import MessageRun
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
+
+
+@dataclass(slots=True)
+class Demand:
+    """A request to receive, for the duration of one call of `Group.receive`."""
+
+    instance: Instance
+    topics: frozenset[str] | None
+    """None: every topic of the group."""
+    limit: int
+    """The most messages of all topics together."""
+    lease_us: int
+    now_us: int
+    may: Callable[[str], bool] | None
+    """Whether the consumer has the right to receive a topic now; None: it may receive every topic."""
+    is_beside_others: bool
+    """Other instances of the group are active: they get what this one does not."""
+    in_runs: bool = False
+    """Whether it takes runs."""
+    _rooms: dict[str, int] = field(default_factory=dict)
+    """By topic for which the instance has a bound: how many messages the request may still get."""
+
+    def wants(self, cursor: Cursor) -> bool:
+        """Whether the request asks for the cursor's topic, and may get more messages of it."""
+        topic = cursor.serves
+        return (
+            (self.topics is None or topic in self.topics)
+            and (self.may is None or self.may(topic))
+            and self.room_of(topic) > 0
+        )
+
+    def room_of(self, topic: str) -> int:
+        """How many messages of a topic the request may still get."""
+        if not (self.is_beside_others and topic in self.instance.bounds):
+            return self.limit
+        if topic not in self._rooms:
+            self._rooms[topic] = self.instance.room_of(topic, self.limit)
+        return self._rooms[topic]
+
+    def handed(self, topic: str, count: int) -> None:
+        """Count messages of a topic that were handed out for this request."""
+        if topic in self._rooms:
+            self._rooms[topic] -= count
+        self.instance.handed(topic, count, self.now_us)
 
 
 class Group:
@@ -380,3 +424,53 @@ class Group:
     def in_flight(self) -> int:
         """How many messages are leased."""
         return self._held.in_flight()
+
+
+class Growth:
+    """The growths of topics that a group has not passed yet."""
+
+    __slots__ = ("_cursors", "_store", "_turns", "before")
+
+    def __init__(self, store: Store, cursors: dict[tuple[str, int], Cursor], turns: Turns) -> None:
+        """`cursors`: the group's cursors by (topic, queue); `turns`: their turns."""
+        self._store = store
+        self._cursors = cursors
+        self._turns = turns
+        self.before: dict[str, int] = {}
+        """By topic that has grown: the number of the first growth that its queues have not passed yet."""
+
+    def follow(self, topic: str) -> None:
+        """Check all growths of a topic from the next `look` on."""
+        self.before[topic] = 0
+
+    def forget(self, topic: str) -> None:
+        """Stop waiting for a topic's growths."""
+        self.before.pop(topic, None)
+
+    def look(self) -> bool:
+        """Let the queues of a topic that grew continue when all have passed that growth; whether any continues."""
+        any_continues = False
+        for name, first_number in list(self.before.items()):
+            topic = self._store.topic(name)
+            if topic is None:
+                del self.before[name]
+                continue
+            cursors = [self._cursors[(name, queue)] for queue in range(topic.queues)]
+            number = first_number
+            while number < len(topic.grown) and all(
+                cursor.is_through(end) for cursor, end in zip(cursors, topic.grown[number], strict=False)
+            ):
+                number += 1
+            untils: Iterable[int | None]
+            if number < len(topic.grown):
+                self.before[name] = number
+                untils = itertools.chain(topic.grown[number], itertools.repeat(0))  # newer queues wait from offset 0
+            else:
+                del self.before[name]
+                untils = itertools.repeat(None)
+            for cursor, end in zip(cursors, untils, strict=False):
+                cursor.until = end
+                if number != first_number or end is None:
+                    self._turns.wake(cursor)
+                    any_continues = True
+        return any_continues

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from notify.errors import Unavailable
 from notify.kafka.brokers import CALL_SECONDS
@@ -24,9 +25,7 @@ from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.movers.sinks.delays.cleaning import Cleaning
 from notify.movers.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
-from notify.movers.sinks.delays.made_anew import MadeAnew
 from notify.movers.sinks.delays.slots import Slots
 from notify.movers.sinks.delays.wheels import Place, Wheels
 from notify.runtime.backoff import Backoff
@@ -53,6 +52,9 @@ TRIES = 10
 """The number of refusals in a row before this membership ends."""
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 0.02, 0.5
 """The pause between such tries: during a rebalance the group refuses the earlier generation for a moment."""
+CLEAN_SECONDS = 30.0
+"""How often the brokers are asked to delete records that have moved: the wheels' topics keep records of any age."""
+TOPIC_LOOK_SECONDS = 1.0
 RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
 """Temporary errors of reading: the brokers are away, or do not know a new topic yet."""
 
@@ -126,7 +128,7 @@ class Release:
         self._slots = Slots(self._consumer)
         topics, admin = [wheel.topic for wheel in wheels.wheels], cluster.admin()
         self._cleaning = Cleaning(admin)
-        self._made_anew = MadeAnew(admin, topics)
+        self._recreated = Recreated(admin, topics)
         self._consumer.subscribe(
             topics,
             on_assign=self._assigned,
@@ -137,7 +139,7 @@ class Release:
     def step(self) -> None:
         """Wait a moment for records, and move a batch of them. Raises KafkaException, Unavailable."""
         self._gather()
-        if topic := self._made_anew.look():
+        if topic := self._recreated.look():
             # The brokers deleted the group's offsets with the earlier topic: another membership begins at its start.
             raise Unavailable(f"topic {topic} was made anew: it is read from its first record on")
         if self._batch and self._move():
@@ -148,8 +150,8 @@ class Release:
 
     def close(self) -> bool:
         """Leave the group, and close the clients; False if one of them hangs, which is then abandoned."""
-        clients = [self._producer, self._cleaning, self._made_anew]
-        del self._producer, self._cleaning, self._made_anew
+        clients = [self._producer, self._cleaning, self._recreated]
+        del self._producer, self._cleaning, self._recreated
         return leave(self._group, partial(_end, self._consumer, clients))
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -319,3 +321,68 @@ def _end(consumer: Consumer, clients: list[object]) -> None:
         consumer.close()
     finally:
         clients.clear()  # in this thread, because closing these clients may take as long
+
+
+class Cleaning:
+    """Makes the brokers delete records before the committed offsets, now and then."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+        self._offsets: dict[Place, int] = {}
+        self._requests: Mapping[Any, Any] = {}
+        self._cleaned_at = time.monotonic()
+
+    def moved(self, offsets: Mapping[Place, int]) -> None:
+        """Record that the records before these offsets have moved."""
+        self._offsets.update(offsets)
+
+    def clean(self) -> None:
+        """Send a request every CLEAN_SECONDS; log if the brokers refused the last request."""
+        if time.monotonic() - self._cleaned_at < CLEAN_SECONDS or not self._offsets:
+            return
+        self._cleaned_at = time.monotonic()
+        self._report()
+        self._requests = self._admin.delete_records([TopicPartition(*place, n) for place, n in self._offsets.items()])
+        self._offsets.clear()
+
+    def _report(self) -> None:
+        refused = []
+        for request in self._requests.values():
+            if request.done():
+                try:
+                    request.result()
+                except KafkaException as raised:
+                    refused.append(raised.args[0])
+        if refused:
+            log.warning("Kafka did not delete delayed messages that have moved on: %s", refused[0].str())
+
+
+class Recreated:
+    """The ids of the wheels' topics since a membership began: a topic that is made again gets another id."""
+
+    def __init__(self, admin: AdminClient, topics: Collection[str]) -> None:
+        self._admin = admin
+        self._topics = TopicCollection(sorted(topics))
+        self._ids: dict[str, str] = {}
+        self._asked: Mapping[str, Any] = {}
+        self._asked_at = float("-inf")
+
+    def look(self) -> str:
+        """The name of a topic that was deleted and made again; empty if none is known.
+
+        Does not wait: it asks every TOPIC_LOOK_SECONDS, and a later call reads the answers. A topic that is missing, and one
+        whose broker does not answer, keeps its id.
+        """
+        if all(answer.done() for answer in self._asked.values()):
+            for name, answer in self._asked.items():
+                try:
+                    topic_id = str(answer.result().topic_id)
+                except KafkaException:
+                    continue
+                if self._ids.setdefault(name, topic_id) != topic_id:
+                    return name
+            self._asked = {}
+            if time.monotonic() - self._asked_at >= TOPIC_LOOK_SECONDS:
+                self._asked_at = time.monotonic()
+                self._asked = self._admin.describe_topics(self._topics)
+        return ""

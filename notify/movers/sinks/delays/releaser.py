@@ -1,4 +1,4 @@
-"""Releases delayed messages when they are due, beside every bridge and relay that publishes to Kafka.
+"""Releases delayed messages when they are due, in a thread of every bridge and relay that publishes to Kafka.
 
 Any number of releasers may run: they share the slots as members of a consumer group. All messages are on the brokers'
 disks, and none only in a releaser; a releaser that takes over continues from the group's committed offsets.
@@ -6,13 +6,16 @@ disks, and none only in a releaser; a releaser that takes over continues from th
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaException
 
+from notify.errors import NotifyError
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_bridge
@@ -66,3 +69,42 @@ class Releaser:
     def wait(self, seconds: float) -> bool:
         """Wait for `seconds`, or until it is stopped; whether it is stopped."""
         return self._stopping.wait(seconds)
+
+
+log = logging.getLogger("notify.binlog_bridge")
+
+AGAIN_SECONDS = 5.0
+MOST_HUNG = 20
+"""After Kafka's client hung this often, a process releases no more messages; other processes still do."""
+
+
+@contextmanager
+def releasing(url: str) -> Iterator[None]:
+    """Release due messages at a Kafka cluster in the background; after a failure it tries again."""
+    with in_background(Releaser(Cluster.of(url))):
+        yield
+
+
+@contextmanager
+def in_background(releaser: Releaser, again_seconds: float = AGAIN_SECONDS) -> Iterator[None]:
+    """Run a releaser in a thread. `again_seconds`: the pause after a failure."""
+
+    def run() -> None:
+        while not releaser.wait(0) and releaser.hung < MOST_HUNG:
+            try:
+                releaser.run()
+            except NotifyError as error:
+                log.warning("releasing delayed messages failed, again in %g s: %s", again_seconds, error)
+            except Exception:
+                log.exception("releasing delayed messages failed, again in %g s", again_seconds)
+            releaser.wait(again_seconds)
+        if releaser.hung >= MOST_HUNG:
+            log.error("Kafka's client hung %d times: delayed messages are not released here; restart", releaser.hung)
+
+    thread = threading.Thread(target=run, name="notify-delays", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        releaser.stop()
+        thread.join(5)
