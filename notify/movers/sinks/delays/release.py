@@ -370,8 +370,8 @@ class Recreated:
     def look(self) -> str:
         """The name of a topic that was deleted and made again; empty if none is known.
 
-        Does not wait: it asks every TOPIC_LOOK_SECONDS, and a later call reads the answers. A topic that is missing, and one
-        whose broker does not answer, keeps its id.
+        Does not wait: it asks every TOPIC_LOOK_SECONDS, and a later call reads the answers. A topic that is missing,
+        and one whose broker does not answer, keeps its id.
         """
         if all(answer.done() for answer in self._asked.values()):
             for name, answer in self._asked.items():
