@@ -28,14 +28,13 @@ from notify.spark.checks.outbox_waiting import UNMOVED_SQL
 from notify.spark.digest import hashes
 from notify.spark.digest.drill import Drill
 from notify.spark.inputs import jdbc, jdbc_urls
-from notify.spark.inputs.column_rights import hidden_by_grants, unreadable
 from notify.spark.inputs.columns import source_of
 from notify.spark.inputs.expressions import MOST_NUMBER, Expressions
+from notify.spark.inputs.hidden import hidden_by_grants, hidden_by_policies, unreadable
 from notify.spark.inputs.pacing import Pace
 from notify.spark.inputs.query_bounds import READ_SECONDS, bounded
 from notify.spark.inputs.ranges import Span, conditions_of, id_at
 from notify.spark.inputs.replicas import Replica, replica_of
-from notify.spark.inputs.row_security import hidden_by_policies
 from notify.spark.inputs.table_parts import TableParts
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.rows import microseconds_of, text_of

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from notify.spark.checks.searches import gaps
-from notify.spark.inputs.bridged import thinned
 from notify.spark.inputs.catalog import Bridged, Catalog, learn
+from notify.spark.inputs.scan import thinned
 from notify.storage.bridged import BridgeState
 from notify.storage.log import meta
 
