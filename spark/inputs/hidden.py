@@ -1,12 +1,12 @@
 """What a database hides from its user: columns that it may not read, and rows that policies leave out.
 
-Such a column counts neither as missing nor as empty. PostgreSQL, MySQL and MariaDB grant SELECT on single columns; MySQL
-and MariaDB do not even list the others.
+Such a column counts neither as missing nor as empty. PostgreSQL, MySQL and MariaDB grant SELECT on single columns, and
+MySQL and MariaDB do not even list the others.
 
-Row level security of PostgreSQL is not in the plan of a query: a policy that allows nothing leaves no table in it, a view
-reads with its owner's rights, and a function has a plan of its own. With `row_security = off` the server itself refuses a
-query from which a policy may hide rows. Which tables and views it then was about is known by the locks that the query
-takes.
+Row level security of PostgreSQL is not in the plan of a query: a policy that allows nothing leaves no table in it, a
+view reads with its owner's rights, and a function has a plan of its own. With `row_security = off` the server itself
+refuses a query from which a policy may hide rows. Which tables and views it then was about is known by the locks that
+the query takes.
 """
 
 from __future__ import annotations
