@@ -16,14 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from notify.client import (
-    AsyncTransactionProducer,
-    Message,
-    TransactionProducer,
-    checker,
-    create_tables,
-    use_explicit_begin,
-)
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client.producer import checker
 from notify.client.tables.definitions import half_message
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
 from notify.testing import InMemoryServer

@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from notify.client import Message, TransactionProducer, blocking, http, outgoing
+from notify.client import Message, TransactionProducer
+from notify.client.producer import blocking, outgoing
 from notify.client.producer.packing import pack
 from notify.client.producer.transactions import OUTCOMES, TransactionClient
+from notify.client.transport import http
 from notify.errors import Timeout
 from notify.protocol import ids
 from notify.protocol.wire import Item, Items, encode_msgpack

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, ReceivedMessage, session
+from notify.client import Consumer, ReceivedMessage
+from notify.client.consumer import session
 from notify.client.consumer.session import Session
 from notify.client.handling.hand import CAUTIOUS
 from notify.testing import InMemoryServer

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, session
+from notify.client import Consumer
+from notify.client.consumer import session
 from notify.protocol.limits import Mode
 from notify.protocol.message import ReceivedMessage
 from notify.testing import InMemoryServer

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from notify.client import AsyncConsumer, Consumer, ReceivedMessage, session
+from notify.client import AsyncConsumer, Consumer, ReceivedMessage
+from notify.client.consumer import session
 from notify.protocol.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

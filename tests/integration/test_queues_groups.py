@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, DeadLetter, Message, ReceivedMessage, session
+from notify.client import Consumer, DeadLetter, Message, ReceivedMessage
+from notify.client.consumer import session
 from notify.errors import Conflict
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import redrive, running

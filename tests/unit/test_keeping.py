@@ -11,10 +11,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import Inbox, create_tables, inbox, inbox_maintenance, use_explicit_begin
+from notify.client import Inbox, create_tables, use_explicit_begin
+from notify.client.consumer import inbox_maintenance
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
 from notify.client.consumer.session import Work
 from notify.client.handling.hand import Hand
+from notify.client.inbox import inbox
 from notify.client.tables.definitions import notify_inbox
 from notify.client.tables.old_rows import DAY
 from notify.errors import InvalidRequest
