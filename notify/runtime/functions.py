@@ -1,4 +1,4 @@
-"""What kind a function is that a user passes in, and its name in an error."""
+"""Kinds of functions that users pass in, and their names in errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a database hides from its user: columns that it may not read, and rows that policies leave out.
+"""Finds what a database hides from its user: columns that it may not read, and rows that policies leave out.
 
 Such a column counts neither as missing nor as empty. PostgreSQL, MySQL and MariaDB grant SELECT on single columns, and
 MySQL and MariaDB do not even list the others.

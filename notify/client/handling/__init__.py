@@ -1,1 +1,1 @@
-"""What both consumers do with messages: from the reply, through handlers, to what became of them."""
+"""Messages in hand of both consumers: from the reply, through handlers, to the result of each."""

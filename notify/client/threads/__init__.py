@@ -1,1 +1,1 @@
-"""The SDK's own threads: event loops, handlers' pools, and forks beside them."""
+"""The SDK's own threads: event loops, pools for handlers, and the guard that keeps forks away from them."""
