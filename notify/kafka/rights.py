@@ -1,4 +1,4 @@
-"""The rights (ACLs) that each part of Notify needs from Kafka's brokers. docs/distributed.md has this table, too.
+"""The rights (ACLs) that each part of Notify needs from Kafka's brokers. docs/kafka-rights.md has this table, too.
 
 Read, Write and Delete imply Describe. A name that ends with `*` is the beginning of names (a prefixed ACL).
 """

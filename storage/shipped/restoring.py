@@ -1,6 +1,6 @@
 """A data directory made of what a store holds: the files are fetched, the log is opened once, and is a new generation.
 
-What was stored after the last shipped segment is not in it (docs/operating.md, "A disk is lost").
+What was stored after the last shipped segment is not in it (docs/backup.md, "A disk is lost").
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ NO_QUEUES = (
 )
 QUEUES_OF_KAFKA = (
     "this server's queues are Kafka's: it shows groups, their lag and dead letters, and pauses, resets and redrives; "
-    "docs/distributed.md lists what there is over Kafka"
+    "docs/kafka.md lists what there is over Kafka"
 )
 
 

@@ -88,7 +88,7 @@ MEANING = {
         "have them from a backup (`notify restore`)."
     ),
 }
-"""Each alarm's meaning and remedy; docs/operating.md has this table."""
+"""Each alarm's meaning and remedy; docs/alarms.md has this table."""
 
 
 CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
