@@ -36,7 +36,7 @@ def before_inbox(description: str) -> Any:
 
 
 EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
-EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
+EFFECTS_KEPT = "handlers with an inbox skip messages that took effect before; handlers without an inbox run again"
 SOME_BEFORE_INBOX = "even if the inbox may have purged its rows of some of these messages"
 
 

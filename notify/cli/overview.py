@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
         watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
+    actions = typer.Typer(help="Administrative changes: when, who, what, and why.", no_args_is_help=True)
     app.add_typer(actions, name="action")
 
     @actions.command("list")

@@ -102,6 +102,6 @@ def greeting(settings: Settings, address: str, topics: int) -> str:
     lines = {"console": f"{address}/", "storage": storage, "access": access}
     if not settings.storage and not settings.kafka:
         lines |= {"try it": "notify message send greetings hello", "": "notify topic tail greetings"}
-    lines |= {"stop": "Ctrl-C: what was answered stays"}
+    lines |= {"stop": "Ctrl-C; nothing acknowledged is lost"}
     texts = [f"  {name:<9} {text}" for name, text in lines.items()]
     return "\n".join([f"Notify {__version__} is ready at {address}", *texts])

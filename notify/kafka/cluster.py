@@ -78,7 +78,7 @@ class Cluster:
         itself.
         """
         if not url.startswith(SCHEME):
-            raise InvalidRequest(f"{without_secrets(url)!r} is no Kafka URL: write kafka://host:9092,host:9092")
+            raise InvalidRequest(f"{without_secrets(url)!r} is not a Kafka URL: write kafka://host:9092,host:9092")
         brokers, _, query = url.removeprefix(SCHEME).partition("?")
         brokers = brokers.rstrip("/")
         if not brokers:

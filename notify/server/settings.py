@@ -194,7 +194,7 @@ class Settings:
     )
     oidc_issuer: str = _setting(
         "",
-        "An OpenID Connect issuer (https) whose bearer tokens are accepted beside the server's own. Its discovery "
+        "An OpenID Connect issuer (https) whose bearer tokens are accepted too. Its discovery "
         "document leads to its keys. Empty: none.",
     )
     oidc_audience: str = _setting("notify", "The audience (`aud`) that such a token must name.")
@@ -204,7 +204,7 @@ class Settings:
     )
     principal_requests: float = _setting(
         0.0,
-        "How many requests a second a principal without a rate of its own may make; 0: no bound.",
+        "How many requests per second a principal without a rate of its own may make; 0: no bound.",
         0,
         1e9,
         live=True,
@@ -243,7 +243,7 @@ class Settings:
     )
     alarm_dead_letters: int = _setting(
         1,
-        "How many dead letters of a group that nobody has sent again raise an alarm; 0: no alarm.",
+        "How many unresolved dead letters of a group raise an alarm; 0: no alarm.",
         0,
         1_000_000_000,
         live=True,

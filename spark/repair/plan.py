@@ -146,7 +146,7 @@ def read_plan(path: Path) -> RepairPlan:
     except OSError as error:
         raise InvalidRequest(f"--repair: {path} cannot be read: {error.strerror}") from None
     except UNDECODABLE as error:
-        raise InvalidRequest(f"--repair: {path} is no plan of `notify audit run --plan`: {error}") from None
+        raise InvalidRequest(f"--repair: {path} is not a plan of `notify audit run --plan`: {error}") from None
     if plan.notify_repair_plan != VERSION:
         raise InvalidRequest(f"--repair: {path} was written by another version; make a new plan")
     keys = [item.key for item in plan.items]

@@ -254,5 +254,7 @@ def _cut(store: Store, whole: Manifest, until: int) -> Manifest:
     segments = tuple(segment for segment in segments if segment.end <= until)
     cut = msgspec.structs.replace(whole, pages=pages, segments=segments)
     if not cut.count or cut.end != until:
-        raise InvalidRequest(f"no segment that {store.url} lists ends at {until}: name a position that a restore told")
+        raise InvalidRequest(
+            f"no segment that {store.url} lists ends at {until}: name a position that a restore printed"
+        )
     return cut

@@ -399,7 +399,7 @@ def test_fastapi_and_postgresql_in_production(
                 process.send_signal(signal.SIGTERM)
             ended = [process.wait(PATIENCE_SECONDS) for process in running]
             engine.dispose()
-    assert ended in ([0], [0, 0]) or ended[:1] == [-signal.SIGTERM] and ended[1:] in ([], [0])
+    assert ended in ([0], [0, 0]) or (ended[:1] == [-signal.SIGTERM] and ended[1:] in ([], [0]))
 
 
 def answer(url: str, method: str, path: str) -> int:

@@ -89,7 +89,7 @@ def test_a_password_in_a_url_is_taken_as_it_is(written: str, meant: str) -> None
     [
         ("kafka://user:hush@a:9092", r"no user before its brokers: write kafka://host:9092\?sasl\.username"),
         ("kafka://a:9092/orders", "without a path"),
-        ("http://a:9092", "is no Kafka URL"),
+        ("http://a:9092", "is not a Kafka URL"),
         ("kafka://a:9092?sasl.password=x&hush", "write an & within a value as %26"),
     ],
 )

@@ -123,7 +123,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
             ["1 message sent again.", "Later dead letters were not looked at."],
             1,
         ),
-        ("dead-letters.redrive-all", {"job": 7}, ["Job 7 does it"], 0),
+        ("dead-letters.redrive-all", {"job": 7}, ["Job 7 is running"], 0),
         ("transactions.commit", {"job": 101, "jobs": [101, 102]}, ["Jobs 101, 102 do it"], 0),
         (
             "messages.redeliver",

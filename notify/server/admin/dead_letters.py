@@ -62,7 +62,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def failures(name: str) -> dict[str, Any]:
         """List the causes of a group's dead letters: one exception type and one function each, or one text.
 
-        `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
+        `looked_at` of `of` dead letters have been counted so far; `others` of them belong to no listed failure group.
         """
         return await desk.running.queues.letters.failures(name)
 

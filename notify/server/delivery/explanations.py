@@ -23,7 +23,7 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
     if group.rate is not None and not group.rate.available(now_us):
         yield "The group has received as many messages as its rate allows (the limit of consumer groups)."
     if group.is_paced(now_us):
-        yield "The group reads far behind the head, and waits while producers are busy."
+        yield "The group is far behind, and waits while producers are busy."
     for topic, owner in group.owners():
         if owner.until_us > now_us:
             yield (

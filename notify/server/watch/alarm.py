@@ -32,7 +32,7 @@ MEANING = {
         "their handlers wait for."
     ),
     "dead_letters": (
-        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how many "
+        "A group has unresolved dead letters (setting `alarm_dead_letters`: from how many "
         "on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or purge the "
         "letters."
     ),
@@ -43,7 +43,7 @@ MEANING = {
     ),
     "disk": (
         "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
-        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes on."
+        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reads continue."
     ),
     "bridge": (
         "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
