@@ -402,7 +402,7 @@ class Audit:
         }
         if gone:
             result.notes.append(
-                "Kafka no longer has the offsets of some groups, so LEFT_OUT does not count what they have not settled: "
+                "Kafka no longer has the offsets of some groups; LEFT_OUT does not count what they did not settle: "
                 f"the offsets were deleted or expired: {', '.join(sorted(gone)[:20])}"
             )
         if progress.filtered:

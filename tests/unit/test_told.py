@@ -8,7 +8,7 @@ import pytest
 
 from notify.admin_api.writes import FORMS, described
 
-EFFECTS = "handlers with an inbox do nothing"
+EFFECTS = "handlers with an inbox skip messages"
 ORDERS: dict[str, Any] = {
     "count": 7, "parked": 2, "producer_groups": {"orders": 7}, "youngest_seconds": 185.0, "oldest_seconds": 7210.0,
     "left_out": 0, "is_more": False,
