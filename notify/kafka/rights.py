@@ -86,11 +86,11 @@ def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Nee
             Need(TOPIC, f"retry.{group}", ("Read", "Write", "Create"), "messages that failed"),
             Need(TOPIC, f"dead-letter.{group}", ("Write", "Create"), "dead letters"),
             Need(TOPIC, "notify-control", ("Read", "Create"), "pauses and resets"),
-            Need(TOPIC, "notify-subscriptions", ("Read", "Write", "Create"), "what the group takes, for audits"),
+            Need(TOPIC, "notify-subscriptions", ("Read", "Write", "Create"), "the group's subscriptions, for audits"),
             Need(TOPIC, f"notify-owner.{group}", ("Read", "Create"), "the owner, in modes exclusive and failover"),
             Need(GROUP, f"{group}*", ("Read",), "positions"),
             Need(GROUP, f"notify-owner.{group}", ("Read",), "the owner, in modes exclusive and failover"),
-            Need(GROUP, "notify-positions", ("Read",), "reading what the group noted"),
+            Need(GROUP, "notify-positions", ("Read",), "reading the group's notes"),
             Need(TRANSACTIONAL_ID, f"notify-group.{group}*", ("Write",), "a failed message moves once"),
         ),
     )

@@ -38,7 +38,7 @@ def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("name", "promise"),
     [
-        ("isolation.level", "nobody reads messages of a transaction that is rolled back"),
+        ("isolation.level", "messages of rolled-back transactions are not read"),
         ("auto.commit.enable", "a group's position follows what its handlers have finished"),
         ("acks", "each message is in Kafka once"),
         ("transaction.timeout.ms", "readers wait for a process that died within a transaction no longer"),
