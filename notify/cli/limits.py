@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("show")
 def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show limits by name, in messages or transactions a second; other names have no limit."""
+    """Show limits by name, in messages or transactions per second; other names have no limit."""
     show(call(url, "GET", "limits"), as_json)
 
 

@@ -40,13 +40,13 @@ def register(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """List the newest writes: who did what, and why."""
+        """List the newest administrative writes, with author and reason."""
         columns = fields("at", "who", "what", "target", "reason")
         show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm that nobody has silenced."""
+    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm that is not silenced."""
     figures = call(url, "GET", "overview")
     if as_json:
         say_json(figures)
@@ -81,7 +81,7 @@ def top(
 
 
 def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alarms that nobody has silenced."""
+    """The alarms that are not silenced."""
     return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
 
 

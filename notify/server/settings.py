@@ -92,7 +92,7 @@ class Settings:
     )
     worker_timeout_seconds: float = _setting(
         30.0,
-        "How long a worker may stand still, in seconds: its event loop while it serves, the whole process while it "
+        "How long a worker may hang, in seconds: its event loop while it serves, the whole process while it "
         "starts. Its parent then kills it and starts it again. Time in which the parent itself did not run does not "
         "count, nor does a wait for the disk.",
         1,
@@ -138,7 +138,7 @@ class Settings:
     )
     ship_rate: float = _setting(
         64.0,
-        "How fast objects are written to the store at most, in MiB a second, and as fast read back. With indexes and "
+        "How fast objects are written to the store at most, in MiB per second, and read back at the same rate. With indexes and "
         "tables the log itself is shipped at about a third of that.",
         0.1,
         100_000,
@@ -146,7 +146,7 @@ class Settings:
     ship_keep: float = _setting(
         0.0,
         "How long the store keeps segments that retention has dropped on the server and that no message waits in, in "
-        "seconds, by the time of their newest entry; at least the 7 days for which ids are known. 0: for ever.",
+        "seconds, by the time of their newest entry; at least the 7 days for which ids are known. 0: forever.",
         0,
         3.2e9,
     )
@@ -177,14 +177,14 @@ class Settings:
     )
     access: bool = _setting(
         False,
-        "Whether a client must show a token or certificate, and may do only what its rights allow. Off: everything is "
+        "Whether a client must present a token or certificate, and may do only what its rights allow. Off: everything is "
         "allowed, and only loopback addresses are served.",
     )
     tls_certificate: str = _setting("", "The server's certificate chain, a PEM file; empty: no TLS.")
     tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: the key is in `tls_certificate`.")
     tls_client_ca: str = _setting(
         "",
-        "Mutual TLS: a PEM file of the authorities whose certificates clients may show instead of a token. A client "
+        "Mutual TLS: a PEM file of the authorities whose certificates clients may present instead of a token. A client "
         "without a certificate needs a token.",
     )
     plaintext: bool = _setting(

@@ -39,9 +39,9 @@ def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypa
     ("name", "promise"),
     [
         ("isolation.level", "messages of rolled-back transactions are not read"),
-        ("auto.commit.enable", "a group's position follows what its handlers have finished"),
+        ("auto.commit.enable", "a group's position follows its finished handlers"),
         ("acks", "each message is in Kafka once"),
-        ("transaction.timeout.ms", "readers wait for a process that died within a transaction no longer"),
+        ("transaction.timeout.ms", "readers wait only a bounded time"),
     ],
 )
 def test_a_setting_that_promises_depend_on_is_refused_with_the_promise(name: str, promise: str) -> None:
