@@ -138,7 +138,7 @@ class Settings:
     )
     ship_rate: float = _setting(
         64.0,
-        "How fast objects are written to the store at most, in MiB per second, and read back at the same rate. With indexes and "
+        "The highest rate at which objects are written to the store and read back, in MiB per second. With indexes and "
         "tables the log itself is shipped at about a third of that.",
         0.1,
         100_000,
@@ -177,8 +177,8 @@ class Settings:
     )
     access: bool = _setting(
         False,
-        "Whether a client must present a token or certificate, and may do only what its rights allow. Off: everything is "
-        "allowed, and only loopback addresses are served.",
+        "Whether a client must present a token or certificate, and may do only what its rights allow. Off: everything "
+        "is allowed, and only loopback addresses are served.",
     )
     tls_certificate: str = _setting("", "The server's certificate chain, a PEM file; empty: no TLS.")
     tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: the key is in `tls_certificate`.")
