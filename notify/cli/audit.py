@@ -69,8 +69,8 @@ DELIVER = typer.Option(
 BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
-    "a database's name; `{schema}` in it is the database's schema. What it finds took effect, whatever the inbox says; "
-    "what it finds twice is doubled.",
+    "a database's name; `{schema}` in it is the database's schema. What it finds took effect, even if the "
+    "inbox has no row; what it finds twice is doubled.",
 )  # fmt: skip
 OBJECTIVE = typer.Option(
     99.99, "--objective", min=0, max=100,

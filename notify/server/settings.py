@@ -64,8 +64,9 @@ class Settings:
     )
     kafka: str = _setting(
         "",
-        "A Kafka cluster (`kafka://host:port,…`) that a bridge or relay publishes to: this server shows and steers its "
-        "consumer groups in place of queues of its own. Without `storage` the server then takes no messages.",
+        "A Kafka cluster (`kafka://host:port,…`) that a bridge or relay publishes to: this server shows and manages "
+        "its "
+        "consumer groups instead of its own queues. Without `storage` the server then takes no messages.",
         secret=True,
     )
     roles: str = _setting(
