@@ -103,7 +103,7 @@ def _case(database: Database, table: str, row: Any, columns: Sequence[str]) -> F
         detail = f"{table} of {name} has a value of another type in {', '.join(odd)}, in {shown[:60]!r}"
     else:
         kind = "transaction" if is_local else "message"
-        detail = f"{table} of {name} has the id {_shown(row.id)}, which is no {kind} id"
+        detail = f"{table} of {name} has the id {_shown(row.id)}, which is not a {kind} id"
     return Found(
         "MALFORMED", detail=detail, database=database.name, at_us=row.at_us or made_us(shown) or 0,
         producer_group=name if is_local else "", groups=[] if is_local else [name],

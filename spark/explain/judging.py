@@ -169,7 +169,7 @@ class _Judged:
         if not all(local.is_dated for local in t.rows):
             yield "MALFORMED", "the created_at of its local row is not a time"
         if any(local.has_capitals for local in t.rows):
-            yield "MALFORMED", "the id of its local row is in capital letters"
+            yield "MALFORMED", "the id of its local row is in upper case"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
         if dead := sorted(t.letters.keys() - t.left_out.keys() - t.let_go):

@@ -120,7 +120,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(self.items) > MOST_WITHOUT_FORCE:
             why.append(f"{len(self.items):,} repairs at once (more than {MOST_WITHOUT_FORCE}) usually have one cause")
         if why and not force:
-            raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out nevertheless")
+            raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out anyway")
 
     def write(self, path: Path) -> None:
         """Write it for people, durable. Raises InvalidRequest where a plan, or a journal, stands there already."""

@@ -206,7 +206,7 @@ class _Part:
 
     def _decided(self, f: Found) -> Item | Held:
         if effects := self._effects.get(f.message_id):
-            return _held(f, f"it has no outcome, and {effects}: somebody has to look")
+            return _held(f, f"it has no outcome, and {effects}: someone has to look")
         states = {row.state for row in self._rows.get(f.message_id, ())}
         if len(states) > 1:
             return _held(f, "one database committed it, and another rolled it back")
