@@ -175,7 +175,7 @@ def refuse_unfinished(result: object) -> None:
         result.close()
     raise InvalidRequest(
         f"the handler returned a {type(result).__name__}, which was never awaited: the message is not handled; "
-        "AsyncConsumer awaits an `async def` handler, and the handler must `await` each coroutine function that it calls",
+        "AsyncConsumer awaits an `async def` handler, which must `await` each coroutine function that it calls",
         "invalid_handler",
     )
 
