@@ -402,8 +402,8 @@ class Audit:
         }
         if gone:
             result.notes.append(
-                "Kafka has no offsets any more of groups that subscribed, and LEFT_OUT does not count what these have "
-                f"not settled: they were deleted, or rested for too long: {', '.join(sorted(gone)[:20])}"
+                "Kafka no longer has the offsets of some groups; LEFT_OUT does not count what they did not settle: "
+                f"the offsets were deleted or expired: {', '.join(sorted(gone)[:20])}"
             )
         if progress.filtered:
             named = ", ".join(sorted(progress.filtered)[:20])

@@ -159,7 +159,7 @@ class Result:
     coverage: list[Covered] = field(default_factory=list)
     """The table that says what the audit expected and what it read."""
     dead: list[dict[str, Any]] = field(default_factory=list)
-    """Dead letters that nobody sent again: group, reason and count, the most frequent first."""
+    """Dead letters that were not redriven: group, reason and count, the most frequent first."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
     """Messages that left queues unsettled, by group, topic and cause: how, when, who did it and why, and how many."""
     causes: list[Cause] = field(default_factory=list)

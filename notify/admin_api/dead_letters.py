@@ -77,15 +77,15 @@ class Redrive(Write):
     offset: int = _offset()
     replay_effects: bool = replay_effects(EFFECTS_AGAIN)
     force: bool = before_inbox(SOME_BEFORE_INBOX)
-    all: StrictBool = declared(False, "every letter that matches, as a job: see jobs/{id}",
+    all: StrictBool = declared(False, "every dead letter that matches, as a job: see jobs/{id}",
         flag=Flag("Send all, as a job; waits for its end and shows its progress."))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drop(Write):
-    ids: list[str] | None = declared(None, "these letters, within the request", max_length=AT_ONCE,
-        input=Input(help="Only these letters. Without ids: all that match the fields above."), flag=_IDS)
-    wanted: LetterConditions = declared(LetterConditions(), "without ids: every letter that matches, as a job")
+    ids: list[str] | None = declared(None, "these dead letters, within the request", max_length=AT_ONCE,
+        input=Input(help="Only these dead letters. Without ids: all that match the fields above."), flag=_IDS)
+    wanted: LetterConditions = declared(LetterConditions(), "without ids: every dead letter that matches, as a job")
     offset: int = _offset()
 
 
@@ -216,12 +216,12 @@ REDRIVE_ALL = AdminWrite("dead-letters.redrive-all", "POST", "groups/{group}/dea
     warning="This runs as a job. Dead letters that were already sent again are left out.")
 EDIT = AdminWrite("dead-letters.edit", "POST", "groups/{group}/dead-letters/edit", EditLetter, FanOut.KNOWING, edit,
     title="Correct a dead letter and send it again", back=_PAGE,
-    warning="This group alone gets the corrected message. The letter itself stays in the log unchanged.")
+    warning="This group alone gets the corrected message. The dead letter itself stays in the log unchanged.")
 DROP = AdminWrite("dead-letters.drop", "POST", "groups/{group}/dead-letters/drop", Drop, describe=drop,
     title="Drop dead letters", back=_PAGE, chosen=_CONDITIONS, at="wanted", beside=inputs_of(Drop),
-    warning="Dropped letters cannot be sent again.")
+    warning="Dropped dead letters cannot be sent again.")
 PURGE = AdminWrite("dead-letters.purge", "POST", "groups/{group}/dead-letters/purge", Purge, describe=purge,
-    title="Purge dead letters", back=_PAGE, warning="Purged letters cannot be sent again.")
+    title="Purge dead letters", back=_PAGE, warning="Purged dead letters cannot be sent again.")
 REDELIVER = AdminWrite("messages.redeliver", "POST", "groups/{group}/redeliver", Redeliver, describe=items,
     title="Send messages to a group again", back="/groups/{group}")
 

@@ -174,7 +174,7 @@ class Write(Body):
     What `Spread` reads of a body, too, has a strict type: it must not mean something else to the route.
     """
 
-    reason: str = declared(min_length=1, max_length=1000, examples=["the mailer is mended"])
+    reason: str = declared(min_length=1, max_length=1000, examples=["the mailer is fixed"])
     dry_run: StrictBool = declared(False, "say what would be done, and change nothing")
 
 

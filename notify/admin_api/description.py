@@ -81,4 +81,4 @@ def by_job(result: Mapping[str, Any]) -> Description:
     jobs = result.get("jobs", ())  # one job for each worker
     if len(jobs) > 1:
         return Description([f"Jobs {', '.join(map(str, jobs))} do it; their pages show how far they are."])
-    return Description([f"Job {result['job']} does it; its page shows how far it is."])
+    return Description([f"Job {result['job']} is running; see its page for progress."])

@@ -36,7 +36,7 @@ def before_inbox(description: str) -> Any:
 
 
 EFFECTS_AGAIN = "handlers with an inbox take effect again, also for messages that took effect before"
-EFFECTS_KEPT = "handlers with an inbox do nothing for messages that took effect before; those without run again"
+EFFECTS_KEPT = "handlers with an inbox skip messages that took effect before; handlers without an inbox run again"
 SOME_BEFORE_INBOX = "even if the inbox may have purged its rows of some of these messages"
 
 
@@ -230,8 +230,8 @@ SUBSCRIPTION_DELETE = AdminWrite("subscription.delete", "DELETE", "groups/{group
     warning="The group's position in this topic is forgotten.")
 RESET = AdminWrite("group.reset", "POST", "groups/{group}/reset", Reset, describe=reset,
     title="Reset a group in a topic", back=_PAGE,
-    warning="The group skips the messages before the new position, and receives those after it, also those that it "
-        "has had before.")
+    warning="The group skips the messages before the new position, and receives those after it, even if it received "
+        "them before.")
 PAUSE = AdminWrite("group.pause", "POST", "groups/{group}/pause", describe=pause, title="Pause a group", back=_PAGE,
     warning="Its consumers get no messages until it is resumed; the messages wait.")
 RESUME = AdminWrite("group.resume", "POST", "groups/{group}/resume", describe=pause, title="Resume a group", back=_PAGE)

@@ -48,12 +48,12 @@ _RATE_LINES = "NAME=RATE, one a line."
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsWrite(Write):
-    topics: Rates = declared({}, "messages a second that a topic takes, by name",
-        input=Input("Topics: messages a second", _RATE_LINES))
-    producer_groups: Rates = declared({}, "transactions a second, by name",
-        input=Input("Producer groups: transactions a second", _RATE_LINES))
-    consumer_groups: Rates = declared({}, "messages a second that are delivered, by name",
-        input=Input("Consumer groups: messages a second", _RATE_LINES))
+    topics: Rates = declared({}, "messages per second that a topic accepts, by name",
+        input=Input("Topics: messages per second", _RATE_LINES))
+    producer_groups: Rates = declared({}, "transactions per second, by name",
+        input=Input("Producer groups: transactions per second", _RATE_LINES))
+    consumer_groups: Rates = declared({}, "messages per second that are delivered, by name",
+        input=Input("Consumer groups: messages per second", _RATE_LINES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +79,10 @@ class CredentialWrite(Write):
     expires_in: float = declared(DAYS * 86_400, "seconds", gt=0, le=MOST_DAYS * 86_400,
         input=Input("Expires in, seconds", "Default: 90 days."))
     kind: Literal["token", "certificate", "subject"] = declared("token",
-        "what the caller shows: a token, a client certificate, or a token of the identity provider", input=Input())
+        "what the caller presents: a token, a client certificate, or a token of the identity provider", input=Input())
     subject: str | None = declared(None, "the certificate's common name, or the `sub` of the provider's token",
         max_length=255, input=Input(help="A certificate's common name, or the sub of a provider's token."))
-    requests: float = declared(0, "requests a second; 0: as principal_requests says", ge=0, le=1e9)
+    requests: float = declared(0, "requests per second; 0: as principal_requests says", ge=0, le=1e9)
     polls: int = declared(0, "polls that may wait; 0: as principal_polls says", ge=0, le=1_000_000)
 
 
@@ -178,9 +178,9 @@ def roll_back(target: str, result: Mapping[str, Any]) -> Description:
 
 
 _RATES = (
-    ("topics", "topic", "messages a second"),
-    ("producer_groups", "producer group", "transactions a second"),
-    ("consumer_groups", "consumer group", "messages a second"),
+    ("topics", "topic", "messages per second"),
+    ("producer_groups", "producer group", "transactions per second"),
+    ("consumer_groups", "consumer group", "messages per second"),
 )
 
 
@@ -227,7 +227,7 @@ SILENCE = AdminWrite("alarm.silence", "POST", "alarms/{name}/silence", Silenced,
 UNSILENCE = AdminWrite("alarm.unsilence", "POST", "alarms/{name}/unsilence", Unsilenced, describe=silence,
     title="End an alarm's silence")
 JOB_CANCEL = AdminWrite("job.cancel", "POST", "jobs/{job}/cancel", fan_out=FanOut.JOB, describe=cancel,
-    title="Cancel a job", back="/jobs/{job}", warning="What it has done stays done.")
+    title="Cancel a job", back="/jobs/{job}", warning="What it has already done is not undone.")
 LIMITS_PUT = AdminWrite("limits.put", "PUT", "limits", LimitsWrite, FanOut.HERE, limit, title="Change rates",
     back="/settings", warning="A name that is not listed here has no rate limit afterwards.")
 SETTINGS_PUT = AdminWrite("settings.put", "PUT", "settings", SettingsWrite, FanOut.HERE, set_settings,

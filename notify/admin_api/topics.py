@@ -148,7 +148,7 @@ MESSAGE_SEND = AdminWrite("message.send", "POST", "topics/{topic}/messages", Sen
     warning="Every group that the preview names receives it, and handles it like any other message.")
 TOPIC_DELETE = AdminWrite("topic.delete", "DELETE", "topics/{topic}", describe=delete_topic, title="Delete a topic",
     back="/topics",
-    warning="All its messages are deleted, also those that were not delivered, and so are its subscriptions.")
+    warning="All its messages and subscriptions are deleted, including messages that were not delivered.")
 TOPIC_PURGE = AdminWrite("topic.purge", "POST", "topics/{topic}/purge", PurgeTopic, describe=purge,
     title="Purge a topic's messages", back="/topics/{topic}",
     warning="Purged messages are not delivered and cannot be restored. The preview shows what each group loses.")

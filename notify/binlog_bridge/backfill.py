@@ -42,7 +42,7 @@ TRANSACTIONS = 500
 BATCH_BYTES = 2 << 20
 LONGEST_TRANSACTION_US = 3_600_000_000
 """The longest time that a transaction may stay open after its row was written. A longer one whose part of the log is
-lost is regarded as moved, unless the operator gives an earlier start of the backfill."""
+lost is assumed to be moved, unless the operator gives an earlier start of the backfill."""
 
 
 class Backfill:
@@ -137,7 +137,7 @@ class Backfill:
         `noted`: whether each page stores the backfill's progress as its position; else the position stays unchanged.
         """
         if filling.since_us:
-            log.warning("what was written before %s is regarded as moved", instant(filling.since_us))
+            log.warning("what was written before %s is assumed to be moved", instant(filling.since_us))
         sent = 0
         pages = snapshot.pages(filling)
         while (page := await in_thread(next, pages, None)) is not None:

@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
             None, help="Instead of a token: the subject of an identity provider's tokens."
         ),
         days: float = typer.Option(90.0, min=0.001, max=3650, help="Days until it expires."),
-        requests: float = typer.Option(0.0, min=0, help="Most requests a second; 0: the setting's value."),
+        requests: float = typer.Option(0.0, min=0, help="Most requests per second; 0: the setting's value."),
         polls: int = typer.Option(0, min=0, help="Most polls that wait at once; 0: the setting's value."),
         out: Path | None = typer.Option(None, help="Write the token to this new file instead of printing it."),
         reason: str = REASON,

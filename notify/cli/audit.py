@@ -46,7 +46,8 @@ STORAGE = typer.Option(
 )
 RECORDS = typer.Option(
     [], "--records", envvar="NOTIFY_AUDIT_RECORDS", help="The data directory of a server, or the URL of a registry's "
-    "database, whose records say who did what (repeatable). Those beside a --log and in a --storage are read anyway.",
+    "database, whose records name who made each change (repeatable). Records next to a --log and in a --storage "
+    "are read anyway.",
 )  # fmt: skip
 SCHEMA = typer.Option(
     [], "--schema", envvar="NOTIFY_AUDIT_SCHEMA", help="The schema of a service's tables, as `NAME=SCHEMA` with a "
@@ -68,13 +69,13 @@ DELIVER = typer.Option(
 BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
-    "a database's name; `{schema}` in it is the database's schema. What it finds took effect, whatever the inbox says; "
-    "what it finds twice is doubled.",
+    "a database's name; `{schema}` in it is the database's schema. What it finds took effect, even if the "
+    "inbox has no row; what it finds twice is doubled.",
 )  # fmt: skip
 OBJECTIVE = typer.Option(
     99.99, "--objective", min=0, max=100,
     help="The share of committed messages, in percent, that should be delivered and take effect within "
-    "--deliver-seconds; missing it alone is no finding.",
+    "--deliver-seconds; missing it alone is not a finding.",
 )  # fmt: skip
 FAIL_ON = typer.Option([], "--fail-on", help="A further class that fails the audit, such as DEAD (repeatable).")
 FULL = typer.Option(False, "--full", help="Read everything row by row, without a digest first.")

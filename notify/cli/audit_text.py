@@ -60,7 +60,7 @@ def show(result: Result, page: Path, *, as_json: bool) -> None:
 
 
 def _coverage(lines: list[Covered], page: Path) -> None:
-    say("what was read:")
+    say("inputs:")
     ordered = sorted(lines, key=lambda line: line.is_whole)
     for line in ordered[:COVERED]:
         mark = " " if line.is_whole else "!"
@@ -72,7 +72,7 @@ def _coverage(lines: list[Covered], page: Path) -> None:
 def _causes(result: Result) -> None:
     if not result.causes:
         return
-    say("what to do first:")
+    say("do first:")
     for number, cause in enumerate(result.causes, 1):
         say(f"{number:>3}. {cause.sentence}" + ("" if cause.finding == "INCONCLUSIVE" else f" ({cause.finding})"))
         for command in cause.commands:

@@ -49,7 +49,7 @@ def bridge(
         False,
         "--accept-unbounded-wal",
         envvar="NOTIFY_ACCEPT_UNBOUNDED_WAL",
-        help="Read a PostgreSQL without max_slot_wal_keep_size: while the bridge is away, its log fills the disk. "
+        help="Read a PostgreSQL without max_slot_wal_keep_size: while the bridge is down, its log fills the disk. "
         "[env: NOTIFY_ACCEPT_UNBOUNDED_WAL]",
     ),
     drop_slot: bool = typer.Option(
@@ -145,4 +145,4 @@ def _instant_us(text: str) -> int:
     try:
         return microseconds(datetime.fromisoformat(text))
     except ValueError:
-        raise InvalidRequest(f"--backfill-from {text!r} is no instant: write 2026-11-21T08:00:00Z") from None
+        raise InvalidRequest(f"--backfill-from {text!r} is not a time: write 2026-11-21T08:00:00Z") from None

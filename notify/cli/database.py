@@ -92,7 +92,7 @@ def relay(
             if of_database.error_for(error) is not None:
                 raise
             say("".join(traceback.format_exception(error)), err=True)
-            raise NotifyError(f"the relay ended, and nobody stopped it: {error!r}") from error
+            raise NotifyError(f"the relay ended without being stopped: {error!r}") from error
     done = dataclasses.asdict(mover.total)
     say_json(done) if as_json else say(f"{counted(done['sent'])} sent, {done['refused']} refused")
     raise typer.Exit(1 if done["refused"] else 0)

@@ -84,7 +84,7 @@ def push(
     ),
     batch: int = option(groups.PushWrite, "batch"),
     at_once: int = option(groups.PushWrite, "at_once"),
-    stop: bool = typer.Option(False, "--stop", help="Post no more; the messages wait for consumers."),
+    stop: bool = typer.Option(False, "--stop", help="Stop posting; the messages wait for consumers."),
     reason: str = typer.Option(
         "", envvar="NOTIFY_REASON", help="Why you change it; required to set or stop it. [env: NOTIFY_REASON]"
     ),

@@ -20,15 +20,15 @@ def register(app: typer.Typer) -> None:
 
 @group.command("show")
 def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show limits by name, in messages or transactions a second; other names have no limit."""
+    """Show limits by name, in messages or transactions per second; other names have no limit."""
     show(call(url, "GET", "limits"), as_json)
 
 
 @group.command("set")
 def set_limits(
-    topic: list[str] = typer.Option([], help="TOPIC=RATE, messages a second (repeatable)."),
-    producer_group: list[str] = typer.Option([], help="GROUP=RATE, transactions a second (repeatable)."),
-    consumer_group: list[str] = typer.Option([], help="GROUP=RATE, messages a second (repeatable)."),
+    topic: list[str] = typer.Option([], help="TOPIC=RATE, messages per second (repeatable)."),
+    producer_group: list[str] = typer.Option([], help="GROUP=RATE, transactions per second (repeatable)."),
+    consumer_group: list[str] = typer.Option([], help="GROUP=RATE, messages per second (repeatable)."),
     reason: str = REASON,
     dry_run: bool = DRY_RUN,
     url: str = URL,
@@ -59,4 +59,4 @@ def _rate(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no rate: write NAME=RATE, a number a second, or NAME=") from None
+        raise typer.BadParameter(f"{text!r} is not a rate: write NAME=RATE, a number per second, or NAME=") from None

@@ -27,7 +27,7 @@ def error_for(error: BaseException) -> NotifyError | None:
             "…`, and a service's with `notify doctor --dsn … --create-tables`, or name the right database"
         )
     if reason == _NO_SQLITE:
-        return InvalidRequest("the file that the URL names is no database of SQLite: name another one")
+        return InvalidRequest("the file that the URL names is not an SQLite database: name another one")
     if state == _MAY_NOT_STATE or isinstance(error, alchemy.OperationalError | alchemy.InterfaceError):
         return Unavailable(
             f"the database does not answer, or refuses this: {reason}. Start it, or correct its URL, or the rights of "

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
         watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
+    actions = typer.Typer(help="Administrative changes: when, who, what, and why.", no_args_is_help=True)
     app.add_typer(actions, name="action")
 
     @actions.command("list")
@@ -40,13 +40,13 @@ def register(app: typer.Typer) -> None:
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:
-        """List the newest writes: who did what, and why."""
+        """List the newest administrative writes, with author and reason."""
         columns = fields("at", "who", "what", "target", "reason")
         show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm that nobody has silenced."""
+    """Show rates, transactions in doubt, lag and alarms. Exit code 1 if there is an alarm that is not silenced."""
     figures = call(url, "GET", "overview")
     if as_json:
         say_json(figures)
@@ -81,7 +81,7 @@ def top(
 
 
 def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """The alarms that nobody has silenced."""
+    """The alarms that are not silenced."""
     return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
 
 

@@ -49,9 +49,11 @@ def register(app: typer.Typer) -> None:
         ship_every: float | None = typer.Option(
             None, help="Seconds of the log that may be lost with the disk. [env: NOTIFY_SHIP_EVERY]"
         ),
-        ship_rate: float | None = typer.Option(None, help="MiB a second to ship at most. [env: NOTIFY_SHIP_RATE]"),
+        ship_rate: float | None = typer.Option(
+            None, help="Ship at most this many MiB per second. [env: NOTIFY_SHIP_RATE]"
+        ),
         ship_keep: float | None = typer.Option(
-            None, help="Seconds that the store keeps what retention dropped; 0: for ever. [env: NOTIFY_SHIP_KEEP]"
+            None, help="How long the store keeps dropped segments, in seconds; 0: forever. [env: NOTIFY_SHIP_KEEP]"
         ),
         access: bool | None = typer.Option(
             None, "--access/--no-access", help="Require a token or certificate. [env: NOTIFY_ACCESS]"
@@ -102,6 +104,6 @@ def greeting(settings: Settings, address: str, topics: int) -> str:
     lines = {"console": f"{address}/", "storage": storage, "access": access}
     if not settings.storage and not settings.kafka:
         lines |= {"try it": "notify message send greetings hello", "": "notify topic tail greetings"}
-    lines |= {"stop": "Ctrl-C: what was answered stays"}
+    lines |= {"stop": "Ctrl-C; nothing acknowledged is lost"}
     texts = [f"  {name:<9} {text}" for name, text in lines.items()]
     return "\n".join([f"Notify {__version__} is ready at {address}", *texts])

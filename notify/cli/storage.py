@@ -136,7 +136,7 @@ def forget(
     storage: str = STORAGE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Remove a bridge, relay or server that will not come back: retention and the key map wait for it no more."""
+    """Remove a bridge, relay or server that will not come back: retention and the key map no longer wait for it."""
     from notify.storage.sql import registry
 
     with _verified(storage) as engine, engine.begin() as connection:

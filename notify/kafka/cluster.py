@@ -28,13 +28,13 @@ SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
 """The environment variable with the path of a file of client settings, with lines `name=value` as in Kafka's files."""
 _BROKERS = "the brokers are those before the ? of the URL"
 _ONCE = "each message is in Kafka once, and on the disks of all replicas that are in sync"
-_DONE = "a group's position follows what its handlers have finished, and a new group begins where start says"
-_MEMBERS = "a consumer's mode says how its instances share the partitions"
+_DONE = "a group's position follows its finished handlers, and a new group begins at its subscription's start"
+_MEMBERS = "a consumer's mode determines how its instances share the partitions"
 OWN_SETTINGS: Mapping[str, str] = {
     "bootstrap.servers": _BROKERS, "metadata.broker.list": _BROKERS,
     "transactional.id": _ONCE, "enable.idempotence": _ONCE, "acks": _ONCE, "request.required.acks": _ONCE,
-    "transaction.timeout.ms": "readers wait for a process that died within a transaction no longer than Notify says",
-    "isolation.level": "nobody reads messages of a transaction that is rolled back",
+    "transaction.timeout.ms": "readers wait only a bounded time for a process that died within a transaction",
+    "isolation.level": "messages of rolled-back transactions are not read",
     "enable.auto.commit": _DONE, "auto.commit.enable": _DONE, "enable.auto.offset.store": _DONE,
     "auto.offset.reset": _DONE, "enable.partition.eof": _DONE,
     "group.id": _MEMBERS, "group.instance.id": _MEMBERS, "partition.assignment.strategy": _MEMBERS,
@@ -78,7 +78,7 @@ class Cluster:
         itself.
         """
         if not url.startswith(SCHEME):
-            raise InvalidRequest(f"{without_secrets(url)!r} is no Kafka URL: write kafka://host:9092,host:9092")
+            raise InvalidRequest(f"{without_secrets(url)!r} is not a Kafka URL: write kafka://host:9092,host:9092")
         brokers, _, query = url.removeprefix(SCHEME).partition("?")
         brokers = brokers.rstrip("/")
         if not brokers:

@@ -1,5 +1,5 @@
 """The form of a message as a Kafka record, which any Kafka client and Spark can read. The same table is in
-docs/distributed.md.
+docs/kafka.md.
 
 | record | message |
 |---|---|

@@ -1,4 +1,4 @@
-"""The rights (ACLs) that each part of Notify needs from Kafka's brokers. docs/distributed.md has this table, too.
+"""The rights (ACLs) that each part of Notify needs from Kafka's brokers. docs/kafka-rights.md has this table, too.
 
 Read, Write and Delete imply Describe. A name that ends with `*` is the beginning of names (a prefixed ACL).
 """
@@ -86,11 +86,11 @@ def of_consumer(group: str = "GROUP", topics: Iterable[str] = ("TOPIC",)) -> Nee
             Need(TOPIC, f"retry.{group}", ("Read", "Write", "Create"), "messages that failed"),
             Need(TOPIC, f"dead-letter.{group}", ("Write", "Create"), "dead letters"),
             Need(TOPIC, "notify-control", ("Read", "Create"), "pauses and resets"),
-            Need(TOPIC, "notify-subscriptions", ("Read", "Write", "Create"), "what the group takes, for audits"),
+            Need(TOPIC, "notify-subscriptions", ("Read", "Write", "Create"), "the group's subscriptions, for audits"),
             Need(TOPIC, f"notify-owner.{group}", ("Read", "Create"), "the owner, in modes exclusive and failover"),
             Need(GROUP, f"{group}*", ("Read",), "positions"),
             Need(GROUP, f"notify-owner.{group}", ("Read",), "the owner, in modes exclusive and failover"),
-            Need(GROUP, "notify-positions", ("Read",), "reading what the group noted"),
+            Need(GROUP, "notify-positions", ("Read",), "reading the group's notes"),
             Need(TRANSACTIONAL_ID, f"notify-group.{group}*", ("Write",), "a failed message moves once"),
         ),
     )
@@ -113,8 +113,8 @@ def of_server() -> Needs:
             Need(TOPIC, "retry.*", ("Write",), "redrives"),
             Need(TOPIC, "notify-*", ("Read",), "positions, subscriptions, pauses, redrives"),
             Need(TOPIC, "notify-control", ("Write", "Create"), "pauses and resets"),
-            Need(TOPIC, "notify-redriven", ("Write", "Create"), "each letter is sent again once"),
-            Need(TOPIC, "notify-dropped", ("Write", "Create"), "letters that are dropped"),
+            Need(TOPIC, "notify-redriven", ("Write", "Create"), "each dead letter is sent again once"),
+            Need(TOPIC, "notify-dropped", ("Write", "Create"), "dropped dead letters"),
             Need(GROUP, "*", ("Describe",), "positions and members of groups"),
             Need(GROUP, "notify-*", ("Read",), "reading topics"),
             Need(TRANSACTIONAL_ID, "notify-control", ("Write",), "one change at a time"),

@@ -48,7 +48,7 @@ def readable(
         try:
             transactions += outbox.read(connection, [transaction_id])
         except NOT_A_MESSAGE as error:
-            detail = f"its row is no message: {getattr(error, 'orig', error)}"
+            detail = f"its row is not a valid message: {getattr(error, 'orig', error)}"
             whose = outbox.whose(connection, transaction_id)
             unreadable.append(Refusal(transaction_id, *whose, 422, UNREADABLE, detail))
     return transactions, unreadable

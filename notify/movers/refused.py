@@ -39,7 +39,7 @@ DETAIL_CHARACTERS = 1000
 REPORTED, REPORTED_CHARACTERS = 20, 300
 GONE = "rows_gone"
 """The code of a transaction that should be retried, but whose rows are gone."""
-GONE_DETAIL = "its rows are not in the database any more: it cannot be sent; restore them and try again, or drop it"
+GONE_DETAIL = "its rows are no longer in the database: it cannot be sent; restore them and try again, or drop it"
 UNLISTED = "unlisted"
 """The code of a transaction that was refused before the database had a list."""
 UNLISTED_DETAIL = "its target refused it before this database had a list; its mover's log of that time says why"

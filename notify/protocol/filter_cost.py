@@ -94,7 +94,7 @@ def check_cost(text: str) -> float:
         )
     cost += _POINT_US * points
     if cost > MOST_MICROSECONDS:
-        raise _refused("what its macros do for each header is too much")
+        raise _refused("its macros do too much work per header")
     return cost
 
 

@@ -57,7 +57,7 @@ class LogOutput:
                 return
             if self._lost:
                 lost, self._lost = self._lost, 0
-                self._put(stream, f"\n{lost} lines of this log are lost: nobody read the output\n")
+                self._put(stream, f"\n{lost} lines of this log are lost because the output was not read\n")
             stream.write(text[start : start + PIECE_CHARACTERS])
             stream.flush()
 

@@ -12,5 +12,5 @@ def text_of(setting: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "it is no text"
+        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
         raise InvalidRequest(f"{setting}: {path} cannot be read: {why}") from None

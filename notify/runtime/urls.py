@@ -55,7 +55,7 @@ def check_host(name: str | None) -> None:
     try:
         (name or "").encode("idna")
     except UnicodeError:
-        raise ValueError(f"{name!r} is no name of a host: a part between two dots has 1 to 63 characters") from None
+        raise ValueError(f"{name!r} is not a valid host name: each label has 1 to 63 characters") from None
 
 
 def server_address(url: str) -> SplitResult:

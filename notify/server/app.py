@@ -46,7 +46,7 @@ def _nothing() -> None:
     pass
 
 
-STOPPED = "this server has stopped meanwhile: what was asked for may have been done; look, and try again"
+STOPPED = "the server stopped during this request, which may have been carried out: check, and try again"
 SHOWS_ONLY = (
     "this server shows the consumer groups of Kafka, and takes no messages: producers send to a server with a storage, "
     "consumers read kafka://…"

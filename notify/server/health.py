@@ -176,7 +176,7 @@ def _add_queues(exposition: Exposition, core: Core) -> None:
 
 def _add_refused(exposition: Exposition, refused: Sequence[Mapping[str, Any]]) -> None:
     waiting = [((row["source"],), row["waiting"]) for row in refused]
-    text = "Refused transactions that wait for a decision beside their source"
+    text = "Refused transactions of a source that wait for a decision"
     exposition.gauges("notify_refused_transactions", text, ["source"], waiting)
 
 
@@ -191,11 +191,11 @@ def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -
         ("notify_bridge_silent_seconds", "silent_seconds", "Time since a bridge last wrote; a stalled one is above 30"),
         ("notify_bridge_transactions", "rows", "Transactions taken over from a source"),
         ("notify_bridge_refused", "refused", "Transactions of a source that no queue could take"),
-        ("notify_bridge_retained_bytes", "retained_bytes", "What a PostgreSQL keeps of its log for its bridge"),
+        ("notify_bridge_retained_bytes", "retained_bytes", "WAL that PostgreSQL keeps for its bridge"),
         (
             "notify_bridge_retained_left_bytes",
             "retained_left_bytes",
-            "What a PostgreSQL may still write before it gives its bridge up",
+            "WAL that PostgreSQL can still write before it drops its bridge's slot",
         ),
     ):
         samples = [((row["source"],), row[field]) for row in sources if row[field] is not None]

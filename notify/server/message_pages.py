@@ -27,7 +27,7 @@ class Place(NamedTuple):
         """The place that `text` writes. Raises InvalidRequest if it is not one."""
         numbers = [n for part in text.split(".", 3) if (n := digits(part)) is not None]
         if len(numbers) != 3 or text.count(".") != 2:
-            raise InvalidRequest("before is the `next` of an earlier answer", "invalid_query")
+            raise InvalidRequest("'before' must be the 'next' value of an earlier response", "invalid_query")
         return cls(*numbers)
 
     def __str__(self) -> str:

@@ -55,7 +55,7 @@ HELP = {
     "refused_rate": "Transactions and messages refused by a rate limit",
     "refused_backlog": "Transactions and messages refused because a topic's backlog is full",
     "leases_expired": "Messages whose lease ran out",
-    "interrupted": "Messages whose consumer was told to stop before it settled them: no attempt counts",
+    "interrupted": "Messages that a stopping consumer had not settled: no attempt counts",
     "answers_repeated": "Requests to receive that came again because their answer was lost, and got the same messages",
     "refused_full": "Requests refused because the disk is full",
 }

@@ -66,7 +66,7 @@ def answer_errors(api: FastAPI) -> None:
     async def away(request: Request, error: Exception) -> Response:
         faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
         if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return _problem(DiskFull("there is no room on the disk for the record of this write; reads go on"))
+            return _problem(DiskFull("the disk is full, so this write cannot be recorded; reads continue"))
         return _problem(Unavailable("the database of the server's records does not answer; try again"))
 
     for kind in faults.DATABASE_AWAY:

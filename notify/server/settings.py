@@ -64,8 +64,9 @@ class Settings:
     )
     kafka: str = _setting(
         "",
-        "A Kafka cluster (`kafka://host:port,…`) that a bridge or relay publishes to: this server shows and steers its "
-        "consumer groups in place of queues of its own. Without `storage` the server then takes no messages.",
+        "A Kafka cluster (`kafka://host:port,…`) that a bridge or relay publishes to: this server shows and manages "
+        "its "
+        "consumer groups instead of its own queues. Without `storage` the server then takes no messages.",
         secret=True,
     )
     roles: str = _setting(
@@ -92,7 +93,7 @@ class Settings:
     )
     worker_timeout_seconds: float = _setting(
         30.0,
-        "How long a worker may stand still, in seconds: its event loop while it serves, the whole process while it "
+        "How long a worker may hang, in seconds: its event loop while it serves, the whole process while it "
         "starts. Its parent then kills it and starts it again. Time in which the parent itself did not run does not "
         "count, nor does a wait for the disk.",
         1,
@@ -138,7 +139,7 @@ class Settings:
     )
     ship_rate: float = _setting(
         64.0,
-        "How fast objects are written to the store at most, in MiB a second, and as fast read back. With indexes and "
+        "The highest rate at which objects are written to the store and read back, in MiB per second. With indexes and "
         "tables the log itself is shipped at about a third of that.",
         0.1,
         100_000,
@@ -146,7 +147,7 @@ class Settings:
     ship_keep: float = _setting(
         0.0,
         "How long the store keeps segments that retention has dropped on the server and that no message waits in, in "
-        "seconds, by the time of their newest entry; at least the 7 days for which ids are known. 0: for ever.",
+        "seconds, by the time of their newest entry; at least the 7 days for which ids are known. 0: forever.",
         0,
         3.2e9,
     )
@@ -177,14 +178,14 @@ class Settings:
     )
     access: bool = _setting(
         False,
-        "Whether a client must show a token or certificate, and may do only what its rights allow. Off: everything is "
-        "allowed, and only loopback addresses are served.",
+        "Whether a client must present a token or certificate, and may do only what its rights allow. Off: everything "
+        "is allowed, and only loopback addresses are served.",
     )
     tls_certificate: str = _setting("", "The server's certificate chain, a PEM file; empty: no TLS.")
     tls_key: str = _setting("", "The certificate's private key, a PEM file; empty: the key is in `tls_certificate`.")
     tls_client_ca: str = _setting(
         "",
-        "Mutual TLS: a PEM file of the authorities whose certificates clients may show instead of a token. A client "
+        "Mutual TLS: a PEM file of the authorities whose certificates clients may present instead of a token. A client "
         "without a certificate needs a token.",
     )
     plaintext: bool = _setting(
@@ -194,7 +195,7 @@ class Settings:
     )
     oidc_issuer: str = _setting(
         "",
-        "An OpenID Connect issuer (https) whose bearer tokens are accepted beside the server's own. Its discovery "
+        "An OpenID Connect issuer (https) whose bearer tokens are accepted too. Its discovery "
         "document leads to its keys. Empty: none.",
     )
     oidc_audience: str = _setting("notify", "The audience (`aud`) that such a token must name.")
@@ -204,7 +205,7 @@ class Settings:
     )
     principal_requests: float = _setting(
         0.0,
-        "How many requests a second a principal without a rate of its own may make; 0: no bound.",
+        "How many requests per second a principal without a rate of its own may make; 0: no bound.",
         0,
         1e9,
         live=True,
@@ -243,7 +244,7 @@ class Settings:
     )
     alarm_dead_letters: int = _setting(
         1,
-        "How many dead letters of a group that nobody has sent again raise an alarm; 0: no alarm.",
+        "How many unresolved dead letters of a group raise an alarm; 0: no alarm.",
         0,
         1_000_000_000,
         live=True,

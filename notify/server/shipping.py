@@ -94,7 +94,7 @@ class Shipping:
         """Why an operator has to act; "" if nobody has to. `most_seconds`: how far the store may be behind, beyond
         `ship_every`; 0 for no bound."""
         if self.standing.refused:
-            return f"The log is not shipped any more: {self.standing.refused}"
+            return f"The log is no longer shipped: {self.standing.refused}"
         seconds = self.behind()[2]
         if not most_seconds or seconds <= most_seconds + self._settings.ship_every:
             return ""

@@ -88,7 +88,7 @@ def dead_sentence(group: str, rows: Sequence[Mapping[str, object]], stretch: Str
     more = f" and {len(rows) - NAMED} more reasons" if len(rows) > NAMED else ""
     since = f" since {instant_text(stretch.from_us)}" if stretch.cases else ""
     messages = _number(count, "message", "")
-    return f"group {group} gave up {messages}{since} that nobody sent again: {reasons}{more}"
+    return f"group {group} gave up {messages}{since} that were not redriven: {reasons}{more}"
 
 
 def left_out_sentence(row: Mapping[str, Any], *, is_whole: bool) -> str:

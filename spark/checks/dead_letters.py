@@ -70,7 +70,7 @@ def tell(inputs: Inputs, result: Result, effects: Sequence[BusinessEffects]) -> 
         known, (group,) = happened.get(case.message_id, NONE), case.groups
         if group in known.groups:
             shown = f"the inbox of {group}" if group in known.inboxes else "--effects"
-            case.detail += f"; it took effect nevertheless, as {shown} shows: drop the letter, do not send it again"
+            case.detail += f"; it took effect anyway, as {shown} shows: drop the dead letter, do not redrive it"
 
 
 def _is_within(from_us: int, to_us: int) -> Column:

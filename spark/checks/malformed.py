@@ -98,12 +98,12 @@ def _case(database: Database, table: str, row: Any, columns: Sequence[str]) -> F
     if is_local and not (isinstance(row.no, int) and 0 <= row.no <= MOST_NUMBER):
         detail = f"{table} of {name} has the message number {_shown(row.no)} in {shown[:60]!r}: no message has it"
     elif row.at_us is None:
-        detail = f"{table} of {name} has a created_at that is no time, in {shown[:60]!r}"
+        detail = f"{table} of {name} has a created_at that is not a time, in {shown[:60]!r}"
     elif odd and not set(odd) & {"transaction_id", "message_id"}:
         detail = f"{table} of {name} has a value of another type in {', '.join(odd)}, in {shown[:60]!r}"
     else:
         kind = "transaction" if is_local else "message"
-        detail = f"{table} of {name} has the id {_shown(row.id)}, which is no {kind} id"
+        detail = f"{table} of {name} has the id {_shown(row.id)}, which is not a {kind} id"
     return Found(
         "MALFORMED", detail=detail, database=database.name, at_us=row.at_us or made_us(shown) or 0,
         producer_group=name if is_local else "", groups=[] if is_local else [name],

@@ -55,7 +55,7 @@ def _found(database: str, transaction: str, number: int, topic: str, group: str,
     hours = (at_us / 1000 - ids.milliseconds(ids.from_text(transaction))) / 3.6e6
     text = (
         f"the local row was written {hours:,.2f} hours after its id was made, and the id lies before the range of this "
-        "watch: the watch did not look whether its message was sent; notify audit explain tells"
+        "watch: the watch did not check whether its message was sent; run notify audit explain"
     )
     return Found(
         "MISDATED", transaction, number, text, topic, producer_group=group, at_us=at_us, database=database,

@@ -145,7 +145,7 @@ class _OfLog:
         trace, group = self._history.trace(number), a["group"]
         is_letter = stand not in trace.stands
         if a["kind"] == ATTEMPTED:
-            after = f"after attempt {a['attempts']}" if a["attempts"] else "because its consumer was told to stop"
+            after = f"after attempt {a['attempts']}" if a["attempts"] else "because its consumer was stopping"
             event = f"group {group} will receive {stand} again, {after}"
             trace.attempts[group] = max(trace.attempts.get(group, 0), a["attempts"])
         else:

@@ -167,9 +167,9 @@ class _Judged:
             if name not in (outcome, "PENDING"):
                 yield name, self._why(name)
         if not all(local.is_dated for local in t.rows):
-            yield "MALFORMED", "the created_at of its local row is no time"
+            yield "MALFORMED", "the created_at of its local row is not a time"
         if any(local.has_capitals for local in t.rows):
-            yield "MALFORMED", "the id of its local row is in capital letters"
+            yield "MALFORMED", "the id of its local row is in upper case"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
         if dead := sorted(t.letters.keys() - t.left_out.keys() - t.let_go):
@@ -226,7 +226,7 @@ def _life(t: Trace) -> Iterator[str]:
 
 def _gave_up(t: Trace, group: str) -> str:
     shown = f"the inbox of {group}" if group in t.effects else "--effects" if group in t.proven else ""
-    return f"{group} gave it up" + (f", and it took effect nevertheless, as {shown} shows" if shown else "")
+    return f"{group} gave it up" + (f", and it took effect anyway, as {shown} shows" if shown else "")
 
 
 def _with_group(t: Trace, group: str) -> str:

@@ -85,7 +85,7 @@ def examine(data: bytes, position: int) -> Iterator[Broken]:
     header = data[:FRAME_HEADER_SIZE]
     end = position + len(data)
     if len(header) < FRAME_HEADER_SIZE:
-        yield Broken(position, end, f"{len(data)} bytes are no frame")
+        yield Broken(position, end, f"{len(data)} bytes are not a frame")
         return
     magic, length, crc, records, base, durable, time_us = FRAME_HEADER.unpack(header)
     body = data[FRAME_HEADER_SIZE:]

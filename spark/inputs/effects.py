@@ -88,7 +88,7 @@ class BusinessEffects:
         if odd := self._no_message():
             yield (
                 f"--effects on database {self.database.name} proves nothing: none of its first message_ids is that of "
-                f"a message, such as {odd!r}; return what handlers got as message.id"
+                f"a message, such as {odd!r}; return the message.id that handlers received"
             )
         elif self.is_unnamed:
             yield (

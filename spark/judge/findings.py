@@ -180,9 +180,9 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "DEAD",
-        "A dead letter that nobody sent again or dropped: a group gave the message up. Its effect did not happen "
+        "An unresolved dead letter: a group gave the message up. Its effect did not happen "
         "there, unless the finding says that the inbox or --effects shows it.",
-        "See why (the reasons are counted), mend the consumer, and send them again: notify dead-letter redrive; or "
+        "See why (the reasons are counted), fix the consumer, and send them again: notify dead-letter redrive; or "
         "purge them. With --fail-on DEAD they fail the audit.",
         is_bad=False,
         when=None,

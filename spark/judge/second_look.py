@@ -110,7 +110,7 @@ def _purged(plan: Plan, inputs: Inputs, coverage: Coverage, result: Result) -> t
         if plan.from_us and plan.from_us < newest_us:
             result.reasons.append(f"{text}: missing rows of that time cannot be judged")
         else:
-            result.notes.append(f"{text}: a missing row of that time is no finding")
+            result.notes.append(f"{text}: a missing row of that time is not a finding")
     return moved[0], moved[1]
 
 

@@ -72,7 +72,7 @@ def _until(plan: Plan, result: Result, slowest: Mapping[str, Any], now_us: int) 
             "lasts so long"
         )
     if now_us - int(slowest["watermark_us"]) > LIVE_US:
-        return f", and no later time helps: {slowest['input']} has to go on first, or a newer copy of it is needed"
+        return f", and no later time helps: {slowest['input']} has to catch up first, or a newer copy of it is needed"
     return ""
 
 

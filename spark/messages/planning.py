@@ -61,7 +61,7 @@ class Planning:
             time_us = microseconds(datetime.fromisoformat(text))
         except ValueError:
             raise InvalidRequest(
-                f"option {option}: write earliest, latest, an instant such as 2026-11-23T08:00:00Z, or JSON such as "
+                f"option {option}: write earliest, latest, a time such as 2026-11-23T08:00:00Z, or JSON such as "
                 f'{{"orders": {{"0": 120}}}}, not {text[:60]!r}'
             ) from None
         return self._each(lambda topic, queue, start, end: self._offset_at(topic, queue, start, end, time_us))

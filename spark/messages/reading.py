@@ -38,7 +38,7 @@ def lost(topic: str, queue: int, first: int, end: int, has_store: bool) -> NotFo
     return NotFound(
         f"{where} {what} of queue {queue} of topic {topic!r}: retention dropped them before they were read, or they "
         "cannot be read. Name the store that the server ships to (option store), give the topic a longer retention, "
-        "or set failOnDataLoss to false to go on without them",
+        "or set failOnDataLoss to false to continue without them",
         DATA_LOSS,
         410,
     )
@@ -47,7 +47,7 @@ def lost(topic: str, queue: int, first: int, end: int, has_store: bool) -> NotFo
 def made_anew(topic: str, number: int, now: int) -> NotFound:
     """The error for a topic that is not the one that the offsets are of."""
     return NotFound(
-        f"topic {topic!r} was deleted and made again (it was number {number}, now it is {now}): its offsets begin at 0 "
+        f"topic {topic!r} was deleted and recreated (it was number {number}, now it is {now}): its offsets begin at 0 "
         "again. Begin with another checkpointLocation, or set failOnDataLoss to false to read the new topic from its "
         "beginning",
         DATA_LOSS,

@@ -162,7 +162,7 @@ class ShippedMessages:
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             raise ObjectStoreFailed(
                 f"{self._store.url}/{segment.parquet_name} is not the table that the server shipped ({why}): restore "
-                "that object, or begin behind it"
+                "that object, or begin after it"
             ) from None
 
     def _patiently(self, call: Callable[[], T]) -> T:

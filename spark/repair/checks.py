@@ -98,7 +98,7 @@ class Now:
         if effects := self._of(item):
             return f"{effects} since the plan was made"
         if item.outcome == "commit" and states != {"COMMITTED"}:
-            return "the database does not say commit any more: make a new plan"
+            return "the database no longer reports a commit: make a new plan"
         if item.outcome == "rollback" and "COMMITTED" in states:
             return "the database says commit by now: make a new plan"
         return ""
@@ -131,5 +131,5 @@ class Now:
             item.evidence.get("acked_us") or item.evidence.get("queued_us") or item.evidence.get("t_us") or 0
         )
         if since_us < self.inbox_from_us:
-            return "rows of inboxes from that time are purged by now: nobody knows whether it took effect"
+            return "rows of inboxes from that time are purged by now, so it is unknown whether it took effect"
         return ""

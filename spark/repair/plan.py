@@ -120,7 +120,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len(self.items) > MOST_WITHOUT_FORCE:
             why.append(f"{len(self.items):,} repairs at once (more than {MOST_WITHOUT_FORCE}) usually have one cause")
         if why and not force:
-            raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out nevertheless")
+            raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out anyway")
 
     def write(self, path: Path) -> None:
         """Write it for people, durable. Raises InvalidRequest where a plan, or a journal, stands there already."""
@@ -146,7 +146,7 @@ def read_plan(path: Path) -> RepairPlan:
     except OSError as error:
         raise InvalidRequest(f"--repair: {path} cannot be read: {error.strerror}") from None
     except UNDECODABLE as error:
-        raise InvalidRequest(f"--repair: {path} is no plan of `notify audit run --plan`: {error}") from None
+        raise InvalidRequest(f"--repair: {path} is not a plan of `notify audit run --plan`: {error}") from None
     if plan.notify_repair_plan != VERSION:
         raise InvalidRequest(f"--repair: {path} was written by another version; make a new plan")
     keys = [item.key for item in plan.items]

@@ -206,7 +206,7 @@ class _Part:
 
     def _decided(self, f: Found) -> Item | Held:
         if effects := self._effects.get(f.message_id):
-            return _held(f, f"it has no outcome, and {effects}: somebody has to look")
+            return _held(f, f"it has no outcome, and {effects}: someone has to look")
         states = {row.state for row in self._rows.get(f.message_id, ())}
         if len(states) > 1:
             return _held(f, "one database committed it, and another rolled it back")
@@ -235,7 +235,7 @@ class _Part:
         elif self._over_kafka:
             why = "no server has these queues: notify bridge --backfill-from sends it to Kafka again"
         elif f.at_us < self._inbox_from_us:
-            why = "rows of inboxes from that time are purged: nobody knows whether it took effect"
+            why = "rows of inboxes from that time are purged, so it is unknown whether it took effect"
         elif malformed := why_malformed(rows):
             why = malformed
         elif expired := why_expired(rows, time.time_ns() // 1000):
@@ -270,7 +270,7 @@ class _Part:
             elif not f.log:
                 yield _held(f, f"no server has its queue: reset group {group} over Kafka, whose inbox skips the rest")
             elif f.evidence.get("acked_us", f.evidence.get("queued_us", 0)) < self._inbox_from_us:
-                yield _held(f, f"rows of the inbox from that time are purged: nobody knows whether {group} had it")
+                yield _held(f, f"rows of the inbox from that time are purged, so it is unknown whether {group} had it")
             else:
                 yield self._item(f, f"send it to {group} again", group=group, again=again)
 

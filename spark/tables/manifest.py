@@ -78,7 +78,7 @@ def load(store: Store) -> Manifest:
     except ObjectMissing:
         return Manifest()
     except UNDECODABLE as error:
-        raise InvalidRequest(f"{store.url}/{NAME} is no manifest of a table ({error}): name another URL") from None
+        raise InvalidRequest(f"{store.url}/{NAME} is not a manifest of a table ({error}): name another URL") from None
     if manifest.format != FORMAT:
         raise InvalidRequest(
             f"{store.url}/{NAME} has format {manifest.format}, this version reads {FORMAT}: use the version of Notify "

@@ -61,8 +61,8 @@ class Conditions:
         self._ledger.set_condition(_CLOCK, start)
         detail = (
             f"this machine's clock says {instant_text(now_us)}, and the next window begins at {instant_text(start)}: "
-            "nothing is audited until then. If the clock was ahead before, end the watch, move watch.db away, and "
-            "begin with --from"
+            "nothing is audited until then. If the clock was ahead before, end the watch, move watch.db elsewhere, "
+            "and begin with --from"
         )
         return [{"kind": "inconclusive", "window_us": start, "key": f"{_CLOCK}:{start}", "detail": detail}]
 

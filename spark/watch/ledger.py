@@ -127,8 +127,8 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise InvalidRequest(
-                f"the watch's state in {path} is damaged ({error}): move it away, and name with --from the time from "
-                "which on the windows are to be audited"
+                f"the watch's state in {path} is damaged ({error}): move it elsewhere, and give with --from the time "
+                "from which windows are audited"
             ) from None
         if version > _VERSION:
             self._db.close()
@@ -297,7 +297,7 @@ class Ledger:
         earlier = self._db.execute("SELECT body FROM alarms WHERE key = ?", [DROPPED]).fetchone()
         dropped = surplus + (json.loads(earlier[0])["dropped"] if earlier else 0)
         self._db.execute("DELETE FROM alarms WHERE key = ?", [DROPPED])
-        detail = f"{dropped} alarms were dropped, because the receiver was away for too long: see findings.jsonl"
+        detail = f"{dropped} alarms were dropped, because the receiver was unreachable for too long: see findings.jsonl"
         self.add_alarm(DROPPED, {"kind": "dropped", "key": DROPPED, "dropped": dropped, "detail": detail})
 
     def alarms(self, now_us: int, most: int) -> list[Alarm]:

@@ -20,9 +20,9 @@ from notify.storage.log.segments import segment_name
 GONE, EXCHANGED, CUT, CHANGED = "gone", "exchanged", "cut", "changed"
 _WORDS = {
     GONE: ("is gone", "are gone", "and no record says that retention dropped it"),
-    EXCHANGED: ("was exchanged", "were exchanged", "for a segment of another log, or one that was made anew"),
+    EXCHANGED: ("was exchanged", "were exchanged", "for a segment of another log, or one that was recreated"),
     CUT: ("was cut", "were cut", "or is an older copy: it is shorter than what was read"),
-    CHANGED: ("was changed", "were changed", "its bytes are not those that were read"),
+    CHANGED: ("was changed", "were changed", "its bytes differ from those that were read"),
 }
 
 

@@ -288,7 +288,7 @@ class Watch:
         named = first_of(gone, MOST_NAMED)
         detail = (
             f"the windows before {instant_text(start)} were audited with other inputs: {named} was not given again, or "
-            "is another one now. Findings of these windows are not revised any more. Name the earlier inputs again, or "
+            "is another one now. Findings of these windows are no longer revised. Name the earlier inputs again, or "
             "begin another watch with another --state"
         )
         return [{"kind": "inconclusive", "window_us": start, "key": f"INPUTS:{start}", "detail": detail}]

@@ -107,7 +107,7 @@ class Journal:
             raise self.failed
         need = self.end + size + 2 * FRAME_HEADER_SIZE + SEGMENT_HEADER_SIZE
         if need - self.open.base > OPEN_FRAME_BYTES:
-            raise Unavailable("the disk cannot keep up: too much waits for it already; try again")
+            raise Unavailable("the disk cannot keep up: too many writes are waiting; try again")
         if need <= self._reserved:
             return
         segment = self.open.segment

@@ -68,7 +68,7 @@ class Opening:
                 raise Corrupt("there is a checkpoint but no segment: the log's files are missing; restore a backup")
             segments = [self._segments.create(0, now_us)]
         elif saved is None and segments[0].base != 0:
-            raise Corrupt("the first segments are gone and there is no checkpoint; restore a backup")
+            raise Corrupt("the first segments are missing and there is no checkpoint; restore a backup")
         self._open_husks(segments[0].base)
         for segment, following in zip(segments, segments[1:], strict=False):
             segment.sealed_end = following.base

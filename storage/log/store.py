@@ -215,7 +215,7 @@ class LogStore:
                 self._checkpoints.write(self._checkpoints.capture(position), position)
         except OSError as error:
             raise StorageFailed(
-                f"the disk failed at closing: {error}; make room on it or mend it, and start again"
+                f"the disk failed at closing: {error}; free space or repair it, and start again"
             ) from error
         finally:
             self.let_go()

@@ -29,7 +29,7 @@ def opened(url: str) -> tuple[Any, str]:
     if parts.username or parts.password or without_secrets(url) != url:
         raise InvalidRequest("a store's URL must not hold credentials: put them where the store's library reads them")
     if not url or (parts.scheme not in fsspec.available_protocols() if parts.scheme else not url.startswith("/")):
-        raise InvalidRequest(f"{url!r} is no store: name one as file:///directory, s3://bucket/prefix or hdfs://…")
+        raise InvalidRequest(f"{url!r} is not a store: name one as file:///directory, s3://bucket/prefix or hdfs://…")
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if parts.scheme in ("s3", "s3a"):
         # Each request once: this module tries again, and says how often.

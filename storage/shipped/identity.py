@@ -43,7 +43,7 @@ def read(data_dir: Path) -> Identity | None:
         return None
     except (*UNDECODABLE, ValueError) as error:
         raise Corrupt(
-            f"{path} cannot be read ({error}). It names the log's line of descent: take lineage and generation from "
+            f"{path} cannot be read ({error}). It names the log's lineage: take lineage and generation from "
             "the manifest.json of the store that this log was shipped to"
         ) from None
     return found

@@ -153,7 +153,7 @@ def decoded(data: bytes) -> Manifest:
     try:
         manifest = _decode_manifest(data)
     except UNDECODABLE as error:
-        raise ObjectStoreFailed(f"{layout.MANIFEST} is no manifest that this version can read ({error})") from None
+        raise ObjectStoreFailed(f"{layout.MANIFEST} is not a manifest that this version can read ({error})") from None
     if manifest.format != FORMAT:
         raise ObjectStoreFailed(
             f"{layout.MANIFEST} has format {manifest.format}, this version reads {FORMAT}: use the version of Notify "
@@ -162,7 +162,7 @@ def decoded(data: bytes) -> Manifest:
     try:
         uuid.UUID(manifest.lineage)
     except ValueError:
-        raise ObjectStoreFailed(f"{layout.MANIFEST}: its lineage is no UUID") from None
+        raise ObjectStoreFailed(f"{layout.MANIFEST}: its lineage is not a UUID") from None
     parts: list[Page | ShippedSegment] = [*manifest.pages, *manifest.segments]
     _refuse_gaps(layout.MANIFEST, manifest.dropped_to, parts)
     return manifest
@@ -210,7 +210,7 @@ def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
     try:
         segments = _decode_page(data)
     except UNDECODABLE as error:
-        raise ObjectStoreFailed(f"{page.name} is no page that this version can read ({error})") from None
+        raise ObjectStoreFailed(f"{page.name} is not a page that this version can read ({error})") from None
     _refuse_gaps(page.name, page.base, segments)
     return segments
 

@@ -1,6 +1,6 @@
 """A data directory made of what a store holds: the files are fetched, the log is opened once, and is a new generation.
 
-What was stored after the last shipped segment is not in it (docs/operating.md, "A disk is lost").
+What was stored after the last shipped segment is not in it (docs/backup.md, "A disk is lost").
 """
 
 from __future__ import annotations
@@ -254,5 +254,7 @@ def _cut(store: Store, whole: Manifest, until: int) -> Manifest:
     segments = tuple(segment for segment in segments if segment.end <= until)
     cut = msgspec.structs.replace(whole, pages=pages, segments=segments)
     if not cut.count or cut.end != until:
-        raise InvalidRequest(f"no segment that {store.url} lists ends at {until}: name a position that a restore told")
+        raise InvalidRequest(
+            f"no segment that {store.url} lists ends at {until}: name a position that a restore printed"
+        )
     return cut

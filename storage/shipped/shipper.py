@@ -229,8 +229,8 @@ class Shipper:
             self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
             if manifests.is_earlier(there, self.manifest):
                 raise ObjectStoreFailed(
-                    f"{self.store.url} gives an earlier {layout.MANIFEST} than the one that was stored last: the store "
-                    "is behind, or does not keep what it acknowledges"
+                    f"{self.store.url} gives an earlier {layout.MANIFEST} than the one that was stored last: the "
+                    "store lags, or does not keep what it acknowledges"
                 )
             raise Conflict(
                 f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",

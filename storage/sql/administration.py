@@ -35,7 +35,7 @@ server_action = sa.Table(
     sa.Column("result", TEXT, nullable=False),
     **_INNODB,
 )
-"""Who did what, and why."""
+"""Administrative changes: when, who, what, and why."""
 
 server_revision = sa.Table(
     "server_revision",

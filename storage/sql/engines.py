@@ -136,11 +136,11 @@ def parsed_url(url: str) -> URL:
         return sa.make_url(url)
     except sa.exc.ArgumentError:
         raise sa.exc.ArgumentError(
-            "this is no URL of a database, such as postgresql://user:password@host/database or sqlite:///file"
+            "this is not a database URL, such as postgresql://user:password@host/database or sqlite:///file"
         ) from None
     except ValueError:  # its text may have a part of a password that holds an @
         raise sa.exc.ArgumentError(
-            "its port is no number; write @, : and / within a password as %40, %3A and %2F"
+            "its port is not a number; write @, : and / within a password as %40, %3A and %2F"
         ) from None
 
 

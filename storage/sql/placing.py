@@ -77,7 +77,9 @@ class Placing:
 
     def _shard_of_key(self, key: str, now: KeyMap) -> str:
         if not self._is_confirmed():
-            raise Unavailable("the registry has not been heard for long: where keys belong is not known; try again")
+            raise Unavailable(
+                "the registry has not answered for too long, so it is unknown where keys belong; try again"
+            )
         if self._refusal:
             raise Unavailable(self._refusal)
         hashed = key_hash(key)

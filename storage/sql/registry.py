@@ -83,7 +83,7 @@ def forget(connection: Connection, name: str) -> None:
         raise NotFound(f"there is no member {name!r}: see `notify storage members`")
     age = (microseconds_of(at) - microseconds_of(seen_at)) / 1e6
     if age < GONE_SECONDS:
-        raise Conflict(f"{name!r} was heard of {age:.1f} s ago: stop it first")
+        raise Conflict(f"{name!r} sent a heartbeat {age:.1f} s ago: stop it before you remove it")
     leave(connection, name)
 
 

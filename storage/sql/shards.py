@@ -96,7 +96,7 @@ class SqlShards:
         if others and in_use.get(first) is False:
             raise StorageFailed(
                 f"shard {first!r} is new, and the first by name: it would take the place of {others[0]!r}, which is in "
-                f"use, as the registry. Name it so that it comes behind {others[0]!r}, or give --registry the URL of "
+                f"use, as the registry. Name it so that it sorts after {others[0]!r}, or give --registry the URL of "
                 f"{others[0]!r}"
             )
 

@@ -115,7 +115,7 @@ class Writer:
         if self._closing:
             raise Unavailable("the server is stopping; try again on another one")
         if self._waiting_bytes + job.size > WAITING_BYTES:
-            raise Unavailable("the database cannot keep up: too much waits for it already; try again")
+            raise Unavailable("the database cannot keep up: too many writes are waiting; try again")
         self._waiting_bytes += job.size
         self._jobs.put(job)
         try:

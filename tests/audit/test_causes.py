@@ -146,7 +146,7 @@ def test_dead_letters_by_group_and_reason() -> None:
     rows = [{"group": "mail", "reason": "refused", "count": 28}, {"group": "mail", "reason": "late", "count": 3}]
     (cause,) = told([letter], dead=rows)
     assert cause.sentence == (
-        "group mail gave up 31 messages since 2026-11-23 10:04:00Z that nobody sent again: 28 × 'refused', 3 × 'late'"
+        "group mail gave up 31 messages since 2026-11-23 10:04:00Z that were not redriven: 28 × 'refused', 3 × 'late'"
     )
     assert (cause.count, cause.fails) == (31, False)
     assert "notify dead-letter redrive mail --all --reason 'after an audit' --url" in cause.commands[2]

@@ -86,10 +86,10 @@ def test_a_dead_letter_that_took_effect_says_so(spark: Any, tmp_path: Path) -> N
     result = audited(spark, trade, replace(PLAN, effects=effects))
     assert (result.verdict, result.counts["DEAD"], result.counts["LEFT_OUT"]) == ("PASS", len(KEPT), 0)
     told = {f.message_id: f.detail.partition("; ")[2] for f in result.found if f.finding == "DEAD"}
-    again = "drop the letter, do not send it again"
+    again = "drop the dead letter, do not redrive it"
     assert told == {
-        trade.message(KEPT[0]): f"it took effect nevertheless, as the inbox of {WITH_INBOX} shows: {again}",
-        trade.message(KEPT[1]): f"it took effect nevertheless, as --effects shows: {again}",
+        trade.message(KEPT[0]): f"it took effect anyway, as the inbox of {WITH_INBOX} shows: {again}",
+        trade.message(KEPT[1]): f"it took effect anyway, as --effects shows: {again}",
         trade.message(KEPT[2]): "",
     }
     with trade.inputs() as inputs:

@@ -80,8 +80,8 @@ def test_people_read_what_was_covered_first_and_the_verdict_last(trade: Trade, t
     harmed.execute("bank", f"DELETE FROM half_message WHERE transaction_id = '{trade.name(1)}'")
     code, said = cli(*flags(harmed, tmp_path / "report"), "--objective", "50")
     lines = [line for line in said["text"].splitlines() if not line.startswith("…")]
-    assert code == 1 and lines[0] == "what was read:" and "log" in lines[1]
-    first = lines.index("what to do first:")
+    assert code == 1 and lines[0] == "inputs:" and "log" in lines[1]
+    first = lines.index("do first:")
     assert lines[first + 1].startswith("  1. producer group payments, database bank: 1 message delivered")
     assert "notify audit explain" in lines[first + 2]
     (case,) = [line for line in lines if line.startswith("    GHOST ")]

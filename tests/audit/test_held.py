@@ -26,7 +26,7 @@ from notify.storage.log.segments import segment_name
 SEGMENTS = 300
 SIZE = 1 << 20
 HELD_BYTES = 2048
-"""docs/audit.md says that a segment takes 2 KB of the driver."""
+"""docs/audit-spark.md says that a segment takes 2 KB of the driver."""
 T0 = 1_800_000_000_000_000
 MANY = 60
 """So many consumer groups, producer groups and records of bridges each segment tells of."""

@@ -328,7 +328,7 @@ def test_each_database_knows_times(spark: Any, kind: str, database_urls: dict[st
             for span in (None, window):
                 count, cases = malformed(database, span)
                 assert (count, sorted(case.evidence["id"] for case in cases)) == (len(odd), odd)
-                assert all("is no time" in case.detail for case in cases)
+                assert all("is not a time" in case.detail for case in cases)
                 local, inbox = database.local_rows(spark, span), database.effects(spark, span)
                 assert local is not None and inbox is not None
                 times = [None] * (len(names) - 1) + [us]

@@ -214,7 +214,7 @@ def test_a_store_without_a_manifest_has_no_log(tmp_path: Path, own_store: Path) 
     with pytest.raises(InvalidRequest, match=r"no manifest\.json; name the URL"):
         LogInput(f"file://{tmp_path}/nothing")
     (own_store / "manifest.json").write_text("{}")
-    with pytest.raises(Exception, match="no manifest that this version can read"):
+    with pytest.raises(Exception, match="not a manifest that this version can read"):
         LogInput(f"file://{own_store}")
 
 

@@ -27,7 +27,7 @@ from tests.support.receiver import Receiver
 from tools.bench.made_run import transaction_id
 
 MOST_AUDITS = 1 + 13 / 24
-"""For each window, as docs/audit.md says."""
+"""For each window, as docs/audit-watch.md says."""
 
 
 @pytest.fixture

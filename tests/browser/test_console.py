@@ -297,7 +297,7 @@ def mend_dead_letters(writes: Writes) -> None:
     w.go("/groups/points/dead-letters")
     w.page.check(f"input[value='{before[0]}']")
     w.page.check(f"input[value='{before[1]}']")
-    w.press("button:has-text('Send the selected letters again')")
+    w.press("button:has-text('Send the selected dead letters again')")
     writes.finish("dead-letters.redrive")
     assert shop.dead() == before[2:]
     do("dead-letters.redrive-all", "?group=points", contains="no such")

@@ -182,9 +182,9 @@ def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: 
 
 
 def test_each_alarm_has_a_meaning_in_the_guide() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text()
     for name, meaning in MEANING.items():
-        assert f"| `{name}` | {meaning} |" in guide, f"docs/operating.md lacks: | `{name}` | {meaning} |"
+        assert f"| `{name}` | {meaning} |" in guide, f"docs/alarms.md lacks: | `{name}` | {meaning} |"
 
 
 def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

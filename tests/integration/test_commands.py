@@ -269,4 +269,4 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
 
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
-    assert "1 dead letter that nobody has sent again or dropped. " in finding and "redrive" in finding
+    assert "1 unresolved dead letter. " in finding and "redrive" in finding

@@ -278,7 +278,7 @@ def test_more_than_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     ports = {number: str(free_port()) for number in ("7400", "7401")}
     queue = f"http://127.0.0.1:{ports['7400']}"
-    for words, answer in shell("guides/machines.md", ports):
+    for words, answer in shell("distributed.md", ports):
         if words[-1] != "&" and words[1:3] != ["node", "list"]:
             assert answer[0] == 0, (words, answer)
         if words[1:3] == ["message", "send"]:  # the relay moves it when it looks next

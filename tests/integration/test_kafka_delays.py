@@ -340,7 +340,7 @@ def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
         clock.now_us += turn_us - 2 * SECOND_US
         sender = Sender(cluster, wheels, clock, unique)  # makes the topic; the slot is the same in each turn
         # Records that it moved before it noticed would count as read, and those before them would not come.
-        eventually(lambda: any("made anew" in text for text in noticed), "the releaser to notice it")
+        eventually(lambda: any("deleted and recreated" in text for text in noticed), "the releaser to notice it")
         for text in new:
             sender.send(text, due_us + turn_us)
         clock.now_us += 2 * SECOND_US

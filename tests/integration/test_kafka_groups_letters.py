@@ -166,7 +166,7 @@ def test_letters_that_are_dropped_are_never_sent_again(kafka_url: str, server: S
     until_waiting(server, group, 0)
     assert len(committed(group, groups.retry_topic(group.name), 1)) == 1
     page = str(call(server.url, "GET", f"/groups/{group.name}/dead-letters"))
-    assert "Drop the selected letters" in page and "dropped" in page and "drop the letter" in page
+    assert "Drop the selected dead letters" in page and "dropped" in page and "drop the dead letter" in page
     assert '<input type="hidden" name="offset" value="0">' in page
     form = str(call(server.url, "GET", f"/do/dead-letters.drop?group={group.name}&ids={ids[3]}&offset=2"))
     assert '<input type="hidden" name="offset" value="2">' in form

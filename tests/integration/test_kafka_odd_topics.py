@@ -248,7 +248,7 @@ def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_cla
         is_slow.set()
         produce(kafka_url, unique, ["a"])
         assert is_lost.wait(PATIENCE_SECONDS)
-        eventually(lambda: "does not own" in caplog.text, "the owner to give up")
+        eventually(lambda: "no longer owns" in caplog.text, "the owner to give up")
         is_lost.clear()
         eventually(lambda: caplog.text.count("this instance owns") == 2, "the group to be claimed anew")
         goes_on.set()

@@ -235,7 +235,7 @@ def test_checks_are_not_answered_from_a_database_that_cannot(memory: InMemorySer
 @pytest.mark.parametrize(
     ("dsn", "said"),
     [
-        ("shop.db", "no URL of a database, such as postgresql://"),
+        ("shop.db", "not a database URL, such as postgresql://"),
         ("oracle://user:password@host/x", "oracle is not served; PostgreSQL, MySQL, MariaDB, SQLite are"),
         ("mysql://user:password@127.0.0.1:9/x?bogus=1", "the driver refuses an option of the URL: .*'bogus'"),
     ],

@@ -1,6 +1,6 @@
 """Differences between the two queues, a queue server and Kafka: what Kafka cannot do is refused with a sentence.
 
-docs/distributed.md has the table.
+docs/kafka.md has the table.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_a_reset_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notif
     assert consume(url, shop_engine) == 2
 
     preview = reset(url, dry_run=True)
-    assert preview["replay"] == 0 and "do nothing" in preview["effects"]
+    assert preview["replay"] == 0 and "skip messages" in preview["effects"]
     assert reset(url) == preview
     assert consume(url, shop_engine) == 2 and sorted(items(shop_engine)) == ["a", "b"]
 
@@ -106,7 +106,7 @@ def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, not
     subscribe(url, "g", "t")
     first = took_effect_and_died(url, shop_engine, "a")
     preview = admin(url, "POST", "groups/g/dead-letters/redrive", {"dry_run": True})["result"]
-    assert preview["ids"] == [first] and "do nothing" in preview["effects"]
+    assert preview["ids"] == [first] and "skip messages" in preview["effects"]
     (item,) = redrive(url, "g")["items"]
     assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a"]
     with shop_engine.connect() as connection:  # an audit counts the new id's effect, too

@@ -24,10 +24,12 @@ from notify.client import Consumer, Inbox, Message, TransactionProducer, create_
 from notify.errors import Backpressure
 from notify.protocol.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
+from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import empty_database
 from tests.support.groups import publish, subscribe
-from tests.support.http import admin
+from tests.support.http import admin, ask
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -361,3 +363,53 @@ def test_handlers_of_each_kind(notify_server: InMemoryServer, tmp_path: Path) ->
 
 
 EARLIEST = 'subscribe("order.placed", start="earliest")'
+
+
+@pytest.mark.parametrize("is_own_process", [True, False])
+def test_fastapi_and_postgresql_in_production(
+    notify_server: InMemoryServer, database_urls: Mapping[str, str], tmp_path: Path, is_own_process: bool
+) -> None:
+    """Its three files run as they stand: an order and its points; 503 while the server is unreachable; SIGTERM."""
+    at: dict[str, Any] = {"cwd": tmp_path}
+    for code in blocks("fastapi.md", "python"):
+        (tmp_path / code.partition("\n")[0].removeprefix("# ")).write_text(code)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with empty_database("postgresql", database_urls, tmp_path) as database:
+        at["env"] = os.environ | {
+            "DATABASE_URL": database,
+            "NOTIFY_URL": notify_server.url,
+            "PYTHONPATH": str(DOCS.parent),
+            **({} if is_own_process else {"WITH_CONSUMER": "1"}),
+        }
+        subprocess.run([sys.executable, "models.py"], **at, check=True)
+        running = [subprocess.Popen([sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port)], **at)]
+        if is_own_process:
+            running.append(subprocess.Popen([sys.executable, "points.py"], **at))
+        engine = sa.create_engine(database)
+        try:
+            eventually(lambda: answer(url, "GET", "/livez") == 200, "the application to answer")
+            assert answer(url, "POST", "/orders?item=book") == 201
+            eventually(lambda: items(engine, "points") == ["book"], "the points")
+            with notify_server.down():
+                assert answer(url, "POST", "/orders?item=pen") == 503
+            assert items(engine, "orders") == ["book"]
+        finally:
+            for process in running:
+                process.send_signal(signal.SIGTERM)
+            ended = [process.wait(PATIENCE_SECONDS) for process in running]
+            engine.dispose()
+    assert ended in ([0], [0, 0]) or (ended[:1] == [-signal.SIGTERM] and ended[1:] in ([], [0]))
+
+
+def answer(url: str, method: str, path: str) -> int:
+    """The status of a request; 0 while nothing listens."""
+    try:
+        return ask(url, method, path)[0]
+    except OSError:
+        return 0
+
+
+def items(engine: sa.Engine, table: str) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(sa.text(f"SELECT item FROM {table}")).scalars())

@@ -169,7 +169,7 @@ def test_a_topic_that_was_made_anew(running: InMemoryServer) -> None:
         planning.following(start, None)
     make(running, 1)
     send(running, 10, 15)
-    with pytest.raises(NotFound, match="made again"):
+    with pytest.raises(NotFound, match="recreated"):
         planning.following(start, None)
     now = plan(running, failOnDataLoss="false").following(start, None)
     assert numbers(running, start, now, failOnDataLoss="false") == list(range(10, 15))

@@ -523,7 +523,7 @@ def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> Non
         assert events == (["bridge-x"] if waits_for_bridges else [])
         # The bridge was removed for good: once an operator says so, no row waits for it.
         with store.engine.begin() as connection:
-            with pytest.raises(Conflict, match="stop it first"):
+            with pytest.raises(Conflict, match="stop it before you remove it"):
                 registry.forget(connection, "bridge-x")
             a_week_ago = moment_of(now() - 7 * 86_400 * SECOND)
             connection.execute(server_member.update().values(seen_at=a_week_ago))

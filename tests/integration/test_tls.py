@@ -111,7 +111,7 @@ def test_tokens_over_tls(secured: Secured, unique: str) -> None:
     [
         ("https", False, "name the authority of its certificate in NOTIFY_CA"),
         ("http", False, "if it speaks TLS, write https://"),
-        ("https", True, "show that of NOTIFY_TOKEN"),
+        ("https", True, "send that of NOTIFY_TOKEN"),
     ],
 )
 def test_what_is_missing_to_reach_it_is_said(

@@ -74,7 +74,7 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
         (("dead-letter", "list", "nobody-has-this-group"), "there is no group"),
         (("dead-letter", "failures", "nobody-has-this-group"), "there is no group"),
         (("doctor", "--create-tables"), "--create-tables goes with --dsn"),
-        (("doctor", "--kafka", "a:9092"), "'a:9092' is no Kafka URL: write kafka://"),
+        (("doctor", "--kafka", "a:9092"), "'a:9092' is not a Kafka URL: write kafka://"),
         (("bridge", "--dsn", "mysql://u@127.0.0.1:9/x", "--backfill-from", "noon"), "'noon' is no instant"),
     ],
 )
@@ -98,8 +98,8 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     (tmp_path / "backup" / "backup.json").write_text('{"name": "b", "files": []}')
     for words, said in (
         (("restore", str(tmp_path / "backup"), "--data-dir", str(text)), f"{text} cannot be used: File exists"),
-        (("storage", "upgrade", "--storage", f"sqlite:///{text}"), "no database of SQLite"),
-        (("relay", "--dsn", f"sqlite:///{text}", "--once"), "no database of SQLite"),
+        (("storage", "upgrade", "--storage", f"sqlite:///{text}"), "not an SQLite database"),
+        (("relay", "--dsn", f"sqlite:///{text}", "--once"), "not an SQLite database"),
         (
             ("serve", "--registry", f"sqlite:///{text}", "--port", "0", "--data-dir", str(tmp_path / "r")),
             "the database refuses: file is not a database",

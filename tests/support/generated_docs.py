@@ -25,8 +25,8 @@ def pages() -> dict[Path, str]:
     reference = DOCS / "reference.md"
     tables = {
         reference: [_settings(), _admin_routes(), _metrics()],
-        DOCS / "audit.md": [_findings()],
-        DOCS / "operating.md": [_rights_at_kafka()],
+        DOCS / "audit-findings.md": [_findings()],
+        DOCS / "kafka-rights.md": [_rights_at_kafka()],
     }
     return {command_page.PAGE: command_page.page()} | {
         path: _with_tables(path.read_text(), of_page) for path, of_page in tables.items()

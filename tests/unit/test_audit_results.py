@@ -187,7 +187,7 @@ def test_another_writer_is_noticed(url: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_url_with_something_else_is_refused(url: str, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "manifest.json").write_text("[]")
-    with pytest.raises(InvalidRequest, match="no manifest of a table"):
+    with pytest.raises(InvalidRequest, match="not a manifest of a table"):
         merge(audit(0, 1, []), url)
     with pytest.raises(InvalidRequest):
         merge(audit(0, 1, []), "nowhere")

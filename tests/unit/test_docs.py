@@ -29,7 +29,7 @@ def test_the_settings_of_kafka_that_are_refused_are_documented() -> None:
     pytest.importorskip("confluent_kafka")
     from notify.kafka.cluster import OWN_SETTINGS
 
-    text = (ROOT / "docs" / "operating.md").read_text()
+    text = (ROOT / "docs" / "kafka-rights.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     missing = [n for n, why in OWN_SETTINGS.items() if not any(f"`{n}`" in row and f"| {why} |" in row for row in rows)]
     assert not missing

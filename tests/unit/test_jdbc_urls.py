@@ -24,7 +24,7 @@ from tests.support.authority import Authority
 
 DB = Reached("db.example", "192.0.2.1", 5432, "shop", "auditor", "s3cret")
 HERE = Reached("localhost", "::1", 5432, "shop", "auditor", "")
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "audit-spark.md").read_text()
 
 
 @pytest.fixture(autouse=True)

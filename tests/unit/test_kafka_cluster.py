@@ -38,10 +38,10 @@ def test_settings_of_the_url_win_over_those_of_the_file(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("name", "promise"),
     [
-        ("isolation.level", "nobody reads messages of a transaction that is rolled back"),
-        ("auto.commit.enable", "a group's position follows what its handlers have finished"),
+        ("isolation.level", "messages of rolled-back transactions are not read"),
+        ("auto.commit.enable", "a group's position follows its finished handlers"),
         ("acks", "each message is in Kafka once"),
-        ("transaction.timeout.ms", "readers wait for a process that died within a transaction no longer"),
+        ("transaction.timeout.ms", "readers wait only a bounded time"),
     ],
 )
 def test_a_setting_that_promises_depend_on_is_refused_with_the_promise(name: str, promise: str) -> None:
@@ -89,7 +89,7 @@ def test_a_password_in_a_url_is_taken_as_it_is(written: str, meant: str) -> None
     [
         ("kafka://user:hush@a:9092", r"no user before its brokers: write kafka://host:9092\?sasl\.username"),
         ("kafka://a:9092/orders", "without a path"),
-        ("http://a:9092", "is no Kafka URL"),
+        ("http://a:9092", "is not a Kafka URL"),
         ("kafka://a:9092?sasl.password=x&hush", "write an & within a value as %26"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_log_whose_reader_does_not_read_goes_on(monkeypatch: pytest.MonkeyPatc
         print("there", file=output, flush=True)
         *_, told, last = os.read(reading, 1 << 20).decode().splitlines()
     os.close(reading)
-    assert (told, last) == (f"{2_000 - kept} lines of this log are lost: nobody read the output", "there")
+    assert (told, last) == (f"{2_000 - kept} lines of this log are lost because the output was not read", "there")
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])

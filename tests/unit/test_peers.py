@@ -335,6 +335,6 @@ def test_a_driver_that_hangs_is_killed(started: Driver, monkeypatch: pytest.Monk
 
 
 def test_the_page_shows_what_the_run_prints() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "measuring.md").read_text()
     assert "`make bench-peers`" in page
     assert [row.label for row in rows(Work()) if f"| {row.label} |" not in page] == []

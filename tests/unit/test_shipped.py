@@ -246,9 +246,9 @@ def bad_manifests() -> Iterator[tuple[bytes, str]]:
     encode = msgspec.json.encode
     lineage = identity.new().lineage
     good = Manifest(lineage=lineage, segments=(segment_of(0, 9), segment_of(9, 12)))
-    yield b"", "no manifest"
-    yield b"{}", "no manifest"
-    yield encode(good)[:-5], "no manifest"
+    yield b"", "not a manifest"
+    yield b"{}", "not a manifest"
+    yield encode(good)[:-5], "not a manifest"
     yield encode(msgspec.structs.replace(good, format=2)), "format 2"
     yield encode(msgspec.structs.replace(good, lineage="x")), "UUID"
     yield encode(msgspec.structs.replace(good, segments=(segment_of(0, 9), segment_of(10, 12)))), "between 9 and 10"

@@ -94,7 +94,7 @@ def test_a_start_that_fails_half_way_stops_what_had_started(tmp_path: Path, give
         ({"roles": "conductor"}, "'conductor' is neither transactions nor queue"),
         ({"roles": ","}, "'' is neither transactions nor queue"),
         ({"storage": "no-url"}, r"--storage \(not a URL\)"),
-        ({"storage": "postgresql://h:port/d"}, "its port is no number"),
+        ({"storage": "postgresql://h:port/d"}, "its port is not a number"),
         ({"storage": "a=sqlite:///x a=sqlite:///y"}, "same shard name"),
         ({"registry": "postgresql+none://u:secret@h/d"}, r"--registry postgresql\+none://u:[*]{3}@h/d"),
         ({"kafka": "kafka://"}, "a Kafka URL names brokers"),
@@ -176,4 +176,4 @@ def test_a_request_that_outlasts_the_stop_is_told_so(
     asyncio.run(scenario())
     assert [message["status"] for message in said if "status" in message] == [200 if has_begun else 503]
     if not has_begun:
-        assert b"may have been done" in said[-1]["body"]
+        assert b"may have been carried out" in said[-1]["body"]

@@ -8,7 +8,7 @@ import pytest
 
 from notify.admin_api.writes import FORMS, described
 
-EFFECTS = "handlers with an inbox do nothing"
+EFFECTS = "handlers with an inbox skip messages"
 ORDERS: dict[str, Any] = {
     "count": 7, "parked": 2, "producer_groups": {"orders": 7}, "youngest_seconds": 185.0, "oldest_seconds": 7210.0,
     "left_out": 0, "is_more": False,
@@ -123,7 +123,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
             ["1 message sent again.", "Later dead letters were not looked at."],
             1,
         ),
-        ("dead-letters.redrive-all", {"job": 7}, ["Job 7 does it"], 0),
+        ("dead-letters.redrive-all", {"job": 7}, ["Job 7 is running"], 0),
         ("transactions.commit", {"job": 101, "jobs": [101, 102]}, ["Jobs 101, 102 do it"], 0),
         (
             "messages.redeliver",

@@ -133,7 +133,7 @@ def _median(values: list[float]) -> float:
 
 
 def _rates(marks: list[tuple[float, int]]) -> list[int]:
-    """Messages a second in each part of a drain. `marks`: instants, and the number of messages received until then."""
+    """Messages per second in each part of a drain. `marks`: instants, and the messages received until then."""
     bounds = [len(marks) * part // PARTS for part in range(PARTS)] + [len(marks) - 1]
     pairs = itertools.pairwise(marks[bound] for bound in bounds)
     return [round((last[1] - first[1]) / max(last[0] - first[0], 1e-9)) for first, last in pairs]

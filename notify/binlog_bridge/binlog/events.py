@@ -67,7 +67,7 @@ EVENT_TYPES = {
     1: _refused("START_EVENT_V3", _OLD),
     QUERY: _handled("QUERY_EVENT", "it begins or ends a transaction, sets a savepoint, or is a statement to look at"),
     3: _harmless("STOP_EVENT", "the server was shut down: the next file follows"),
-    ROTATE: _handled("ROTATE_EVENT", "the next file is named, and table numbers mean nothing any more"),
+    ROTATE: _handled("ROTATE_EVENT", "the next file is named, and table numbers are no longer valid"),
     5: _harmless("INTVAR_EVENT", _STATEMENT),
     6: _refused("LOAD_EVENT", _OLD),
     7: _harmless("SLAVE_EVENT", "no server ever wrote it"),

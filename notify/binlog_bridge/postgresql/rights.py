@@ -12,8 +12,8 @@ _DENIED = {
     "42501": "its user lacks a right: ALTER ROLE … REPLICATION (on RDS: GRANT rds_replication TO it), and GRANT "
     "SELECT, UPDATE on the tables of messages",
     "0A000": "the server cannot decode its log logically",
-    "53400": "it has no free slot or walsender: raise max_replication_slots and max_wal_senders, or drop slots that "
-    "nobody needs (`notify doctor --dsn … --bridge` names them)",
+    "53400": "it has no free slot or walsender: raise max_replication_slots and max_wal_senders, or drop unused slots "
+    "(`notify doctor --dsn … --bridge` names them)",
 }
 """By SQLSTATE."""
 _NO_WALSENDER = "number of requested standby connections exceeds"

@@ -112,7 +112,7 @@ def make(engine: Engine, name: str) -> None:
         if state is not None:
             connection.execute(_DROP, {"name": name})
             connection.commit()
-            log.warning("slot %s was lost (%s), and is made again", name, state.why)
+            log.warning("slot %s was lost (%s), and is recreated", name, state.why)
     options = "(SNAPSHOT 'nothing', FAILOVER true)" if version >= _FAILOVER_SINCE else "NOEXPORT_SNAPSHOT"
     with Replication(engine.url) as replication:
         replication.command(

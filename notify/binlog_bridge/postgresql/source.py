@@ -189,7 +189,7 @@ def _setting_findings(connection: Connection, *, accept_unbounded_wal: bool) -> 
     if most_mb < 0:
         found.append(
             Finding(
-                "max_slot_wal_keep_size is unlimited: while this bridge is away, its slot keeps the log until the disk "
+                "max_slot_wal_keep_size is unlimited: while this bridge is down, its slot keeps the log until the disk "
                 "is full, and the database stops",
                 "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB' (what the disk can spare), SELECT pg_reload_conf(); "
                 "or start the bridge with --accept-unbounded-wal",
@@ -199,7 +199,7 @@ def _setting_findings(connection: Connection, *, accept_unbounded_wal: bool) -> 
     elif most_mb << 20 < KEPT_BYTES:
         found.append(
             Finding(
-                f"max_slot_wal_keep_size is {most_mb} MB: a bridge that is away for longer than it takes to write that "
+                f"max_slot_wal_keep_size is {most_mb} MB: a bridge that is down for longer than it takes to write that "
                 "much has to start with --backfill",
                 "ALTER SYSTEM SET max_slot_wal_keep_size to what the disk can spare",
                 stops=False,
@@ -252,7 +252,7 @@ def _slot_findings(connection: Connection, slot: Slot) -> list[Finding]:
         return [
             Finding(
                 f"all {most} replication slots are used",
-                "raise max_replication_slots, and restart the server; or drop slots that nobody needs: `notify doctor "
+                "raise max_replication_slots, and restart the server; or drop unused slots: `notify doctor "
                 "--dsn … --bridge` names those without a reader",
             )
         ]

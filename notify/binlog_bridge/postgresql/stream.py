@@ -121,13 +121,13 @@ class WalStream:
             raise Purged(f"the source has no slot {self._slot.name}, so that its log may lack messages. {_REMEDY}")
         row = json.loads(rows[0][0])
         if is_lost(row):
-            why = row.get("invalidation_reason") or "this bridge was away until max_slot_wal_keep_size was used up"
+            why = row.get("invalidation_reason") or "this bridge was down until max_slot_wal_keep_size was used up"
             raise Purged(f"the source has given up slot {self._slot.name} ({why}). {_REMEDY}")
         confirmed = lsn_of(row["confirmed_flush_lsn"] or "0/0")
         if confirmed > self._position.lsn:
             raise Purged(
                 f"slot {self._slot.name} continues at {lsn_text(confirmed)}, behind this bridge's position "
-                f"{self._position.shown}: it was made again, another program has read it, or the queue was restored "
+                f"{self._position.shown}: it was recreated, another program has read it, or the queue was restored "
                 f"from a backup. {_REMEDY}"
             )
 

@@ -40,7 +40,7 @@ def transactions(
     seconds: float = typer.Option(8.0, min=0.5, max=3600, help="Measured time, after a warm-up of 2 s."),
     rate: float = typer.Option(0.0, min=0, help="Transactions/s in all; 0: as fast as possible."),
     queue_outcomes: bool = typer.Option(
-        False, "--queue-outcomes", help="Callers go on once an outcome is queued, like sessions after their commit."
+        False, "--queue-outcomes", help="Callers continue once an outcome is queued, like sessions after their commit."
     ),
     consume: bool = typer.Option(False, "--consume", help="Also deliver and acknowledge everything."),
     client: str = CLIENT,
@@ -51,7 +51,7 @@ def transactions(
     keys: int = typer.Option(0, min=0, help="Distinct keys; 0: messages without a key."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Measure transactions a second (half and outcome durably recorded)."""
+    """Measure transactions per second (half and outcome durably recorded)."""
     figures = transactions_bench.run(
         clients=clients,
         processes=min(processes, clients),

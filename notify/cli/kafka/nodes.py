@@ -39,7 +39,7 @@ WANTED = (
     ),
     Wanted(
         "offsets.retention.minutes", lambda v, _: int(v) >= OFFSETS_MINUTES, "warn",
-        "a group whose consumers are all down for longer loses its offsets, and begins anew: set it to "
+        "a group whose consumers are all down for longer loses its offsets and starts over: set it to "
         f"{OFFSETS_MINUTES} (a week) or more",
     ),
     Wanted(
@@ -60,11 +60,11 @@ WANTED = (
     ),
     Wanted(
         "offsets.topic.replication.factor", lambda v, seen: int(v) > 1 or len(seen.brokers) < 3, "warn",
-        "no group can go on while the broker of its offsets is away: set it to 3",
+        "no group can continue while the broker of its offsets is down: set it to 3",
     ),
     Wanted(
         "transaction.state.log.replication.factor", lambda v, seen: int(v) > 1 or len(seen.brokers) < 3, "warn",
-        "nobody can publish while the broker of its transactions is away: set it to 3",
+        "nothing can be published while the broker of its transactions is down: set it to 3",
     ),
     Wanted(
         "unclean.leader.election.enable", lambda v, _: v != "true", "warn",
@@ -81,19 +81,19 @@ def lines(seen: Seen) -> Iterator[Line]:
     else:
         yield Line("controller", "ok", f"node {seen.controller}; {count} brokers")
     client = confluent_kafka.libversion()[0]
-    yield Line("versions", "ok", f"Kafka's client is librdkafka {client}; brokers do not tell it their version")
+    yield Line("versions", "ok", f"Kafka's client is librdkafka {client}; brokers do not report their version to it")
     yield from _settings(seen)
 
 
 def _reached(seen: Seen) -> Iterator[Line]:
-    """A line for each broker, about the address that it tells clients to use."""
+    """A line for each broker, about the address that it directs clients to."""
     for number, address in sorted(seen.brokers.items()):
         why = why_unreachable(dataclasses.replace(seen.cluster, brokers=address))
         if why is None:
             yield Line("broker", "ok", f"{number} answers at {address}")
         else:
             remedy = "set advertised.listeners of that broker to what clients can reach"
-            yield Line("broker", "fail", f"{number} tells clients to use {address}: {why}. Start it, or {remedy}")
+            yield Line("broker", "fail", f"{number} directs clients to {address}: {why}. Start it, or {remedy}")
 
 
 def _settings(seen: Seen) -> Iterator[Line]:

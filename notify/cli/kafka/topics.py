@@ -142,7 +142,7 @@ def _copies(seen: Seen) -> Iterator[Line]:
         text = f"1, so what one broker alone has may be lost: set it to 2 for {named(few)}"
         yield Line("min.insync.replicas", "warn", text)
     if tight:
-        text = f"as many as copies, so writing stops while one broker is away: set it to one less for {named(tight)}"
+        text = f"as many as copies, so writing stops while one broker is down: set it to one less for {named(tight)}"
         yield Line("min.insync.replicas", "warn", text)
     if least and not few and not tight:
         yield Line("min.insync.replicas", "ok", "fits the number of copies")

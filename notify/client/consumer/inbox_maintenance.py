@@ -32,7 +32,7 @@ INBOX_WAIT_MAX_SECONDS = 10.0
 AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
 """Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
 """
-NOT_KEPT = "the inbox was not purged, or the servers were not told of it; again later"
+NOT_KEPT = "the inbox was not purged, or the purge was not reported to the servers; trying again later"
 
 
 class InboxMaintenance:
@@ -52,7 +52,7 @@ class InboxMaintenance:
                 return
             except AWAY as error:
                 wait = backoff.next()
-                log.warning("the inbox's database is away, again in %.1f s: %s", wait, reason_of(error))
+                log.warning("the inbox's database is unreachable, trying again in %.1f s: %s", wait, reason_of(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), wait)
 

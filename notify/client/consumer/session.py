@@ -364,8 +364,8 @@ class Session:
         deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
         message_ids = sorted([delivery.id for delivery in deliveries])
         log.warning(
-            "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
-            "for any more, and will be delivered again: %s",
+            "stopped waiting for %d unsettled messages %g s after receiving stopped (setting drain); they will be "
+            "redelivered: %s",
             len(message_ids), self._work.drain, first_of(message_ids, NAMED_IN_LOG),
         )  # fmt: skip
 
@@ -516,7 +516,7 @@ class Session:
                 if not is_away(error) or self._ending.is_set():
                     raise
                 wait = backoff.next()
-                log.warning("the server is away, again in %.1f s: %s", wait, error)
+                log.warning("the server is unreachable, trying again in %.1f s: %s", wait, error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), wait)
                     raise  # the session has ended: no more requests
@@ -597,7 +597,7 @@ class Session:
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise
-            log.warning("%s does not know the subscriptions any more, and is told again: %s", self._http.url, error)
+            log.warning("%s no longer knows the subscriptions; sending them again: %s", self._http.url, error)
             await self._subscribe_all(again=True)
             return []
 

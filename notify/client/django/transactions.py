@@ -99,8 +99,8 @@ class Listener:
         if not wrapper.in_atomic_block and wrapper.get_autocommit():
             raise BindingRefused(
                 f"there is no transaction on the database {wrapper.alias!r} that the message could join, so it would "
-                "be sent whatever becomes of the change: send within transaction.atomic() or with ATOMIC_REQUESTS, or "
-                "use publish() for a message that belongs to no change"
+                "be sent even if the change is rolled back: send within transaction.atomic() or with ATOMIC_REQUESTS, "
+                "or use publish() for a message that belongs to no change"
             )
         wrapper.validate_no_broken_transaction()
         if self._undone is not None:

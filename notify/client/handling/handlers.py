@@ -174,8 +174,8 @@ def refuse_unfinished(result: object) -> None:
     if inspect.iscoroutine(result) or isinstance(result, Generator):
         result.close()
     raise InvalidRequest(
-        f"the handler returned a {type(result).__name__}, which nobody runs: the message is not handled; AsyncConsumer "
-        "awaits an `async def` handler, and the handler itself must `await` each coroutine function that it calls",
+        f"the handler returned a {type(result).__name__}, which was never awaited: the message is not handled; "
+        "AsyncConsumer awaits an `async def` handler, which must `await` each coroutine function that it calls",
         "invalid_handler",
     )
 

@@ -440,7 +440,7 @@ def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
         raise InvalidRequest(
             f"the table {notify_inbox.name} was made by an older version and has no column replay: call "
             "notify.client.create_tables(engine) again, or the Alembic helper in a new revision; rows are kept, and "
-            "older services go on with it",
+            "older services continue to work",
             "old_inbox_table",
         )
 

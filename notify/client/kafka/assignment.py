@@ -197,7 +197,7 @@ class Resets:
                 offsets = await self._feed.call_patiently(self._starts.offsets, dict.fromkeys(places, "earliest"))
                 await self._feed.call(self._move, offsets, reset)
                 for topic in sorted({topic for topic, _ in places}):
-                    log.warning("topic %s was made anew: this group begins anew there", topic)
+                    log.warning("topic %s was deleted and recreated; this group starts over there", topic)
 
     async def _carry_out(self) -> None:
         for reset in self._orders.control.resets:
@@ -210,7 +210,7 @@ class Resets:
                 continue
             offsets = await self._feed.call_patiently(self._starts.offsets, dict.fromkeys(places, reset.start()))
             await self._feed.call(self._move, offsets, reset.id)
-            log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
+            log.warning("topic %s of this group continues from %s, by reset %s", reset.topic, reset.to, reset.id)
 
     def _move(self, offsets: dict[Place, int], reset: str) -> None:
         """Move partitions, in the feed's thread and between two polls, so that the next fetch is from a new offset."""

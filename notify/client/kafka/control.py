@@ -90,7 +90,7 @@ class Orders:
         """Compare the topic's id: the offsets of a recreated topic may be the same as before."""
         topic_id = self._id_of_topic()
         if topic_id and self._topic_id and topic_id != self._topic_id:
-            log.warning("topic %s was made anew: the orders for group %s are read again", TOPIC, self._group)
+            log.warning("topic %s was deleted and recreated; reading the orders for group %s again", TOPIC, self._group)
             self._consumer.close()
             self._consumer = self._reader()
             self._begin()

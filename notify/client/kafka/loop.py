@@ -238,7 +238,7 @@ class KafkaLoop:
                 topics = await self._feed.call(self._topics.subscribed)
                 if self._topics.lacks:
                     log.warning(
-                        "topics of this consumer are gone, and are made again: %s", ", ".join(self._topics.lacks)
+                        "topics of this consumer were deleted, and are recreated: %s", ", ".join(self._topics.lacks)
                     )
                     await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
@@ -267,8 +267,8 @@ class KafkaLoop:
         unfinished = await self._handling.finished(self._plan.drain)
         if unfinished:
             log.warning(
-                "%d messages are not settled %g s after the end of receiving (the setting drain); they are not waited "
-                "for any more, and will be delivered again: %s",
+                "stopped waiting for %d unsettled messages %g s after receiving stopped (setting drain); they will be "
+                "redelivered: %s",
                 len(unfinished), self._plan.drain, ", ".join(unfinished[:NAMED_IN_LOG]),
             )  # fmt: skip
         for _, window in self._partitions.items():

@@ -187,7 +187,7 @@ class Ownership:
 
     async def _give_up(self) -> None:
         self._is_owner = False
-        log.warning("this instance does not own the topics of group %s any more", self._plan.group)
+        log.warning("this instance no longer owns the topics of group %s", self._plan.group)
         async with self._changing:
             await self._assignment.lose(self._assignment.places())
             await self._feed.call(self._feed.consumer.unassign)

@@ -72,7 +72,7 @@ class Partitions:
         """
         place = next(place for place, opened in self._windows.items() if opened is window)
         log.warning(
-            "topic %s goes on at %d in partition %d, after %d: it was made anew, or its last records are lost",
+            "topic %s continues at %d in partition %d, after %d: it was recreated, or its last records are lost",
             place[0], offset, place[1], window.next,
         )  # fmt: skip
         replacement = self.open(place, Progress(offset, reset=window.reset, left=True), in_order=window.in_order)

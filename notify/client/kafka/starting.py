@@ -100,7 +100,7 @@ class Starts:
                 self._starts.pop(place, None)
             reset = self._orders.control.reset_of(place[0])
             if progress is not None and reset is not None and reset.id != progress.reset:
-                log.warning("topic %s of this group goes on from %s, by reset %s", reset.topic, reset.to, reset.id)
+                log.warning("topic %s of this group continues from %s, by reset %s", reset.topic, reset.to, reset.id)
                 if self._noted is not None and place not in moved:
                     self._noted.moving(NotedPlace(*place), progress, reset.id)
                 moved[place] = reset.start()
@@ -119,12 +119,14 @@ class Starts:
         for place, progress in known.items():
             end, topic_id = ends.get(place), self._ids.of(place[0])
             if progress is not None and progress.topic and topic_id and progress.topic != topic_id:
-                log.warning("topic %s was made anew: group %s begins anew there", place[0], self._plan.group)
+                log.warning(
+                    "topic %s was deleted and recreated; group %s starts over there", place[0], self._plan.group
+                )
                 cut[place] = "earliest"
             elif progress is not None and end is not None and end < progress.offset:
                 log.warning(
                     "topic %s ends at %d in partition %d, where group %s was at %d: it was made anew, or its last "
-                    "records are lost; the group begins anew there", place[0], end, place[1], self._plan.group,
+                    "records are lost; the group starts over there", place[0], end, place[1], self._plan.group,
                     progress.offset,
                 )  # fmt: skip
                 cut[place] = "earliest"
@@ -275,6 +277,6 @@ def tell_deleted(group: str, place: Place, position: int, begin: int, done: Coll
     if deleted > 0:
         log.error(
             "up to %d messages of topic %s, partition %d, were deleted before group %s handled them: the topic keeps "
-            "messages for a shorter time (retention.ms, retention.bytes) than the group was behind. It goes on at %d",
+            "messages for a shorter time (retention.ms, retention.bytes) than the group lagged. It continues at %d",
             deleted, place[0], place[1], group, begin,
         )  # fmt: skip

@@ -361,7 +361,7 @@ class Checker:
                     room = self._rooms[id(listener)] = _Room(type(listener).__name__)
                 outcome = await room.in_thread(listener.check, half)
                 if not isinstance(outcome, Outcome):
-                    raise CheckUnavailable(f"the listener answered {outcome!r}, which is no Outcome")
+                    raise CheckUnavailable(f"the listener answered {outcome!r}, which is not an Outcome")
                 return outcome
         if self._engine is None:
             raise CheckUnavailable(f"no listener for topic {half.topic!r}")

@@ -181,7 +181,7 @@ class HalfSender:
         If this raises, the caller must stop the commit and roll the transaction back.
         """
         if self.is_closed:
-            raise TransactionRefused(f"nothing is committed: the messages cannot be sent any more. {CLOSED}")
+            raise TransactionRefused(f"nothing is committed: the messages can no longer be sent. {CLOSED}")
         check_driver(connection)
         if has_ended_on_sqlite(connection):
             raise BindingRefused(

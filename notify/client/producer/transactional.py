@@ -58,7 +58,7 @@ def check_made(session: Any, *, is_async: bool) -> None:
     if hasattr(session, "__enter__" if is_async else "__aenter__"):
         use = "TransactionProducer" if is_async else "AsyncTransactionProducer"
         raise InvalidRequest(f"the session factory made a {name}: use {use}, or a factory of the other kind")
-    raise InvalidRequest(f"the session factory made a {name}, which is no session: give sessionmaker(engine)")
+    raise InvalidRequest(f"the session factory made a {name}, which is not a session: give sessionmaker(engine)")
 
 
 def refuse_coroutine(result: object) -> None:

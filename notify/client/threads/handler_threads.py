@@ -39,7 +39,7 @@ class HandlerThreads(Executor):
         Raises RuntimeError after `shutdown`, and if the system allows no thread at all.
         """
         if self._is_closed:
-            raise RuntimeError("the consumer has ended: its threads call no handler any more")
+            raise RuntimeError("the consumer has ended: its threads no longer call handlers")
         future: Future[Any] = Future()
         if not self._idle.acquire(blocking=False) and self._started < self._most:
             self._start()

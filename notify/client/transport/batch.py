@@ -104,7 +104,7 @@ class Batcher(Generic[Item, Result]):
     def submit(self, item: Item) -> asyncio.Future[Result]:
         """Queue an item and return the future of its result. Raises Unavailable if MAX_WAITING items wait already."""
         if len(self._waiting) >= MAX_WAITING:
-            raise Unavailable("too much waits to be sent; the server is slow or away")
+            raise Unavailable("too many messages wait to be sent; the server is slow or unreachable")
         future: asyncio.Future[Result] = self._loop.create_future()
         self._waiting.append((item, future))
         if not self._scheduled:

@@ -187,7 +187,9 @@ class KafkaSink:
         if self._producer is None:
             raise Unavailable("the source is not claimed: claim it first")
         if self._sends_alone and not self._is_to_send_alone:
-            raise Unavailable("Kafka has taken what was refused beside others: claiming again, for larger requests")
+            raise Unavailable(
+                "Kafka accepted messages that it had refused in a larger request; claiming the source again"
+            )
         producer = self._producer
         if batch.rollback and self._has_parts:  # the Kafka transaction has only the parts that are rolled back
             if batch.commit:

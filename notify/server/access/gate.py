@@ -61,8 +61,8 @@ REFUSALS_A_SECOND = 10
 
 _NOT_OURS = "this server does not know this token, or the token was mistyped"
 _NOTHING_SHOWN = (
-    "show a token (Authorization: Bearer …; the SDK and `notify` show that of NOTIFY_TOKEN), or a client certificate "
-    "where mutual TLS is on"
+    "authentication required: send a token (Authorization: Bearer …; the SDK and `notify` send that of "
+    "NOTIFY_TOKEN), or a client certificate where mutual TLS is on"
 )
 
 

@@ -62,13 +62,13 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def failures(name: str) -> dict[str, Any]:
         """List the causes of a group's dead letters: one exception type and one function each, or one text.
 
-        `looked_at` of `of` letters have been counted so far; `others` of them belong to no listed failure group.
+        `looked_at` of `of` dead letters have been counted so far; `others` of them belong to no listed failure group.
         """
         return await desk.running.queues.letters.failures(name)
 
     @routes.get("/dead-letters")
     async def groups_with_dead_letters(prefix: str = "", max: int = 100) -> dict[str, Any]:
-        """List the groups that have dead letters, the groups with the most letters first."""
+        """List the groups that have dead letters, the groups with the most dead letters first."""
         check_between("max", max, 1, 10_000)
         return {"groups": await desk.running.queues.letters.counted(prefix, max)}
 
@@ -76,7 +76,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 def _redriving(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/redrive")
     async def redrive(name: str, write: Redrive, who: Who) -> dict[str, Any]:
-        """Send dead letters to this group alone again; a repeated redrive sends each letter once.
+        """Send dead letters to this group alone again; a repeated redrive sends each dead letter once.
 
         It looks for 5 s, and at a queue server at 20,000 letters at most: where there are more, `next_offset` in the
         result is not 0, and is the `offset` of the request that goes on. Ids are looked for in this way over Kafka
@@ -107,7 +107,7 @@ async def _redrive_all(desk: Desk, name: str, write: Redrive, who: str) -> dict[
 def _dropping(routes: APIRouter, desk: Desk) -> None:
     @routes.post("/groups/{name}/dead-letters/drop")
     async def drop(name: str, write: Drop, who: Who) -> dict[str, Any]:
-        """Drop dead letters, so that they are never sent again: these ids, or as a job all letters that match.
+        """Drop dead letters, so that they are never sent again: these ids, or as a job all dead letters that match.
 
         A letter that was already sent again stays sent. To drop all letters of a group, purge them. For `next_offset`
         see redrive.

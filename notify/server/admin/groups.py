@@ -63,7 +63,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a group's last hour, or day, in columns: messages settled a second, lag, age of the oldest."""
+        """Show a group's last hour, or day, in columns: messages settled per second, lag, age of the oldest."""
         return desk.running.figures.group(name, span)
 
     @routes.get("/groups/{name}")

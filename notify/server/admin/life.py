@@ -150,7 +150,7 @@ def _settlement_event(settlement: Settlement, before: Settlement | None) -> dict
     if settlement.kind is not None:
         event = _ENDS[settlement.kind]
     elif settlement.interruptions > (0 if before is None else before.interruptions):
-        event = "interrupted, because its consumer was told to stop"
+        event = "interrupted, because its consumer was stopping"
     elif settlement.deaths > (0 if before is None else before.deaths):
         event = f"attempt {settlement.attempts} ended with its consumer"
     else:

@@ -22,7 +22,7 @@ class Refused(Exception):
 def too_large() -> TooLarge:
     """The error for a head beyond its bounds."""
     return TooLarge(
-        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers no more than that; a path "
+        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers at most as many; a path "
         f"with its query has at most {URL_BYTES} bytes",
         "head_too_large",
         431,

@@ -192,7 +192,7 @@ class Protocol(HttpToolsProtocol):
                     data = self._head_without_upgrade() + data[upgrade.args[0] :]
         except httptools.HttpParserError:
             if not self._is_over:
-                self._refuse(self._refusal or InvalidRequest("this is no HTTP request", "malformed", 400))
+                self._refuse(self._refusal or InvalidRequest("this is not an HTTP request", "malformed", 400))
             elif self.pipeline:
                 self._hold(len(data))
             return
@@ -312,7 +312,7 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                self._stop(InvalidRequest("this server is no proxy", "method_not_allowed", 405))
+                self._stop(InvalidRequest("this server is not a proxy", "method_not_allowed", 405))
             self._is_upgrade = True
             return
         if len(self.pipeline) >= PIPELINED:

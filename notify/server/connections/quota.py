@@ -156,8 +156,8 @@ class Connections:
 def too_many(most: int) -> Unavailable:
     """The error for a connection that gets no place."""
     return Unavailable(
-        f"the server has {most} connections, as many as its setting connections allows; close those that nobody uses, "
-        "or try again",
+        f"the server has {most} connections, as many as its setting connections allows; close unused ones, or try "
+        "again",
         "too_many_connections",
     )
 

@@ -195,5 +195,5 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/jobs/{job}", "job.html", "", _job),
     ("/settings", "settings.html", "Settings and limits", _settings),
     ("/access", "access.html", "Access", _access),
-    ("/actions", "actions.html", "Who did what", _actions),
+    ("/actions", "actions.html", "Audit log", _actions),
 )

@@ -39,7 +39,7 @@ NAVIGATION = (
     ("/jobs", "Jobs"),
     ("/settings", "Settings"),
     ("/access", "Access"),
-    ("/actions", "Who did what"),
+    ("/actions", "Audit log"),
 )
 
 LIVE = {

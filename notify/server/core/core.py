@@ -69,7 +69,7 @@ NO_QUEUES = (
 )
 QUEUES_OF_KAFKA = (
     "this server's queues are Kafka's: it shows groups, their lag and dead letters, and pauses, resets and redrives; "
-    "docs/distributed.md lists what there is over Kafka"
+    "docs/kafka.md lists what there is over Kafka"
 )
 
 
@@ -278,7 +278,7 @@ class Core:
             log.warning("was_away", seconds=round(away_us / 1e6, 1), detail="all leases are extended by this time")
         else:
             self._retained_us = min(self._retained_us, now_us)
-            remedy = "start this server anew: checks of that time are due then; retries and delays wait until it comes"
+            remedy = "restart this server to run overdue checks now; retries and delays wait until the clock catches up"
             log.error("clock_set_back", seconds=round(-away_us / 1e6, 1), remedy=remedy)
         if self._queue_role is not None:
             self._queue_role.delivery.extend_leases(away_us)

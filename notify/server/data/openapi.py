@@ -16,16 +16,16 @@ REFUSED = "/v1/sources/{source}/refused"
 ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
     ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
-    ("/v1/transactions/states", "What became of transactions", wire.States, wire.Items),
+    ("/v1/transactions/states", "The states of transactions", wire.States, wire.Items),
     ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
-    (REFUSED, "Tell how many refused transactions of a source wait for a decision", wire.RefusedReport, None),
+    (REFUSED, "Report how many refused transactions of a source wait for a decision", wire.RefusedReport, None),
     ("/v1/groups/{group}/settle", "Settle receipts", wire.Settle, wire.SettledItems),
     ("/v1/groups/{group}/leave", "An instance stops: give up what it has to itself", wire.Leave, None),
     (SUBSCRIPTION, "Make or change a subscription, or with * a pattern of topics", wire.Subscribe, None),
-    (SUBSCRIPTION + "/inbox", "Tell from when on the group's inbox is whole", wire.WholeInbox, None),
+    (SUBSCRIPTION + "/inbox", "Report since when the group's inbox is complete", wire.WholeInbox, None),
 ]
 METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox", REFUSED), "put")
 """The methods of routes whose method is not POST."""
@@ -51,7 +51,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/groups/{group}/settle": {
         "items": [
             {"receipt": "12-0", "action": "ack"},
-            {"receipt": "12-1", "action": "retry", "delay": 5, "reason": "the mailer is away"},
+            {"receipt": "12-1", "action": "retry", "delay": 5, "reason": "the mailer is unreachable"},
         ]
     },
     "/v1/groups/{group}/leave": {"instance": "points-1"},

@@ -23,7 +23,7 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
     if group.rate is not None and not group.rate.available(now_us):
         yield "The group has received as many messages as its rate allows (the limit of consumer groups)."
     if group.is_paced(now_us):
-        yield "The group reads far behind the head, and waits while producers are busy."
+        yield "The group is far behind, and waits while producers are busy."
     for topic, owner in group.owners():
         if owner.until_us > now_us:
             yield (
@@ -35,8 +35,8 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
             yield f"Nothing of topic {cursor.topic} is delivered: {cursor.refused}"
         elif cursor.is_paused():
             yield (
-                f"Queue {cursor.topic}/{cursor.queue} waits: too many messages behind one that is not settled are "
-                "settled already. Settle or redrive the oldest one."
+                f"Queue {cursor.topic}/{cursor.queue} waits: too many messages after an unsettled one are already "
+                "settled. Settle or redrive the oldest one."
             )
     for i in group.instances.values():
         if group.instances.others_ask(i, now_us):

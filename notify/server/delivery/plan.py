@@ -224,7 +224,7 @@ def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: 
     """
     tally = Tally.of(lease, place)
     if is_interrupted and tally.interruptions < FREE_INTERRUPTIONS:
-        reason = f"{reason}; its consumer was told to stop, so that no attempt counts"
+        reason = f"{reason}; its consumer was stopping, so no attempt counts"
         return Attempt(lease, place, tally.interrupted(), 0, item, reason, is_interruption=True)
     tally = tally.died()
     cursor, offset = lease.cursor, lease.offsets[place]

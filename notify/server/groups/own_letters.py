@@ -305,7 +305,9 @@ class OwnLetters:
         }
         changed = [name for name, (was, will_be) in pairs.items() if was != will_be]
         if not changed:
-            raise InvalidRequest("nothing differs from the letter: redrive it, or change its body, key, tag or headers")
+            raise InvalidRequest(
+                "nothing differs from the dead letter: redrive it, or change its body, key, tag or headers"
+            )
         headers = (after.headers or {}) | server_headers | {EDITED: ", ".join(changed)}
         payload = encode_msgpack(Payload(before.topic, after.body, after.key, after.tag, headers, before.ttl))
         return OwnLetter(msgspec.structs.replace(letter.message, payload=payload)), changed

@@ -17,7 +17,7 @@ from notify.server.letters.query import Chosen, Edited, JobSpec, LetterQuery
 from notify.server.letters.search import LetterSearch
 from notify.storage.names import dead_letter_topic
 
-NO_EDIT = "over Kafka a letter is sent again as it is: publish a corrected message, and drop the letter"
+NO_EDIT = "over Kafka a dead letter is sent again unchanged: publish a corrected message, and drop the dead letter"
 
 
 class Letters(Generic[L]):
@@ -120,7 +120,7 @@ class Letters(Generic[L]):
             raise NotFound(f"{edited.id[:100]!r} is not among the dead letters of group {group[:100]!r}")
         if await engine.fates(group, lot) != [Fate.OPEN]:
             raise Conflict(
-                "the letter was sent again or dropped before: what was sent cannot be changed", "letter_closed"
+                "the dead letter was already sent again or dropped, so it can no longer be changed", "letter_closed"
             )
         corrected, changed = engine.rewrite(lot[0], edited.changes)
 

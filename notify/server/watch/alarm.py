@@ -9,86 +9,84 @@ from notify.protocol.wire import instant
 
 MEANING = {
     "in_doubt": (
-        "A transaction has had no outcome for too long (setting `alarm_doubt_seconds`): its producers are away, or "
-        "answer UNKNOWN. Start a producer of its group, or look at the transaction in the console or with `notify "
-        "transaction list`."
+        "A transaction has had no outcome for too long (setting `alarm_doubt_seconds`): its producers are not "
+        "running, or answer UNKNOWN. Start a producer of its group, or look at the transaction in the console or with "
+        "`notify transaction list`."
     ),
     "parked": (
-        "Transactions are parked (setting `alarm_parked`: from how many on): their producers did not know the "
-        "outcome, and the server asks no more. Look in the producer's database, then commit, roll back or resume "
-        "them."
+        "At least `alarm_parked` transactions are parked: their producers did not know the outcome, and an operator "
+        "has to decide. Look in the producer's database, then commit, roll back or resume them."
     ),
     "no_consumers": (
-        "Messages wait for a group, and none of its consumers has asked for a while (setting "
+        "Messages are waiting for a group, and none of its consumers has polled for a while (setting "
         "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
     ),
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
-        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push`)."
+        "are waiting. The alarm gives the reason. Repair the receiver, or give the group another address (`notify "
+        "group push`)."
     ),
     "lag_growing": (
-        "More and more messages wait for a group (setting `alarm_lag_growing_seconds`: for how long). Its consumers "
-        "are too few or too slow, or one message holds up an ordered queue. Start more consumers, or look at what "
-        "their handlers wait for."
+        "A group's lag has grown for a while (setting `alarm_lag_growing_seconds`). Its consumers are too few or too "
+        "slow, or one message blocks an ordered queue. Start more consumers, or look at what their handlers wait for."
     ),
     "dead_letters": (
-        "A group has dead letters that nobody has sent again or dropped (setting `alarm_dead_letters`: from how many "
-        "on). Look at their causes (`notify dead-letter failures`) and remove them, then redrive, drop or purge the "
-        "letters."
+        "A group has at least `alarm_dead_letters` unresolved dead letters. Look at their causes (`notify dead-letter "
+        "failures`) and fix them, then redrive, drop or purge the dead letters."
     ),
     "consumers": (
-        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases run out. "
+        "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases expire. "
         "Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and at what "
         "its handler waits for."
     ),
     "disk": (
-        "The disk of the log is nearly full (setting `alarm_disk_share`). Make room, or let messages be deleted "
-        "earlier (setting `retention_seconds`). Once the disk is full, writes are refused with 507; reading goes on."
+        "The disk of the log is nearly full (setting `alarm_disk_share`). Free space, or delete messages earlier "
+        "(setting `retention_seconds`). Once the disk is full, writes are refused with 507; reads continue."
     ),
     "bridge": (
-        "A bridge or relay has written nothing for a while (setting `alarm_bridge_seconds`), although one that runs "
-        "writes at least every 10 s. Look whether its process runs, and at its log."
+        "A bridge or relay has reported nothing for a while (setting `alarm_bridge_seconds`); a running one reports "
+        "at least every 10 s. Check whether its process runs, and its log."
     ),
     "retained_log": (
-        "A PostgreSQL has used up more than half of the log that it may keep for a bridge (max_slot_wal_keep_size). "
-        "When all is used, it gives the bridge up, which then has to start with `--backfill`. Look whether the bridge "
-        "runs, and why it is behind."
+        "PostgreSQL has used more than half of the log that it may keep for a bridge (max_slot_wal_keep_size). When "
+        "all is used, it drops the bridge's slot, and the bridge has to start with `--backfill`. Check whether the "
+        "bridge runs, and why it lags."
     ),
     "refused": (
-        "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
-        "shows them, and why. Let the bridge or relay try them again, or drop them."
+        "Messages of a source wait for a decision, because no queue accepts them. `notify refused list --dsn …` shows "
+        "them and the reasons. Let the bridge or relay retry them, or drop them."
     ),
     "kafka": (
         "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. If the alarm "
         "names a group, some of its partitions have no leader: start their brokers."
     ),
-    "audit": "The newest audit that was published here found something wrong. Its report says what, and what to do.",
+    "audit": "The newest published audit has findings. Its report explains them, and what to do.",
     "filter": (
         "A subscription has a filter of an earlier version that this version refuses, because evaluating it may cost "
         "too much. Its group gets no messages of that topic. Change the subscription's filter."
     ),
     "retention": (
-        "Old messages could not be deleted; the server's log says why. The server tries again every 30 s. If messages "
-        "that wait for consumers take up more space than the setting `retention_bytes` allows, let the consumers "
-        "catch up, or allow more."
+        "Old messages could not be deleted; the server's log gives the reason. The server tries again every 30 s. If "
+        "undelivered messages take more space than the setting `retention_bytes` allows, let the consumers catch up, "
+        "or raise it."
     ),
     "shipping": (
         "The object store is too far behind the log (settings `alarm_shipping_seconds` and `ship_every`), or refuses "
         "segments. Messages that are not in the store would be lost with this disk, and retention waits for them. The "
-        "alarm and the server's log say why."
+        "alarm and the server's log give the reason."
     ),
     "worker": (
-        "A worker ended within the last 10 minutes, and was started again (`notify serve --workers`); the alarm says "
-        "why. Nothing that it had answered is lost. Look in the server's output for the cause: the stack of a worker "
-        "that hung, an error of its disk, or a kill by the system for lack of memory."
+        "A worker ended within the last 10 minutes and was restarted (`notify serve --workers`); the alarm gives the "
+        "reason. Nothing acknowledged is lost. Look in the server's output for the cause: the stack of a worker that "
+        "hung, a disk error, or a kill by the system for lack of memory."
     ),
     "damage": (
-        "Bytes of the log that were on the disk are damaged; the server keeps a copy of them in the file that the "
-        "alarm names. `notify audit run` names the messages that are missing; send them again from the databases, or "
-        "have them from a backup (`notify restore`)."
+        "Bytes of the log on the disk are damaged; the server keeps a copy of them in the file that the alarm names. "
+        "`notify audit run` names the missing messages; send them again from the databases, or restore a backup "
+        "(`notify restore`)."
     ),
 }
-"""Each alarm's meaning and remedy; docs/operating.md has this table."""
+"""Each alarm's meaning and remedy; docs/alarms.md has this table."""
 
 
 CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})

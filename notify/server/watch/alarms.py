@@ -163,8 +163,7 @@ class Alarms:
                 since_us = max(group.seen_us, self._seen_us.setdefault(name, now_us))
                 is_alone = not group.has_consumer and now_us - since_us > most_us
                 if is_alone:
-                    wait = f"{lag:,} wait{'s' if lag == 1 else ''}"
-                    yield "no_consumers", name, f"No consumer of group {name} asks for messages, and {wait}"
+                    yield "no_consumers", name, f"Group {name} has no running consumer; {_are(lag, 'message')} waiting"
             elif not lag:
                 self._seen_us.pop(name, None)
             yield from self._consumers(group, now_us)
@@ -176,8 +175,8 @@ class Alarms:
     def _consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
         settings, name = self._core.settings, group.name
         if settings.alarm_dead_letters and group.dead_letters >= settings.alarm_dead_letters:
-            letters = _number(group.dead_letters, "dead letter")
-            yield "dead_letters", name, f"Group {name} has {letters} that nobody has sent again or dropped"
+            letters = _number(group.dead_letters, "unresolved dead letter")
+            yield "dead_letters", name, f"Group {name} has {letters}"
         ailing = {state: group.consumers.get(state, 0) for state in ("stuck", "slow")}
         if not any(ailing.values()):
             self._ailing_us.pop(name, None)

@@ -178,5 +178,5 @@ class Figures:
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._groups.of(name, span, self._now())
 
     def rate(self, topic: str) -> float | None:
-        """Messages a second that were sent to a topic in the last minute; None if unknown."""
+        """Messages per second that were sent to a topic in the last minute; None if unknown."""
         return self._topics.newest(topic, "sent")

@@ -82,7 +82,7 @@ def _refuse_others(settings: Settings) -> None:
     for name, why in {
         "storage": "servers over a database are stateless: start as many as there are cores, each with its --port",
         "kafka": "a server that shows Kafka's groups has no log",
-        "registry": "the workers of one machine know each other, and are no members of a registry",
+        "registry": "the workers of one machine know each other, and are not members of a registry",
         "ship_to": "each worker has a log of its own; ship a server without workers, or back the workers up",
     }.items():
         if getattr(settings, name):

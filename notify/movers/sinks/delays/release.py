@@ -141,7 +141,7 @@ class Release:
         self._gather()
         if topic := self._recreated.look():
             # The brokers deleted the group's offsets with the earlier topic: another membership begins at its start.
-            raise Unavailable(f"topic {topic} was made anew: it is read from its first record on")
+            raise Unavailable(f"topic {topic} was deleted and recreated; reading it from the start")
         if self._batch and self._move():
             self._failures = 0
             self._backoff.reset()

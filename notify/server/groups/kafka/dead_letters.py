@@ -172,7 +172,7 @@ class KafkaLetters:
         topics = self._look.now().topics
         if dead_letter_topic(group) in topics and retry_topic(group) not in topics:
             raise InvalidRequest(
-                f"group {group[:100]!r} has no retry topic: letters of a broadcast are sent again with publish",
+                f"group {group[:100]!r} has no retry topic: publish the dead letters of a broadcast again",
                 "broadcast",
             )
 
