@@ -37,7 +37,7 @@ FAILURES: Columns = {
 
 GROUP = typer.Argument(..., metavar="GROUP")
 
-group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

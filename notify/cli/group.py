@@ -21,7 +21,7 @@ COLUMNS: Columns = {
     "paused": lambda g: "paused" if g["paused"] else "",
 }
 
-group = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

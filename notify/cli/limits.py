@@ -10,7 +10,7 @@ from notify.admin_api import server
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show
 from notify.cli.writes import send_write, show_write, write_body
 
-group = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ from notify.cli.printed import Rows, cell, console, say_json
 def register(app: typer.Typer) -> None:
     app.command()(overview)
     app.command()(top)
-    nodes = typer.Typer(help="Servers, bridges, relays and consumers.", no_args_is_help=True)
+    nodes = typer.Typer(no_args_is_help=True)
     app.add_typer(nodes, name="node")
 
     @nodes.command("list")
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
         watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    actions = typer.Typer(help="Who did what, and why.", no_args_is_help=True)
+    actions = typer.Typer(no_args_is_help=True)
     app.add_typer(actions, name="action")
 
     @actions.command("list")

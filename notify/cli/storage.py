@@ -34,7 +34,7 @@ MEMBERS: Columns = {
     "detail": lambda m: _detail(m),
 }
 
-app = typer.Typer(help="The server's tables in a database.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ COLUMNS: Columns = {
     "flush": itemgetter("flush"),
 }
 
-group = typer.Typer(help="Topics and their queues.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,7 @@ COLUMNS: Columns = {
     "topics": itemgetter("messages"),
 }
 
-group = typer.Typer(help="Transactions in doubt and parked.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
