@@ -116,7 +116,7 @@ def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
 
 
 add_write(
-    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group, "truncate", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
     group_name=GROUP,
 )  # fmt: skip
 add_write(

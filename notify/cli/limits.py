@@ -1,4 +1,4 @@
-"""`notify limits`: shows and changes the rates of topics and groups while servers run."""
+"""`notify limit`: shows and changes the rates of topics and groups while servers run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ group = typer.Typer(no_args_is_help=True)
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    app.add_typer(group, name="limits")
+    app.add_typer(group, name="limit")
 
 
-@group.command("show")
-def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show limits by name, in messages or transactions a second; other names have no limit."""
+@group.command("list")
+def list_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List limits by name, in messages or transactions a second; other names have no limit."""
     show(call(url, "GET", "limits"), as_json)
 
 

@@ -1,4 +1,4 @@
-"""`notify top`, `overview`, `node`, `action`: the system's figures and alarms, its members, and who did what."""
+"""`notify top`, `overview`, `node`, `audit-log`: the system's figures and alarms, its members, and who did what."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ def register(app: typer.Typer) -> None:
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
         watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    actions = typer.Typer(no_args_is_help=True)
-    app.add_typer(actions, name="action")
-
-    @actions.command("list")
+    @app.command("audit-log")
     def list_actions(
         max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
         url: str = URL,

@@ -63,10 +63,10 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("limits", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
-        (("limits", "set", *WHY), "say what to change"),
-        (("group", "priorities", "g", "--class", "high"), "say why with --reason"),
-        (("group", "priorities", "g", "--share", "t=2"), "--share goes with --class"),
+        (("limit", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
+        (("limit", "set", *WHY), "say what to change"),
+        (("group", "priorities", "set", "g", "--class", "high"), "Missing option '--reason'"),
+        (("group", "priorities", "set", "g", "--share", "t=2", *WHY), "Missing option '--class'"),
         (("topic", "create", "orders/new", *WHY), "'orders/new' is not a name"),
         (("topic", "delete", "..", *WHY), "'..' is not a name"),
         (("message", "find", "--topic", "t", "--from", "2h"), "should be an instant, such as 2026-01-31T12:00:00Z"),
@@ -86,7 +86,7 @@ def test_a_group_without_dead_letters_says_so(memory: InMemoryServer, unique: st
     subscribe(memory.url, unique, unique)
     code, answer = cli("dead-letter", "list", unique, "--url", memory.url, "--json")
     assert (code, answer["messages"]) == (0, [])
-    purged = refusal(memory.url, "dead-letter", "purge", unique, "--before", "latest", *WHY)
+    purged = refusal(memory.url, "dead-letter", "truncate", unique, "--before", "latest", *WHY)
     assert f"group '{unique}' has no dead letters" in purged
     assert cli("dead-letter", "redrive", unique, "--id", "x", *WHY, "--url", memory.url)[0] == 1
 

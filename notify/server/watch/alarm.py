@@ -24,7 +24,7 @@ MEANING = {
     ),
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
-        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push`)."
+        "wait. The alarm says why. Repair the receiver, or give the group another address (`notify group push set`)."
     ),
     "lag_growing": (
         "More and more messages wait for a group (setting `alarm_lag_growing_seconds`: for how long). Its consumers "
