@@ -86,7 +86,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _with_defaults(command: Callable[..., None]) -> Callable[..., None]:
-    """Let --help show the settings' defaults: the flags themselves have none, since a variable or a file may set them."""
+    """Let --help show the settings' defaults: the flags have none, because a variable or a file may set them."""
     for name, parameter in inspect.signature(command).parameters.items():
         if name in Settings.__dataclass_fields__:
             default = Settings.__dataclass_fields__[name].default
@@ -98,7 +98,7 @@ def _with_defaults(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def greeting(settings: Settings, address: str, topics: int) -> str:
-    """The lines for a user who starts a server in a terminal, once it is ready; a log gets the line `listening`."""
+    """The lines for a user who starts a server in a terminal, once it is ready; a log gets the line `ready`."""
     from notify.server.configuration import first_token
 
     directory = Path(settings.data_dir).resolve()

@@ -19,6 +19,7 @@ import structlog
 
 from notify.errors import StorageFailed
 from notify.protocol.workers import remember_logs
+from notify.runtime.alive import tell
 from notify.runtime.signals import Signals, end_by
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.serve import cannot_listen
@@ -87,6 +88,8 @@ class Parent:
                     self._forget_parent(before)
                     return False
             self._wait()
+            if self._was_ready:
+                tell("WATCHDOG=1")  # workers that hang are started again by this process itself
             if self._doorway is not None:
                 self._doorway.tick()
             self._heed_signals()  # before `_reap`: a service manager may have stopped the workers as well
@@ -121,6 +124,7 @@ class Parent:
             self._stop()
 
     def _stop(self) -> None:
+        tell("STOPPING=1")
         self._asked_to_stop = time.monotonic()
         self._stopping_since = self._stopping_since or self._asked_to_stop
         for worker in self._workers:
@@ -263,6 +267,7 @@ class Parent:
                 remember_logs(Path(self.settings.data_dir))
             except OSError as error:
                 log.warning("logs_not_remembered", reason=error.strerror)  # the next start tries again
+            tell("READY=1")
             log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
             if self._greet is not None:
                 self._greet(self._url, self._topics)
