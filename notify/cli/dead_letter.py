@@ -93,6 +93,8 @@ def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]
 
     It ends at the body's `max` letters, or if the body has ids, at the last letter.
     """
+    if write is dead_letters.REDRIVE and not body.keys() & {"ids", "all", "max", "wanted"}:
+        raise typer.BadParameter("say which: --id, --all, --max, or conditions such as --contains")
     rows: dict[str, list[Any]] = {}
     most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
     while True:

@@ -1,4 +1,4 @@
-"""What supervises a process is told when it is ready, while it makes progress, and when it stops: systemd, and probes."""
+"""What supervises a process is told when it is ready, makes progress, and stops: by systemd's socket, or a file."""
 
 from __future__ import annotations
 

@@ -71,6 +71,7 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
         (("topic", "delete", "..", *WHY), "'..' is not a name"),
         (("message", "find", "--topic", "t", "--from", "2h"), "should be an instant, such as 2026-01-31T12:00:00Z"),
         (("group", "subscribe", "g", "t", "--mode", "keyed", *WHY), "should be one of shared, ordered, exclusive"),
+        (("dead-letter", "redrive", "g", *WHY), "say which: --id, --all"),
         (("dead-letter", "list", "nobody-has-this-group"), "there is no group"),
         (("dead-letter", "failures", "nobody-has-this-group"), "there is no group"),
         (("doctor", "--create-tables"), "--create-tables goes with --dsn"),
