@@ -81,7 +81,9 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: Ser
     again = admin(server, "POST", f"{path}/redrive", {"ids": [chosen]})["result"]["items"]
     assert [item["status"] for item in again] == [200]
     assert [m["id"] for m in admin(server, "GET", path)["messages"] if m["redriven"]] == [chosen]
-    code, said = cli("dead-letter", "redrive", group.name, "--max", "100", "--url", server.url, "--reason", "mended", "--json")
+    code, said = cli(
+        "dead-letter", "redrive", group.name, "--max", "100", "--url", server.url, "--reason", "mended", "--json"
+    )
     assert code == 0, said
 
     until_waiting(server, group, 0)
