@@ -34,6 +34,20 @@ def tell(state: str) -> None:
         sending.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
+def every_seconds() -> float:
+    """How often to give a sign of life: at least twice in the time that systemd allows between two of them."""
+    allowed = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
+    return min(BEAT_SECONDS, allowed / 2) if allowed else BEAT_SECONDS
+
+
+def sign() -> None:
+    """Give a sign of life: to systemd, and by the time of a file."""
+    tell("WATCHDOG=1")
+    if name := os.environ.get(FILE):
+        with contextlib.suppress(OSError):  # the probe sees it
+            Path(name).touch(mode=0o600)
+
+
 class Progress:
     """Whether one part of a process moves on: a step of its work, or a wait that may last."""
 
@@ -56,15 +70,10 @@ class Progress:
 async def beat(*parts: Progress) -> None:
     """Give signs of life until cancelled, unless a part is stuck; first say that the process is ready."""
     tell("READY=1")
-    allowed = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6
-    name = os.environ.get(FILE)
     while True:
         if not any(part.is_stuck() for part in parts):
-            tell("WATCHDOG=1")
-            if name:
-                with contextlib.suppress(OSError):  # the probe sees it
-                    Path(name).touch(mode=0o600)  # noqa: ASYNC240 - one call, on a local file system
-        await asyncio.sleep(min(BEAT_SECONDS, allowed / 2) if allowed else BEAT_SECONDS)
+            sign()
+        await asyncio.sleep(every_seconds())
 
 
 async def during(work: Coroutine[object, object, T], *parts: Progress) -> T:
