@@ -21,8 +21,8 @@ HARDENING = {
     "ProtectHostname": "yes", "ProtectControlGroups": "yes", "ProtectKernelLogs": "yes", "ProtectKernelModules": "yes",
     "ProtectKernelTunables": "yes", "PrivateTmp": "yes", "PrivateDevices": "yes", "PrivateUsers": "yes",
     "RemoveIPC": "yes", "LockPersonality": "yes", "RestrictNamespaces": "yes", "RestrictRealtime": "yes",
-    "RestrictSUIDSGID": "yes", "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX", "SystemCallArchitectures": "native",
-    "SystemCallFilter": "~@privileged @resources", "DynamicUser": "yes",
+    "RestrictSUIDSGID": "yes", "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "SystemCallArchitectures": "native", "SystemCallFilter": "~@privileged @resources", "DynamicUser": "yes",
 }  # fmt: skip
 """What each unit has; `systemd-analyze security` weighs each. Of a key that is repeated, the last value."""
 
@@ -56,7 +56,7 @@ def test_a_unit_gives_its_process_no_more_than_it_needs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_systemd_watches_what_gives_signs_of_life(path: Path) -> None:
-    """`notify serve`, `bridge` and `relay` say that they are ready and alive; a process that does not must not be asked."""
+    """`notify serve`, `bridge` and `relay` say that they are ready and alive; other processes are not asked."""
     service = read(path)["Service"]
     program = service["ExecStart"].split()
     if program[0] == "/opt/notify/bin/notify":
