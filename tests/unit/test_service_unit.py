@@ -35,7 +35,7 @@ def read(path: Path) -> configparser.ConfigParser:
 
 
 def test_there_is_a_unit_for_each_process() -> None:
-    assert [path.stem for path in UNITS] == ["notify", "notify-bridge", "notify-consumer", "notify-relay"]
+    assert [path.stem for path in UNITS] == ["notify-bridge", "notify-consumer", "notify-relay", "notify"]
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
