@@ -42,7 +42,34 @@ def list_groups(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json
 @group.command("show")
 def show_group(name: str, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show a group: subscriptions, positions, leases, instances."""
-    watched(watch, lambda: show(call(url, "GET", "groups", name), as_json))
+
+    def look() -> None:
+        answer = call(url, "GET", "groups", name)
+        show(answer if as_json else in_words(answer), as_json)
+
+    watched(watch, look)
+
+
+WORDS = {
+    "bound": "at most in flight",
+    "earlier": "earlier limits",
+    "epoch": "resets",
+    "expired": "leases expired",
+    "inbox_from": "inbox complete since",
+    "next": "next offset",
+    "per_second": "messages/s",
+    "position": "acknowledged up to",
+    "replay": "replays effects",
+    "settled_above": "acknowledged out of order",
+}
+"""What people read for the names of fields."""
+
+
+def in_words(answer: Any) -> Any:
+    """An answer with WORDS for the names of its fields."""
+    if isinstance(answer, dict):
+        return {WORDS.get(name, name): in_words(value) for name, value in answer.items()}
+    return [in_words(each) for each in answer] if isinstance(answer, list) else answer
 
 
 add_write(

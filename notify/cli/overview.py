@@ -58,7 +58,8 @@ def top(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the overview continuously; with --json, print one line for each update."""
+    """Show the overview, and the busiest groups and topics, continuously; with --json, print the overview on one line for
+    each update."""
     done = 0
     if as_json:
         while not rounds or done < rounds:
@@ -66,11 +67,12 @@ def top(
             done += 1
             time.sleep(interval if done != rounds else 0)
         return
-    screen = screen_of(call(url, "GET", "overview"))
-    with Live(screen, console=console(), screen=rounds == 0, auto_refresh=False) as live:
+    rates = _Rates()
+    with Live(Group(), console=console(), screen=rounds == 0, auto_refresh=False) as live:
         try:
             while not rounds or done < rounds:
-                live.update(screen_of(call(url, "GET", "overview")), refresh=True)
+                figures = call(url, "GET", "overview")
+                live.update(Group(screen_of(figures, lagging=False), *_queues(url, figures, rates)), refresh=True)
                 done += 1
                 time.sleep(interval if done != rounds else 0)
         except KeyboardInterrupt:
@@ -82,7 +84,49 @@ def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
 
 
-def screen_of(figures: dict[str, Any]) -> Group:
+ROWS = 10
+"""How many groups and topics `top` shows."""
+LISTED = 1000
+"""Of how many groups and topics, by name, `top` chooses them."""
+
+
+class _Rates:
+    """How many messages a second each topic gets, by its ends in two updates."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
+        self._at = 0.0
+
+    def of(self, ends: dict[str, int]) -> dict[str, float]:
+        now = time.monotonic()
+        passed, self._at = now - self._at, now
+        before, self._ends = self._ends, ends
+        return {name: max(0, end - before.get(name, end)) / passed for name, end in ends.items()}
+
+
+def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
+    """The groups with the largest lags, and the topics that get most messages; none where no server has queues."""
+    if figures["queues"] is None:
+        return []
+    ages = {row["name"]: row["oldest_seconds"] for row in figures["queues"]["lagging"]}
+    groups = Rows("group", "lag", "oldest", "leased", "consumers", "", box=None, pad_edge=False)
+    listed = call(url, "GET", "groups", query=f"?max={LISTED}")["groups"]
+    for row in sorted(listed, key=lambda row: -row["lag"])[:ROWS]:
+        age = "-" if ages.get(row["name"]) is None else f"{ages[row['name']]:.0f} s"
+        state = "paused" if row["paused"] else ""
+        groups.add_row(row["name"], f"{row['lag']:,}", age, row["leased"], row["consumers"], state)
+    topics = Rows("topic", "messages/s", "messages", "queues", box=None, pad_edge=False)
+    found = {
+        t["name"]: t["queues"] for t in call(url, "GET", "topics", query=f"?max={LISTED}&internal=false")["topics"]
+    }
+    per_second = rates.of({name: sum(q["end"] for q in queues) for name, queues in found.items()})
+    kept = {name: sum(q["end"] - q["start"] for q in queues) for name, queues in found.items()}
+    for name in sorted(found, key=lambda name: (-per_second[name], -kept[name]))[:ROWS]:
+        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", len({q["queue"] for q in found[name]}))
+    return [table for table in (groups, topics) if table.row_count]
+
+
+def screen_of(figures: dict[str, Any], *, lagging: bool = True) -> Group:
     rates, doubt, queues = figures["rates"], figures["in_doubt"], figures["queues"]
     facts = Rows(show_header=False, box=None, pad_edge=False)
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
@@ -108,7 +152,7 @@ def screen_of(figures: dict[str, Any]) -> Group:
         *(alarms or [cell("no alarms", "green")]),
         facts,
     ]
-    if queues is not None and queues["lagging"]:
+    if lagging and queues is not None and queues["lagging"]:
         table = Rows("group", "lag", "oldest", "", box=None, pad_edge=False)
         for row in queues["lagging"]:
             age = "-" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s"

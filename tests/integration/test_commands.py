@@ -270,3 +270,21 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
     assert "1 dead letter that nobody has sent again or dropped. " in finding and "redrive" in finding
+
+
+def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> None:
+    """`top` had no rows, and `group show` printed names of the code: epoch, bound, settled above."""
+    server = InMemoryServer().start()
+    try:
+        publish(server.url, "orders", ["a", "b"])
+        subscribe(server.url, "points", "orders", start="earliest")
+        shown = cli("top", "--rounds", "1", "--url", server.url)[1]["text"]
+        rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
+        assert rows["points"][0] == "2" and rows["orders"][:2] == ["0", "2"], shown
+        shown = cli("group", "show", "points", "--url", server.url)[1]["text"]
+        assert "acknowledged up to" in shown and "resets" in shown, shown
+        assert "epoch" not in shown and "settled above" not in shown
+        answer = cli("group", "show", "points", "--url", server.url, "--json")[1]
+        assert "epoch" in answer["subscriptions"][0], "programs read the names of the route"
+    finally:
+        server.stop()
