@@ -33,7 +33,7 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
         "from notify.cli import main",
         "from notify.testing import InMemoryServer",
         "import notify.server.serve",
-        "main.register()",
+        "main.command()",
         "server = InMemoryServer().start()",
         "for path in ('/', '/topics', '/settings', '/metrics', '/openapi.json', '/v1/admin/overview'):",
         "    assert urllib.request.urlopen(server.url + path).status == 200, path",
