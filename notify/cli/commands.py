@@ -64,7 +64,7 @@ def load(name: str) -> Any:
     listed = COMMANDS[name]
     part = typer.Typer()
     importlib.import_module(f"notify.cli.{listed.module}").register(part)
-    command: Any = typer.main.get_group(part).commands[name]  # type: ignore[attr-defined]
+    command: Any = typer.main.get_group(part).commands[name]
     command.rich_help_panel, command.short_help = listed.panel, listed.text
     command.help = command.help or listed.text
     hide_long_variables(command)

@@ -58,8 +58,7 @@ def top(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the overview, and the busiest groups and topics, continuously; with --json, print the overview on one line for
-    each update."""
+    """Show the overview and the busiest groups and topics continuously; with --json, print one line for each update."""
     done = 0
     if as_json:
         while not rounds or done < rounds:
@@ -116,9 +115,8 @@ def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
         state = "paused" if row["paused"] else ""
         groups.add_row(row["name"], f"{row['lag']:,}", age, row["leased"], row["consumers"], state)
     topics = Rows("topic", "messages/s", "messages", "queues", box=None, pad_edge=False)
-    found = {
-        t["name"]: t["queues"] for t in call(url, "GET", "topics", query=f"?max={LISTED}&internal=false")["topics"]
-    }
+    answer = call(url, "GET", "topics", query=f"?max={LISTED}&internal=false")
+    found = {topic["name"]: topic["queues"] for topic in answer["topics"]}
     per_second = rates.of({name: sum(q["end"] for q in queues) for name, queues in found.items()})
     kept = {name: sum(q["end"] - q["start"] for q in queues) for name, queues in found.items()}
     for name in sorted(found, key=lambda name: (-per_second[name], -kept[name]))[:ROWS]:

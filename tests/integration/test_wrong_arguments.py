@@ -176,7 +176,7 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
 
 def test_ctrl_c_while_the_commands_are_loaded_is_no_fault() -> None:
     """It was the traceback of whatever was imported just then, for a second on a slow machine."""
-    load = "m.register = lambda: os.kill(os.getpid(), signal.SIGINT)"
+    load = "m.root_command = lambda: os.kill(os.getpid(), signal.SIGINT)"
     program = f"import os, signal; from notify.cli import main as m; {load}; m.main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
