@@ -134,6 +134,7 @@ def _classes(fields: dict[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class PushWrite(Write):
     url: str = declared(description="the webhook; its host must be on the allow-list; calls are signed",
+        flag=Flag("The address that messages are posted to.", is_argument=True, name="webhook"),
         max_length=2000, input=Input("Address", "Its host must be in the setting webhook_hosts."))
     batch: int = declared(1, "the most messages in a call", ge=1, le=MOST_BATCH,
         input=Input("Messages in a call, at most", "From 1 to 1000; default: 1."),

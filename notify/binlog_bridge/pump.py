@@ -40,6 +40,7 @@ from notify.movers.sinks.order import is_for_now
 from notify.movers.sinks.showing import Showing
 from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
+from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import CLIENT_KEEPALIVE, reason_of, shown_url, within_schema
 from notify.runtime.threads import in_thread
@@ -98,6 +99,8 @@ class Bridge:
         self._target = without_secrets(queue_url)
         self.name = name
         self.totals = Totals()
+        self.progress = Progress()
+        """For what supervises the process: whether a step hangs."""
         self._schema, self._schemas = schema, schemas
         self._source_ids: set[str] = set()
         """The source ids in the schemas of the first candidate that could be read."""
@@ -132,6 +135,7 @@ class Bridge:
                 batches_before = self.totals.batches
                 wait: float | None = None
                 try:
+                    self.progress.works()
                     await self._prepare(fill)
                     epoch, position = await self._begin(sink, fill, fill_since_us)
                     fill = False
@@ -153,10 +157,12 @@ class Bridge:
                         self._candidates.refuse(_damaged_file(error))
                     elif not isinstance(error, Conflict | TargetAway):
                         self._candidates.does_not_answer()
+                self.progress.rests()
                 await asyncio.sleep(backoff.next() if wait is None else wait)
                 if self.totals.batches > batches_before:
                     backoff.reset()
         finally:
+            self.progress.rests()
             await sink.close()
             self._candidates.dispose()
 
@@ -229,6 +235,7 @@ class Bridge:
             if len(rest) == len(batch.transactions):
                 raise TargetAway(f"the target refuses what is not in the batch: {', '.join(sorted(refused_ids)[:3])}")
             batch = msgspec.structs.replace(batch, transactions=rest, position=without(batch.position, refused_ids))
+        self.progress.works()
         totals = self.totals
         totals.stored += answer.stored
         totals.known += answer.known
@@ -354,6 +361,7 @@ class Bridge:
         try:
             await listed.begin()
             while True:
+                self.progress.works()
                 read = await reading.next()
                 if announcing.done():
                     announcing.result()  # raises: it ends only by a fault of the bridge

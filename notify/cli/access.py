@@ -42,7 +42,7 @@ RIGHTS = "; ".join(f"{name}: {text}" for name, text in ACTIONS.items())
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Credentials: tokens, client certificates, subjects of an identity provider.")
+    group = typer.Typer()
     app.add_typer(group, name="token", no_args_is_help=True)
 
     @group.command("list")

@@ -19,7 +19,7 @@ COLUMNS: Columns = {
     "text": itemgetter("text"),
 }
 
-group = typer.Typer(help="Faults that need an operator.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -94,9 +94,7 @@ PUBLISH = typer.Option(False, "--publish", help="Send verdict and report to the 
 CONTINUE = typer.Option(
     False, "--continue", help="Begin where the last conclusive audit with this --report ended; the first reads all."
 )
-audits = typer.Typer(
-    no_args_is_help=True, help="Compare what databases committed with what was delivered and took effect."
-)
+audits = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -62,6 +62,7 @@ def bridge(
     from notify.binlog_bridge.pump import Bridge
     from notify.binlog_bridge.totals import describe
     from notify.movers.sinks.sink import running_beside
+    from notify.runtime.alive import during
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     since_us = _instant_us(backfill_from) if backfill_from else None
@@ -96,7 +97,7 @@ def bridge(
             say(f"notify: {bad[-1]}", err=True)
 
     with running_beside(url):
-        run_until_signal(lambda: _all(map(move, bridges)))
+        run_until_signal(lambda: during(_all(map(move, bridges)), *(moving.progress for moving in bridges)))
     done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
     if as_json:
         say_json(done)

@@ -27,6 +27,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, Un
 from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay
 from notify.movers.sinks.sink import running_beside
+from notify.runtime.alive import during
 from notify.runtime.databases import is_lost, reason_of, within_schema
 from notify.runtime.schemas import with_table
 from notify.runtime.signals import heeding_signals, run_until_signal
@@ -85,7 +86,7 @@ def relay(
     with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url, schema=schema, schemas=schemas)
         try:
-            run_until_signal(lambda: mover.run(interval=interval, once=once))
+            run_until_signal(lambda: during(mover.run(interval=interval, once=once), mover.progress))
         except NotifyError:
             raise
         except (Exception, asyncio.CancelledError) as error:

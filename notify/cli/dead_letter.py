@@ -37,7 +37,7 @@ FAILURES: Columns = {
 
 GROUP = typer.Argument(..., metavar="GROUP")
 
-group = typer.Typer(help="Messages that a group failed to handle.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -93,6 +93,8 @@ def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]
 
     It ends at the body's `max` letters, or if the body has ids, at the last letter.
     """
+    if write is dead_letters.REDRIVE and not body.keys() & {"ids", "all", "max", "wanted"}:
+        raise typer.BadParameter("say which: --id, --all, --max, or conditions such as --contains")
     rows: dict[str, list[Any]] = {}
     most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
     while True:
@@ -116,7 +118,7 @@ def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
 
 
 add_write(
-    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group, "truncate", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
     group_name=GROUP,
 )  # fmt: skip
 add_write(

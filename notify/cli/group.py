@@ -8,8 +8,8 @@ from typing import Any
 import typer
 
 from notify.admin_api import groups
-from notify.cli.api import AS_JSON, DRY_RUN, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
-from notify.cli.writes import add_write, option, send_write, show_write, write_body
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
+from notify.cli.writes import add_write, send_write, show_write, write_body
 from notify.errors import NotFound
 from notify.protocol.limits import digits
 
@@ -21,7 +21,11 @@ COLUMNS: Columns = {
     "paused": lambda g: "paused" if g["paused"] else "",
 }
 
-group = typer.Typer(help="Consumer groups.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
+push = typer.Typer(help="Post a group's messages to a webhook.", no_args_is_help=True)
+priorities = typer.Typer(help="Priority classes of a group's topics.", no_args_is_help=True)
+group.add_typer(push, name="push")
+group.add_typer(priorities, name="priorities")
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +42,34 @@ def list_groups(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json
 @group.command("show")
 def show_group(name: str, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show a group: subscriptions, positions, leases, instances."""
-    watched(watch, lambda: show(call(url, "GET", "groups", name), as_json))
+
+    def look() -> None:
+        answer = call(url, "GET", "groups", name)
+        show(answer if as_json else in_words(answer), as_json)
+
+    watched(watch, look)
+
+
+WORDS = {
+    "bound": "at most in flight",
+    "earlier": "earlier limits",
+    "epoch": "resets",
+    "expired": "leases expired",
+    "inbox_from": "inbox complete since",
+    "next": "next offset",
+    "per_second": "messages/s",
+    "position": "acknowledged up to",
+    "replay": "replays effects",
+    "settled_above": "acknowledged out of order",
+}
+"""What people read for the names of fields."""
+
+
+def in_words(answer: Any) -> Any:
+    """An answer with WORDS for the names of its fields."""
+    if isinstance(answer, dict):
+        return {WORDS.get(name, name): in_words(value) for name, value in answer.items()}
+    return [in_words(each) for each in answer] if isinstance(answer, list) else answer
 
 
 add_write(
@@ -50,64 +81,42 @@ add_write(
 )  # fmt: skip
 
 
-@group.command()
-def priorities(
+@priorities.command("show")
+def show_priorities(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Show a group's priority classes."""
+    show(call(url, "GET", "groups", name, "priorities"), as_json)
+
+
+@priorities.command("set")
+def set_priorities(
     name: str,
     klass: list[str] = typer.Option(
-        [], "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); default weights: 6, 3, 1."
+        ..., "--class", help="NAME=WEIGHT:PATTERN,PATTERN (repeatable, in order); default weights: 6, 3, 1."
     ),
     share: list[str] = typer.Option([], help="TOPIC=TURNS, a topic's turns within its class (repeatable)."),
-    reason: str = typer.Option(
-        "", envvar="NOTIFY_REASON", help="Why you change them; required with --class. [env: NOTIFY_REASON]"
-    ),
+    reason: str = REASON,
     dry_run: bool = DRY_RUN,
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show a group's priority classes, or set them with --class."""
-    if share and not klass:
-        raise typer.BadParameter("--share goes with --class: name all classes")
-    if klass and not reason:
-        raise typer.BadParameter("say why with --reason")
-    if not klass:
-        show(call(url, "GET", "groups", name, "priorities"), as_json)
-        return
+    """Set a group's priority classes: name all of them."""
     body = write_body(reason, dry_run, classes=[_class(text) for text in klass], shares=dict(_share(s) for s in share))
     show_write(groups.PRIORITIES_PUT.name, send_write(groups.PRIORITIES_PUT, url, name, body=body), as_json)
 
 
-@group.command()
-def push(
-    name: str,
-    webhook: str = typer.Argument(
-        "", help="The address that messages are posted to; without it the current one is shown."
-    ),
-    batch: int = option(groups.PushWrite, "batch"),
-    at_once: int = option(groups.PushWrite, "at_once"),
-    stop: bool = typer.Option(False, "--stop", help="Stop posting; the messages wait for consumers."),
-    reason: str = typer.Option(
-        "", envvar="NOTIFY_REASON", help="Why you change it; required to set or stop it. [env: NOTIFY_REASON]"
-    ),
-    dry_run: bool = DRY_RUN,
-    url: str = URL,
-    as_json: bool = AS_JSON,
-) -> None:
-    """Post a group's messages to a webhook, show its address, or stop posting."""
-    if stop and webhook:
-        raise typer.BadParameter("give either an address or --stop")
-    if (stop or webhook) and not reason:
-        raise typer.BadParameter("say why with --reason")
-    if stop:
-        answer = send_write(groups.PUSH_DELETE, url, name, body=write_body(reason, dry_run))
-        show_write(groups.PUSH_DELETE.name, answer, as_json)
-    elif webhook:
-        body = write_body(reason, dry_run, url=webhook, batch=batch, at_once=at_once)
-        show_write(groups.PUSH_PUT.name, send_write(groups.PUSH_PUT, url, name, body=body), as_json)
-    else:
-        pushes = call(url, "GET", "pushes")["pushes"]
-        if name not in pushes:
-            raise NotFound(f"the messages of group {name!r} are not posted to a webhook")
-        show(pushes[name], as_json)
+@push.command("show")
+def show_push(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """Show the webhook that a group's messages are posted to."""
+    pushes = call(url, "GET", "pushes")["pushes"]
+    if name not in pushes:
+        raise NotFound(f"the messages of group {name!r} are not posted to a webhook")
+    show(pushes[name], as_json)
+
+
+add_write(
+    push, "set", groups.PUSH_PUT, "Post a group's messages to a webhook.", name=str,
+)  # fmt: skip
+add_write(push, "stop", groups.PUSH_DELETE, "Post no more messages; they wait for consumers.", name=str)
 
 
 add_write(group, "pause", groups.PAUSE, "Pause a group: it receives nothing until it is resumed.", name=str)

@@ -15,7 +15,7 @@ from notify.cli.printed import console
 from notify.cli.writes import add_write, show_write
 
 FOLLOW_SECONDS = 0.2
-group = typer.Typer(help="Long work on the server.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`notify limits`: shows and changes the rates of topics and groups while servers run."""
+"""`notify limit`: shows and changes the rates of topics and groups while servers run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from notify.admin_api import server
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, show
 from notify.cli.writes import send_write, show_write, write_body
 
-group = typer.Typer(help="Rates of topics and groups.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    app.add_typer(group, name="limits")
+    app.add_typer(group, name="limit")
 
 
-@group.command("show")
-def show_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
-    """Show limits by name, in messages or transactions per second; other names have no limit."""
+@group.command("list")
+def list_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List limits by name, in messages or transactions per second; other names have no limit."""
     show(call(url, "GET", "limits"), as_json)
 
 

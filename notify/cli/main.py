@@ -1,4 +1,4 @@
-"""`notify`: registers the command groups, and prints each error as one line with an exit code."""
+"""`notify`: runs a command, and prints each error as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, NoReturn, TextIO, cast
 
@@ -19,6 +20,7 @@ import typer.main
 
 from notify import __version__
 from notify.cli import of_database, of_files
+from notify.cli.commands import COMMANDS, hide_long_variables, load, stand_in
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
 from notify.runtime.extras import remedy
@@ -69,9 +71,33 @@ def _output_errors() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+class AllCommands(Commands):
+    """Imports a command when it runs or shows its own help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        return stand_in(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name in COMMANDS and name not in self.commands:
+            self.commands[name] = load(name)
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:  # typer suggests only from what is imported
+            similar = ", ".join(map(repr, get_close_matches(name, COMMANDS)))
+            if similar and "Did you mean" not in getattr(error, "message", "Did you mean"):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {similar}?"  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
     name="notify",
-    cls=Commands,
+    cls=AllCommands,
     help="Transactional messages: a database change and its message happen together or not at all.",
     epilog="Each flag can be set by a variable: NOTIFY_RELAY_INTERVAL is --interval of `notify relay`.",
     no_args_is_help=True,
@@ -104,73 +130,20 @@ def _log_to_stderr() -> None:
         structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, STDERR)))
 
 
-def register() -> None:
-    """Add every command to `app`."""
-    from notify.cli import (
-        access,
-        alarm,
-        audit,
-        backup,
-        bridge,
-        database,
-        dead_letter,
-        demo,
-        doctor,
-        group,
-        job,
-        limits,
-        message,
-        overview,
-        refused,
-        restore,
-        serve,
-        settings,
-        storage,
-        topic,
-        transaction,
-    )
-    from notify.cli.bench import command as bench
-
-    serve.register(app)
-    storage.register(app)
-    bridge.register(app)
-    topic.register(app)
-    group.register(app)
-    transaction.register(app)
-    message.register(app)
-    dead_letter.register(app)
-    refused.register(app)
-    job.register(app)
-    overview.register(app)
-    access.register(app)
-    alarm.register(app)
-    backup.register(app)
-    restore.register(app)
-    settings.register(app)
-    limits.register(app)
-    database.register(app)
-    doctor.register(app)
-    audit.register(app)
-    bench.register(app)
-    demo.register(app)
+def root_command() -> Any:
+    """`notify`, which imports each command when it runs."""
+    root: Any = typer.main.get_command(app)
+    hide_long_variables(root)
+    return root
 
 
 @cache
 def command() -> Any:
-    """`app` with all commands, ready to be called; a fork server makes it once for all its children."""
-    register()
-    root_command = typer.main.get_command(app)
-    hide_long_variables(root_command)
-    return root_command
-
-
-def hide_long_variables(command: Any) -> None:
-    """Let --help show only variables with explicit names; those that follow the rule would make it twice as long."""
-    for parameter in command.params:
-        if getattr(parameter, "envvar", None) is None:
-            parameter.show_envvar = False
-    for inner in getattr(command, "commands", {}).values():
-        hide_long_variables(inner)
+    """`notify` with all its commands imported; a fork server makes it once for all its children."""
+    root = root_command()
+    for name in COMMANDS:
+        root.commands[name] = load(name)
+    return root
 
 
 def main() -> None:
@@ -188,7 +161,7 @@ def main() -> None:
                 stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
     try:
-        command()(auto_envvar_prefix="NOTIFY")
+        (command if command.cache_info().currsize else root_command)()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:
         _fail(str(error))
     except ImportError as error:

@@ -20,7 +20,6 @@ from notify.cli.api import (
     show,
     show_rows,
 )
-from notify.client import Message, TransactionProducer
 
 BODY_CHARACTERS = 60
 COLUMNS: Columns = {
@@ -31,7 +30,7 @@ COLUMNS: Columns = {
     "body": lambda m: str(m.get("body", "(bytes)"))[:BODY_CHARACTERS],
 }
 
-group = typer.Typer(help="Single messages.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +56,8 @@ def send_message(
     as_json: bool = AS_JSON,
 ) -> None:
     """Send a message without a transaction, for example to try a consumer."""
+    from notify.client import Message, TransactionProducer  # imports SQLAlchemy
+
     headers = pairs(header)
     check_answers(url)
     with TransactionProducer(url, group="notify-cli") as producer:

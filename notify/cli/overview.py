@@ -1,4 +1,4 @@
-"""`notify top`, `overview`, `node`, `action`: the system's figures and alarms, its members, and who did what."""
+"""`notify top`, `overview`, `node`, `audit-log`: the system's figures and alarms, its members, and who did what."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notify.cli.printed import Rows, cell, console, say_json
 def register(app: typer.Typer) -> None:
     app.command()(overview)
     app.command()(top)
-    nodes = typer.Typer(help="Servers, bridges, relays and consumers.", no_args_is_help=True)
+    nodes = typer.Typer(no_args_is_help=True)
     app.add_typer(nodes, name="node")
 
     @nodes.command("list")
@@ -31,10 +31,7 @@ def register(app: typer.Typer) -> None:
         columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
         watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    actions = typer.Typer(help="Administrative changes: when, who, what, and why.", no_args_is_help=True)
-    app.add_typer(actions, name="action")
-
-    @actions.command("list")
+    @app.command("audit-log")
     def list_actions(
         max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
         url: str = URL,
@@ -61,7 +58,7 @@ def top(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the overview continuously; with --json, print one line for each update."""
+    """Show the overview and the busiest groups and topics continuously; with --json, print one line for each update."""
     done = 0
     if as_json:
         while not rounds or done < rounds:
@@ -69,11 +66,12 @@ def top(
             done += 1
             time.sleep(interval if done != rounds else 0)
         return
-    screen = screen_of(call(url, "GET", "overview"))
-    with Live(screen, console=console(), screen=rounds == 0, auto_refresh=False) as live:
+    rates = _Rates()
+    with Live(Group(), console=console(), screen=rounds == 0, auto_refresh=False) as live:
         try:
             while not rounds or done < rounds:
-                live.update(screen_of(call(url, "GET", "overview")), refresh=True)
+                figures = call(url, "GET", "overview")
+                live.update(Group(screen_of(figures, lagging=False), *_queues(url, figures, rates)), refresh=True)
                 done += 1
                 time.sleep(interval if done != rounds else 0)
         except KeyboardInterrupt:
@@ -85,7 +83,48 @@ def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [alarm for alarm in figures["alarms"] if not alarm.get("silence")]
 
 
-def screen_of(figures: dict[str, Any]) -> Group:
+ROWS = 10
+"""How many groups and topics `top` shows."""
+LISTED = 1000
+"""Of how many groups and topics, by name, `top` chooses them."""
+
+
+class _Rates:
+    """How many messages a second each topic gets, by its ends in two updates."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
+        self._at = 0.0
+
+    def of(self, ends: dict[str, int]) -> dict[str, float]:
+        now = time.monotonic()
+        passed, self._at = now - self._at, now
+        before, self._ends = self._ends, ends
+        return {name: max(0, end - before.get(name, end)) / passed for name, end in ends.items()}
+
+
+def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
+    """The groups with the largest lags, and the topics that get most messages; none where no server has queues."""
+    if figures["queues"] is None:
+        return []
+    ages = {row["name"]: row["oldest_seconds"] for row in figures["queues"]["lagging"]}
+    groups = Rows("group", "lag", "oldest", "leased", "consumers", "", box=None, pad_edge=False)
+    listed = call(url, "GET", "groups", query=f"?max={LISTED}")["groups"]
+    for row in sorted(listed, key=lambda row: -row["lag"])[:ROWS]:
+        age = "-" if ages.get(row["name"]) is None else f"{ages[row['name']]:.0f} s"
+        state = "paused" if row["paused"] else ""
+        groups.add_row(row["name"], f"{row['lag']:,}", age, row["leased"], row["consumers"], state)
+    topics = Rows("topic", "messages/s", "messages", "queues", box=None, pad_edge=False)
+    answer = call(url, "GET", "topics", query=f"?max={LISTED}&internal=false")
+    found = {topic["name"]: topic["queues"] for topic in answer["topics"]}
+    per_second = rates.of({name: sum(q["end"] for q in queues) for name, queues in found.items()})
+    kept = {name: sum(q["end"] - q["start"] for q in queues) for name, queues in found.items()}
+    for name in sorted(found, key=lambda name: (-per_second[name], -kept[name]))[:ROWS]:
+        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", len({q["queue"] for q in found[name]}))
+    return [table for table in (groups, topics) if table.row_count]
+
+
+def screen_of(figures: dict[str, Any], *, lagging: bool = True) -> Group:
     rates, doubt, queues = figures["rates"], figures["in_doubt"], figures["queues"]
     facts = Rows(show_header=False, box=None, pad_edge=False)
     facts.add_row("halves", f"{rates['halves']:,.0f}/s", "committed", f"{rates['committed']:,.0f}/s")
@@ -111,7 +150,7 @@ def screen_of(figures: dict[str, Any]) -> Group:
         *(alarms or [cell("no alarms", "green")]),
         facts,
     ]
-    if queues is not None and queues["lagging"]:
+    if lagging and queues is not None and queues["lagging"]:
         table = Rows("group", "lag", "oldest", "", box=None, pad_edge=False)
         for row in queues["lagging"]:
             age = "-" if row["oldest_seconds"] is None else f"{row['oldest_seconds']:.0f} s"

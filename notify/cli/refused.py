@@ -23,7 +23,7 @@ from notify.movers.outbox import MOVES, present
 from notify.runtime.databases import has_table, within_schema
 from notify.runtime.guarantees import verify
 
-group = typer.Typer(help="Outbox transactions that the target will never take unchanged.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 DSN = typer.Option(
     ...,

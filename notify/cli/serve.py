@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ CONFIG = typer.Option(None, help="TOML file of settings. [env: NOTIFY_CONFIG]", 
 
 def register(app: typer.Typer) -> None:
     @app.command()
+    @_with_defaults
     def serve(
         host: str | None = typer.Option(
             None, help="Address to listen on; one that is not loopback needs --access. [env: NOTIFY_HOST]"
@@ -84,8 +87,20 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(run(settings, greet if is_terminal() else None))
 
 
+def _with_defaults(command: Callable[..., None]) -> Callable[..., None]:
+    """Let --help show the settings' defaults: the flags have none, because a variable or a file may set them."""
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in Settings.__dataclass_fields__:
+            default = Settings.__dataclass_fields__[name].default
+            if isinstance(default, bool):
+                parameter.default.show_default = name if default else f"no-{name}"
+            elif default not in ("", None):
+                parameter.default.show_default = f"{default:g}" if isinstance(default, float) else str(default)
+    return command
+
+
 def greeting(settings: Settings, address: str, topics: int) -> str:
-    """The lines for a user who starts a server in a terminal, once it is ready; a log gets the line `listening`."""
+    """The lines for a user who starts a server in a terminal, once it is ready; a log gets the line `ready`."""
     from notify.server.configuration import first_token
 
     directory = Path(settings.data_dir).resolve()

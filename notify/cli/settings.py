@@ -8,7 +8,7 @@ from notify.admin_api import server
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show_rows
 from notify.cli.writes import add_write, send_write, show_write, write_body
 
-group = typer.Typer(help="Settings of all servers of a registry, while they run.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""`notify storage`: a server's tables in a database, the key map and the members."""
+"""`notify storage`: a server's tables in a database, the key map and the nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMBERS: Columns = {
     "detail": lambda m: _detail(m),
 }
 
-app = typer.Typer(help="The server's tables in a database.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def change_key_map(
 
 
 @app.command()
-def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
+def nodes(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """List servers, bridges, relays and consumers by their heartbeats."""
     from notify.storage.sql import registry
 
@@ -132,7 +132,7 @@ def members(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
 
 @app.command()
 def forget(
-    name: str = typer.Argument(..., help="The member's name, as `notify storage members` shows it."),
+    name: str = typer.Argument(..., help="The member's name, as `notify storage nodes` shows it."),
     storage: str = STORAGE,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -6,15 +6,17 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from notify.cli.api import URL, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
-from notify.client import AsyncReader, ReceivedMessage
-from notify.client.consumer.reader import QueueBounds
 from notify.errors import NotFound
+
+if TYPE_CHECKING:
+    from notify.client import AsyncReader, ReceivedMessage
+    from notify.client.consumer.reader import QueueBounds
 
 LOOK_SECONDS = 0.5
 """The pause between two looks for new messages; a look is one request, however many queues the topic has."""
@@ -34,6 +36,8 @@ def tail(
     url: str = URL,
 ) -> None:
     """Show the newest messages of a topic in the order of their commits, without affecting any group."""
+
+    from notify.client import AsyncReader
 
     async def run() -> None:
         count = 0

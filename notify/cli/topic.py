@@ -19,7 +19,7 @@ COLUMNS: Columns = {
     "flush": itemgetter("flush"),
 }
 
-group = typer.Typer(help="Topics and their queues.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -39,4 +39,4 @@ add_write(
     name=str,
 )  # fmt: skip
 add_write(group, "delete", topics.TOPIC_DELETE, "Delete a topic with its messages and subscriptions.", name=str)
-add_write(group, "purge", topics.TOPIC_PURGE, "Delete a topic's messages up to a point.", name=str)
+add_write(group, "truncate", topics.TOPIC_PURGE, "Delete a topic's messages up to a point.", name=str)

@@ -20,7 +20,7 @@ COLUMNS: Columns = {
     "topics": itemgetter("messages"),
 }
 
-group = typer.Typer(help="Transactions in doubt and parked.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -60,10 +60,10 @@ def show_transaction(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     show(call(url, "GET", "transactions", id), as_json)
 
 
-def action(name: str, text: str) -> None:
-    """Add a command that decides or checks one transaction, several, or all that match."""
+def action(command: str, name: str, text: str) -> None:
+    """Add the command of a write that decides or checks one transaction, several, or all that match."""
 
-    @group.command(name, help=text)
+    @group.command(command, help=text)
     def act(
         ids: list[str] = typer.Argument(None, metavar="[ID]...", help="The transactions; or --all."),
         all: bool = typer.Option(
@@ -91,9 +91,12 @@ def action(name: str, text: str) -> None:
         to_the_end(several, url, answer, as_json, here=True)
 
 
-action("commit", "Force the commit of transactions without an outcome: these, or all that match.")
-action("rollback", "Force the rollback of transactions without an outcome: these, or all that match.")
-action("check", "Check transactions now: ask their producer groups; several, or all that match, are resumed as well.")
+action("commit", "commit", "Force the commit of transactions without an outcome: these, or all that match.")
+action("rollback", "rollback", "Force the rollback of transactions without an outcome: these, or all that match.")
+action(
+    "ask", "check",
+    "Ask the producers of transactions for their outcomes now; several, or all that match, are resumed as well.",
+)  # fmt: skip
 
 
 add_write(

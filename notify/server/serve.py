@@ -23,6 +23,7 @@ import uvicorn
 from notify.errors import InvalidRequest, StorageFailed
 from notify.protocol.workers import check_count, refuse_one_of_several
 from notify.runtime import tracing
+from notify.runtime.alive import beat, tell
 from notify.runtime.clock import steady_clock
 from notify.runtime.log_output import STDOUT
 from notify.runtime.signals import StopRequests, end_by
@@ -116,6 +117,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._wishes.count() > 1:
             end_by(sig)
+        tell("STOPPING=1")
         faulthandler.dump_traceback_later(STOP_SECONDS, exit=True, file=STDERR_FILE)
         super().handle_exit(sig, frame)
 
@@ -157,8 +159,13 @@ def serve(
                 listening.listen(config.backlog)
             except OSError as error:
                 raise cannot_listen(settings, error) from None
+        topics = len(app.running().core.store.topics())
+        event = "ready" if workers is None else "worker_is_ready"  # the parent says when all of them are
+        log.info(event, url=address, data_dir=settings.data_dir, shard=settings.shard, topics=topics)
+        if workers is None:  # what supervises this process hears of workers from their parent
+            following.append(asyncio.get_running_loop().create_task(beat()))
         if greet is not None:
-            greet(address, len(app.running().core.store.topics()))
+            greet(address, topics)
 
     def stop_serving() -> None:
         sockets.clear()  # uvicorn listens afterwards on the sockets of this list
@@ -172,7 +179,7 @@ def serve(
     with channel or bound or listen(settings) as listening:
         address = settings.url if channel is not None else address_of(settings, listening)
         app.url = app.url or address
-        log.info("listening", url=address, data_dir=settings.data_dir, shard=settings.shard)
+        log.info("starting", url=address, data_dir=settings.data_dir, shard=settings.shard)
         server = uvicorn.Server(config) if workers is not None else Server(config)
         sockets = [listening] if channel is None else []
         server.run(sockets=sockets)

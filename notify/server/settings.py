@@ -295,7 +295,9 @@ class Settings:
         return not self.kafka or bool(self.storage)
 
 
-OTHERS = frozenset({"NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE", "NOTIFY_KEY", "NOTIFY_CERTIFICATE", "NOTIFY_CA"})
+OTHERS = frozenset(
+    {"NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE", "NOTIFY_KEY", "NOTIFY_CERTIFICATE", "NOTIFY_CA", "NOTIFY_SOCKET"}
+)
 """Variables that are not settings of a server, but have similar names."""
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 """How an error names the type of a setting."""

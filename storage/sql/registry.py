@@ -80,7 +80,7 @@ def forget(connection: Connection, name: str) -> None:
     at = now(connection)
     seen_at = connection.execute(sa.select(_m.seen_at).where(_m.name == name)).scalar_one_or_none()
     if seen_at is None:
-        raise NotFound(f"there is no member {name!r}: see `notify storage members`")
+        raise NotFound(f"there is no member {name!r}: see `notify storage nodes`")
     age = (microseconds_of(at) - microseconds_of(seen_at)) / 1e6
     if age < GONE_SECONDS:
         raise Conflict(f"{name!r} sent a heartbeat {age:.1f} s ago: stop it before you remove it")

@@ -482,5 +482,5 @@ def test_a_setting_changed_here_reaches_three_servers(
         until_all(servers, "check_attempts", 8)
         w.go("/nodes")
         assert w.page.locator("tbody tr").count() == 3
-        assert w.go("/topics").status == 421 and "GET /v1/members names it" in w.text()
+        assert w.go("/topics").status == 421 and "notify node list" in w.text()
         assert w.go("/").status == 200 and "Parked" in w.text()

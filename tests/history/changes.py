@@ -77,7 +77,7 @@ class Changes:
         if not by_command:
             redrive(self._stage.url, group)
             return
-        words = ["dead-letter", "redrive", group, "--reason", "a history", "--url", self._stage.url]
+        words = ["dead-letter", "redrive", group, "--max", "100", "--reason", "a history", "--url", self._stage.url]
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "notify.cli.main", *words],

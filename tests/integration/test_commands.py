@@ -109,8 +109,8 @@ def test_transactions_are_decided_together_and_a_preview_is_the_consoles(server:
     assert [item["state"] for item in chosen["items"]] == ["COMMITTED", "COMMITTED"]
     code, job = cli("transaction", *every, "--json", *url)
     assert (code, job["state"], [item["id"] for item in job["items"]]) == (0, "done", [first])
-    assert cli("transaction", "check", "--reason", "r", *url)[0] == 2
-    assert cli("transaction", "check", first, "--all", "--reason", "r", *url)[0] == 2
+    assert cli("transaction", "ask", "--reason", "r", *url)[0] == 2
+    assert cli("transaction", "ask", first, "--all", "--reason", "r", *url)[0] == 2
 
 
 def test_every_flag_has_an_environment_variable(server: ServerProcess, unique: str, monkeypatch: Any) -> None:
@@ -187,11 +187,11 @@ def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
         "--share",
         f"{unique}=3",
     )
-    assert cli("group", "priorities", unique, *classes, *reason, *url)[0] == 0
-    answer = cli("group", "priorities", unique, *url)[1]
+    assert cli("group", "priorities", "set", unique, *classes, *reason, *url)[0] == 0
+    answer = cli("group", "priorities", "show", unique, *url)[1]
     assert [(c["name"], c["weight"]) for c in answer["classes"]] == [("high", 6), ("normal", 3), ("low", 2)]
     assert answer["shares"] == {unique: 3} and answer["classes"][2]["topics"] == ["low.*", "least.*"]
-    assert cli("group", "priorities", unique, "--class", "a=x:b", *reason, *url)[0] == 2
+    assert cli("group", "priorities", "set", unique, "--class", "a=x:b", *reason, *url)[0] == 2
     code, job = cli("dead-letter", "redrive", unique, "--all", *reason, *url)
     assert code == 0 and (job["state"], job["done"]) == ("done", 0)
     assert cli("job", "show", str(job["id"]), *url)[1]["state"] == "done"
@@ -218,8 +218,8 @@ def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: 
     revision = cli("settings", "history", *url)[1]["revisions"][0]["number"]
     assert cli("settings", "set", "check_attempts=", *reason, *url)[0] == 0
     assert cli("settings", "rollback", str(revision - 1), *reason, *url)[0] == 0
-    assert cli("limits", "set", "--topic", f"{unique}=5", *reason, *url)[1]["result"]["topics"][unique] == 5
-    assert unique not in cli("limits", "set", "--topic", f"{unique}=", *reason, *url)[1]["result"]["topics"]
+    assert cli("limit", "set", "--topic", f"{unique}=5", *reason, *url)[1]["result"]["topics"][unique] == 5
+    assert unique not in cli("limit", "set", "--topic", f"{unique}=", *reason, *url)[1]["result"]["topics"]
     code, made = cli("token", "create", unique, "--right", "view", "--days", "1", *reason, *url)
     assert code == 0 and made["token"].startswith("nt_")
     number = next(c["id"] for c in cli("token", "list", *url)[1]["credentials"] if c["name"] == unique)
@@ -227,7 +227,7 @@ def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: 
     assert cli("token", "create", unique, "--right", "fly", *reason, *url)[0] == 2
     assert cli("node", "list", *url)[1]["members"]
     assert cli("node", "bridges", *url)[0] == 0
-    assert cli("action", "list", *url)[1]["actions"][0]["what"] == "credential.revoke"
+    assert cli("audit-log", *url)[1]["actions"][0]["what"] == "credential.revoke"
 
 
 def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
@@ -270,3 +270,21 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
     assert "1 unresolved dead letter. " in finding and "redrive" in finding
+
+
+def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> None:
+    """`top` had no rows, and `group show` printed names of the code: epoch, bound, settled above."""
+    server = InMemoryServer().start()
+    try:
+        publish(server.url, "orders", ["a", "b"])
+        subscribe(server.url, "points", "orders", start="earliest")
+        shown = cli("top", "--rounds", "1", "--url", server.url)[1]["text"]
+        rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.strip()}
+        assert rows["points"][0] == "2" and rows["orders"][:2] == ["0", "2"], shown
+        shown = cli("group", "show", "points", "--url", server.url)[1]["text"]
+        assert "acknowledged up to" in shown and "resets" in shown, shown
+        assert "epoch" not in shown and "settled above" not in shown
+        answer = cli("group", "show", "points", "--url", server.url, "--json")[1]
+        assert "epoch" in answer["subscriptions"][0], "programs read the names of the route"
+    finally:
+        server.stop()

@@ -106,7 +106,7 @@ def test_a_redrive_of_letters_from_before_a_purge_is_refused(
     consume(url, shop_engine)
     (item,) = redrive(url, "g")["items"]
     assert (item["status"], item["code"]) == BEFORE_INBOX
-    flags = ("redrive", "g", "--force", "--reason", "x", "--url", url, "--json")
+    flags = ("redrive", "g", "--max", "100", "--force", "--reason", "x", "--url", url, "--json")
     code, told = cli("dead-letter", *flags)
     assert code == 0 and [item["status"] for item in told["result"]["items"]] == [201]
     consume(url, shop_engine)

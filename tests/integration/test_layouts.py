@@ -289,7 +289,9 @@ def test_a_shop_keeps_its_promises(layout: Layout, shop: Shop, mode: str) -> Non
     assert "nobody knows" in letters[0]["headers"]["notify-dead-letter-reason"]
 
     shop.knows_everyone = True
-    code, _ = cli("dead-letter", "redrive", shop.name, "--url", layout.admin_url, "--reason", "a test", "--json")
+    code, _ = cli(
+        "dead-letter", "redrive", shop.name, "--max", "100", "--url", layout.admin_url, "--reason", "a test", "--json"
+    )
     assert code == 0
     eventually(lambda: set(shop.points()) == expected, "the points of the stranger")
     assert sorted(shop.points()) == sorted(expected)

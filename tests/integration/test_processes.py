@@ -46,7 +46,7 @@ def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
     assert server.url == url
     assert [m["body"] for m in ask(url, "GET", "/v1/topics/t/queues/0/messages")[1]["messages"]] == ["kept"]
     assert server.stop() == -signal.SIGTERM
-    assert "listening" in "".join(server.output)
+    assert "ready" in "".join(server.output)
 
 
 @BOTH_IN_LONG

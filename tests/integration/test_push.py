@@ -288,13 +288,14 @@ def test_it_goes_on_after_a_kill(receiver: Receiver, tmp_path: Path, unique: str
 
 def test_the_command_sets_shows_and_ends_it(server: InMemoryServer, receiver: Receiver, unique: str) -> None:
     subscribe(server.url, unique, unique)
-    code, shown = cli("group", "push", unique, receiver.url, "--batch", "5", "--reason", "a test", "--url", server.url)
+    why = ("--reason", "a test", "--url", server.url)
+    code, shown = cli("group", "push", "set", unique, receiver.url, "--batch", "5", *why)
     assert code == 0, shown
-    code, shown = cli("group", "push", unique, "--url", server.url, "--json")
+    code, shown = cli("group", "push", "show", unique, "--url", server.url, "--json")
     assert code == 0 and shown["batch"] == 5 and shown["url"] == receiver.url
-    code, shown = cli("group", "push", unique, "--stop", "--reason", "a test", "--url", server.url)
+    code, shown = cli("group", "push", "stop", unique, "--reason", "a test", "--url", server.url)
     assert code == 0, shown
-    code, shown = cli("group", "push", unique, "--url", server.url)
+    code, shown = cli("group", "push", "show", unique, "--url", server.url)
     assert code == 2 and "not posted to a webhook" in str(shown)
-    code, shown = cli("group", "push", unique, "--stop", "--url", server.url)
+    code, shown = cli("group", "push", "stop", unique, "--url", server.url)
     assert code == 2 and "--reason" in str(shown)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notify.cli import message
+import notify.client
 from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from tests.support.commands import cli
@@ -49,7 +49,7 @@ def test_a_message_to_no_server_is_refused_at_once(monkeypatch: pytest.MonkeyPat
     def producer(*words: object, **options: object) -> None:
         raise AssertionError("a producer tries again")
 
-    monkeypatch.setattr(message, "TransactionProducer", producer)
+    monkeypatch.setattr(notify.client, "TransactionProducer", producer)
     code, answer = cli("message", "send", "greetings", "hello", "--url", f"http://127.0.0.1:{free_port()}")
     assert code == 2 and "is it started, and is this its address?" in answer["text"]
 

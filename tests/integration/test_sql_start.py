@@ -135,7 +135,7 @@ def test_a_server_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None
 
 
 NEED_TABLES = (
-    "storage members --storage", "storage key-map --storage", "storage key-map --shards a,b --storage",
+    "storage nodes --storage", "storage key-map --storage", "storage key-map --shards a,b --storage",
     "storage forget bridge-x --storage", "purge --force --dsn", "relay --once --url http://127.0.0.1:9 --dsn",
 )  # fmt: skip
 MAKE_TABLES = ("storage upgrade --storage", "refused list --dsn")
@@ -168,7 +168,7 @@ def test_members_are_shown_for_people_and_as_json(tmp_path: Path) -> None:
         registry.heartbeat(
             connection, registry.Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",))
         )
-    code, shown = cli("storage", "members", "--storage", url)
+    code, shown = cli("storage", "nodes", "--storage", url)
     head, *rows = [line.split("\t") for line in shown["text"].splitlines()]
     assert (code, head) == (0, ["name", "kind", "url", "roles", "shards", "last seen", "detail"])
     (bridge, server) = rows
@@ -177,7 +177,7 @@ def test_members_are_shown_for_people_and_as_json(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert server[:5] + server[6:] == ["s-1", "server", "http://h:7400", "queue; checks", "main", "-"]
     assert all(row[5].endswith(" s ago") for row in rows)
-    code, shown = cli("storage", "members", "--storage", url, "--json")
+    code, shown = cli("storage", "nodes", "--storage", url, "--json")
     assert [(m["name"], m["roles"], m["detail"]) for m in shown["members"]] == [
         ("bridge-shop", [], detail), ("s-1", ["queue", "checks"], {})
     ]  # fmt: skip

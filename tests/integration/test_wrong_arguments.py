@@ -63,14 +63,15 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("limits", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
-        (("limits", "set", *WHY), "say what to change"),
-        (("group", "priorities", "g", "--class", "high"), "say why with --reason"),
-        (("group", "priorities", "g", "--share", "t=2"), "--share goes with --class"),
+        (("limit", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
+        (("limit", "set", *WHY), "say what to change"),
+        (("group", "priorities", "set", "g", "--class", "high"), "Missing option '--reason'"),
+        (("group", "priorities", "set", "g", "--share", "t=2", *WHY), "Missing option '--class'"),
         (("topic", "create", "orders/new", *WHY), "'orders/new' is not a name"),
         (("topic", "delete", "..", *WHY), "'..' is not a name"),
         (("message", "find", "--topic", "t", "--from", "2h"), "should be an instant, such as 2026-01-31T12:00:00Z"),
         (("group", "subscribe", "g", "t", "--mode", "keyed", *WHY), "should be one of shared, ordered, exclusive"),
+        (("dead-letter", "redrive", "g", *WHY), "say which: --id, --all"),
         (("dead-letter", "list", "nobody-has-this-group"), "there is no group"),
         (("dead-letter", "failures", "nobody-has-this-group"), "there is no group"),
         (("doctor", "--create-tables"), "--create-tables goes with --dsn"),
@@ -86,7 +87,7 @@ def test_a_group_without_dead_letters_says_so(memory: InMemoryServer, unique: st
     subscribe(memory.url, unique, unique)
     code, answer = cli("dead-letter", "list", unique, "--url", memory.url, "--json")
     assert (code, answer["messages"]) == (0, [])
-    purged = refusal(memory.url, "dead-letter", "purge", unique, "--before", "latest", *WHY)
+    purged = refusal(memory.url, "dead-letter", "truncate", unique, "--before", "latest", *WHY)
     assert f"group '{unique}' has no dead letters" in purged
     assert cli("dead-letter", "redrive", unique, "--id", "x", *WHY, "--url", memory.url)[0] == 1
 
@@ -175,7 +176,7 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
 
 def test_ctrl_c_while_the_commands_are_loaded_is_no_fault() -> None:
     """It was the traceback of whatever was imported just then, for a second on a slow machine."""
-    load = "m.register = lambda: os.kill(os.getpid(), signal.SIGINT)"
+    load = "m.root_command = lambda: os.kill(os.getpid(), signal.SIGINT)"
     program = f"import os, signal; from notify.cli import main as m; {load}; m.main()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

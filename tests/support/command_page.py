@@ -104,6 +104,8 @@ def _flags(params: list[Any]) -> list[str]:
 def _default(p: Any) -> str:
     if p.required:
         return "required"
+    if isinstance(p.show_default, str):
+        return f"`{p.show_default}`"
     if p.default is None or p.default is False or p.default in ("", [], ()) or callable(p.default):
         return ""
     return f"`{str(p.default).removesuffix('.0')}`"

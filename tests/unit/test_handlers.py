@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -231,3 +231,15 @@ def test_the_words_of_a_dead_letter_stay_as_they_are() -> None:
         raise ValueError("no such customer")
 
     assert reason_of(raised(fail), named=False) == "no such customer"
+
+
+@pytest.mark.parametrize("start", ["first", True, 1.5, "2026-01-31T12:00:00", b"latest", "10"])
+def test_a_start_that_no_server_knows_is_refused_in_the_call(start: Any) -> None:
+    """`start="first"` was taken, and refused only when the consumer ran; where it had subscribed before, never."""
+    with pytest.raises(InvalidRequest, match="start"):
+        Consumer(URL, group="g").subscribe("t", start=start)
+
+
+@pytest.mark.parametrize("start", [None, "latest", "earliest", 0, 7, "2026-01-31T12:00:00Z", datetime.now(UTC)])
+def test_a_start_that_servers_know_is_taken(start: Any) -> None:
+    Consumer(URL, group="g").subscribe("t", start=start)(plain)

@@ -33,7 +33,7 @@ def test_a_server_needs_no_more_than_its_extra() -> None:
         "from notify.cli import main",
         "from notify.testing import InMemoryServer",
         "import notify.server.serve",
-        "main.register()",
+        "main.command()",
         "server = InMemoryServer().start()",
         "for path in ('/', '/topics', '/settings', '/metrics', '/openapi.json', '/v1/admin/overview'):",
         "    assert urllib.request.urlopen(server.url + path).status == 200, path",
@@ -185,3 +185,53 @@ def test_the_pytest_plugin_needs_only_pytest() -> None:
     lines += ["import notify.pytest_plugin, notify.client, notify.check, notify.runtime.tracing", "print('begun')"]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "begun", done.stderr
+
+
+def loaded_by(program: str) -> set[str]:
+    """The modules that a new interpreter has imported after a program."""
+    code = f"{program}\nimport sys\nsys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stderr.split())
+
+
+HEAVY = {"sqlalchemy", "numpy", "fastapi", "pydantic", "uvicorn", "pyspark", "confluent_kafka", "alembic"}
+
+
+def command(*words: str) -> str:
+    """A program that runs `notify` with these words, to the end."""
+    lines = ["import sys", "from notify.cli import main", f"sys.argv = {['notify', *words]}"]
+    return "\n".join([*lines, "try: main.main()", "except SystemExit as ended: assert not ended.code, ended.code"])
+
+
+@pytest.mark.parametrize("words", [("--version",), ("--help",), ("group", "--help"), ("topic", "tail", "--help")])
+def test_a_command_that_asks_nobody_loads_no_command_but_its_own(words: tuple[str, ...]) -> None:
+    """`notify --version` imported every command, SQLAlchemy and the client."""
+    loaded = loaded_by(command(*words))
+    assert loaded & HEAVY == set()
+    others = {f"notify.cli.{name}" for name in ("audit", "database", "demo", "doctor", "serve", "backup")}
+    assert loaded & (others | {"notify.server.app", "notify.client.producer", "notify.storage.log"}) == set()
+
+
+def test_each_command_is_listed_with_its_panel_and_loads() -> None:
+    """The list of `notify --help` is made without the commands; what it says must be there."""
+    from notify.cli.commands import COMMANDS, load
+
+    assert {listed.panel for listed in COMMANDS.values()} == {"Run", "Look", "Data", "Operate", "Prove"}
+    for name, listed in COMMANDS.items():
+        assert load(name).name == name and listed.text.endswith("."), name
+
+
+def test_the_sdk_loads_a_name_when_it_is_used() -> None:
+    assert loaded_by("import notify.client") & {*HEAVY, "asyncio", "notify.client.producer"} == set()
+    loaded = loaded_by("from notify.client import TransactionProducer, Message")
+    assert "notify.client.producer" in loaded and "notify.client.reader" not in loaded
+
+
+def test_the_sdk_shows_only_what_is_public() -> None:
+    import notify.client
+
+    assert dir(notify.client) == sorted(notify.client.__all__)
+    for name in notify.client.__all__:
+        assert getattr(notify.client, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'table_of_secrets'"):
+        notify.client.table_of_secrets  # noqa: B018

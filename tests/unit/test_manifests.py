@@ -6,7 +6,11 @@ no schema in a package: its fields are checked here.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +19,17 @@ import pytest
 import yaml
 
 from notify.cli import main
+from notify.runtime import alive
 from notify.server import health
 from notify.server.data.request import PROBES
 from notify.server.settings import Settings, environment_name
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 VERSION = "1.33"
-OURS = ("log.yaml", "servers.yaml", "relay.yaml", "bridge.yaml", "consumer.yaml")
-SDK = {"NOTIFY_URL", "NOTIFY_TOKEN_FILE", "NOTIFY_CA", "NOTIFY_DSN", "NOTIFY_STORAGE"}
+OURS = ("log.yaml", "servers.yaml", "relay.yaml", "bridge.yaml", "consumer.yaml", "network.yaml", "monitoring.yaml")
+FOREIGN = ("keda.sh/v1alpha1", "monitoring.coreos.com/v1")
+"""Kinds of which no package has the schemas."""
+SDK = {"NOTIFY_URL", "NOTIFY_TOKEN_FILE", "NOTIFY_CA", "NOTIFY_DSN", "NOTIFY_STORAGE", alive.FILE}
 """Variables that the SDK and commands read beside a server's settings."""
 
 
@@ -47,13 +54,13 @@ def containers(*files: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_objects_fit_the_schemas(file: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     for each in objects(file):
-        if each["apiVersion"] != "keda.sh/v1alpha1":
+        if each["apiVersion"] not in FOREIGN:
             kubernetes_validate.validate(each, VERSION, strict=True)
 
 
 def test_what_is_applied_exists_and_names_one_image() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
-    assert kustomization["resources"] == ["log.yaml", "servers.yaml", "relay.yaml"]
+    assert kustomization["resources"] == ["log.yaml", "servers.yaml", "relay.yaml", "network.yaml"]
     assert [image["name"] for image in kustomization["images"]] == ["notify"]
     assert {container["image"] for _, container in containers(*OURS[:4])} == {"notify"}
 
@@ -107,7 +114,9 @@ def test_services_lead_to_pods_and_ports() -> None:
     }
     addresses = set()
     for service in [each for each in objects(*OURS) if each["kind"] == "Service"]:
-        made = pods_by_label[tuple(service["spec"]["selector"].items())]
+        (made,) = [
+            pod for labels, pod in pods_by_label.items() if set(service["spec"]["selector"].items()) <= set(labels)
+        ]
         ports = {port["name"] for c in made["spec"]["template"]["spec"]["containers"] for port in c["ports"]}
         (port,) = service["spec"]["ports"]
         assert port["targetPort"] in ports
@@ -145,6 +154,9 @@ def test_pods_are_unprivileged_and_see_no_variables_of_services() -> None:
             assert pod["securityContext"]["runAsNonRoot"] is True, name
             for container in [*pod.get("initContainers", ()), *pod["containers"]]:
                 assert container["securityContext"]["allowPrivilegeEscalation"] is False
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True
+                assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch", name
 
 
 def test_one_server_in_a_container() -> None:
@@ -170,3 +182,52 @@ def test_consumers_are_scaled_by_a_metric_that_exists() -> None:
     }  # fmt: skip
     (metric,) = re.findall(r"notify_\w+", trigger["metadata"]["query"])
     assert f'"{metric}"' in Path(health.__file__).read_text()
+
+
+def test_a_mover_that_hangs_is_restarted(tmp_path: Path) -> None:
+    """Relays and bridges had no probe. The probe is run here, with a file of its own."""
+    for name, container in containers("relay.yaml", "bridge.yaml"):
+        file = next(entry["value"] for entry in container["env"] if entry["name"] == alive.FILE)
+        python, *words = container["livenessProbe"]["exec"]["command"]
+        assert python == "python" and file.startswith("/tmp/"), name
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+        command = [sys.executable, *(word.replace(file, str(tmp_path / "alive")) for word in words)]
+
+        def is_alive(command: list[str] = command) -> bool:
+            return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+        (tmp_path / "alive").unlink(missing_ok=True)
+        assert not is_alive()
+        (tmp_path / "alive").touch()
+        assert is_alive()
+        os.utime(tmp_path / "alive", (time.time() - 90, time.time() - 90))
+        assert not is_alive()
+        assert alive.BEAT_SECONDS * 4 < 60
+
+
+def labels_of(*files: str) -> list[dict[str, str]]:
+    made = [each for each in objects(*files) if each["kind"] in ("Deployment", "StatefulSet")]
+    return [each["spec"]["template"]["metadata"]["labels"] for each in made]
+
+
+def test_policies_budgets_and_monitors_select_pods_that_exist() -> None:
+    labels = labels_of(*OURS)
+    ports = {c["ports"][0]["name"]: c["ports"][0]["containerPort"] for _, c in containers(*OURS) if "ports" in c}
+    kinds = []
+    for each in objects(*OURS):
+        kind, spec = each["kind"], each["spec"]
+        if kind not in ("NetworkPolicy", "PodDisruptionBudget", "PodMonitor"):
+            continue
+        kinds.append(kind)
+        selector = spec["podSelector"] if kind == "NetworkPolicy" else spec["selector"]
+        if "matchLabels" in selector:
+            assert [pod for pod in labels if selector["matchLabels"].items() <= pod.items()], each["metadata"]["name"]
+        for expression in selector.get("matchExpressions", ()):
+            assert set(expression["values"]) <= {pod["app"] for pod in labels}
+        for rule in spec.get("ingress", ()):
+            assert {port["port"] for port in rule["ports"]} <= {7400, 7401} >= set(ports.values())
+        for endpoint in spec.get("podMetricsEndpoints", ()):
+            assert endpoint["port"] in ports and endpoint["scheme"] == "https" and endpoint["path"] == "/metrics"
+            assert endpoint["authorization"]["credentials"]["name"] == "notify-tokens", "/metrics asks for a token"
+            assert all(spec["jobLabel"] in pod for pod in labels if pod["app"] == selector["matchLabels"]["app"])
+    assert sorted(kinds) == ["NetworkPolicy"] * 3 + ["PodDisruptionBudget"] * 3 + ["PodMonitor"] * 2

@@ -48,6 +48,20 @@ def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None
     assert len(used) > 20
 
 
+def test_every_rule_leads_to_what_to_do() -> None:
+    """Rules had no runbook_url: who was called at night searched the documentation."""
+    for rule in yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]:
+        _, _, place = rule["annotations"]["runbook_url"].partition("/docs/")
+        page, _, anchor = place.partition("/#")
+        headings = re.findall(r"^#+ (.+)$", (MONITORING.parent / f"{page}.md").read_text(), re.MULTILINE)
+        assert anchor in {heading.lower().replace(" ", "-") for heading in headings}, rule["alert"]
+
+
+def test_the_dashboard_shows_dead_letters() -> None:
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    assert any("notify_dead_letters" in target["expr"] for panel in panels for target in panel["targets"])
+
+
 def test_every_alarm_has_a_rule(server: ServerProcess) -> None:
     """Damage of the log, refused messages and a Kafka that is away had none."""
     alarms = set(re.findall(r'^notify_alarms\{alarm="(\w+)"', call(server.url, "GET", "/metrics"), re.MULTILINE))

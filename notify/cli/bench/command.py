@@ -17,7 +17,7 @@ CLIENT = typer.Option(
 BODY = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body.")
 
 
-group = typer.Typer(help="Measure this machine; every run is verified.", no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -33,6 +33,7 @@ from notify.client.handling.handlers import (
     call_to_the_end,
     check_callable,
     check_options,
+    check_start,
     is_cancelled,
     no_handler,
     refuse_unfinished,
@@ -169,6 +170,7 @@ class _Consumer:
 
         Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
         """
+        check_start(start)
         check_options(topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch)
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from notify.client.handling.typed import Read, reader_of
 from notify.errors import DeadLetter, InvalidRequest
-from notify.protocol.limits import LIMITS, MODES, check_between, check_name, check_whole
+from notify.protocol.limits import LIMITS, MODES, check_between, check_name, check_whole, instant_us
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.functions import is_coroutine_function, is_generator_function, name_of
 
@@ -120,6 +120,20 @@ def check_options(
                 f"consumer a batch= of at least {batch}, or none",
                 "out_of_bounds",
             )
+
+
+def check_start(start: object) -> None:
+    """Raises InvalidRequest for a start of a subscription that no server knows: it may be asked for one much later."""
+    if start is None or start in ("earliest", "latest") or (isinstance(start, int) and not isinstance(start, bool)):
+        return
+    try:
+        moment = datetime.fromisoformat(start) if isinstance(start, str) else start
+        if isinstance(moment, datetime):
+            instant_us("start", moment)
+            return
+    except ValueError:
+        pass
+    raise InvalidRequest(f"start {start!r:.40} is not earliest, latest, an offset or an instant", "invalid_start")
 
 
 def check_callable(

@@ -35,6 +35,7 @@ from notify.movers.relay.sources import Sources
 from notify.movers.sinks.showing import Showing
 from notify.movers.sinks.sink import TRAILER_SECONDS, MayLackQueues, PutsById, Sink, open_sink
 from notify.protocol.wire import RefusedReport
+from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import is_lost, reason_of, shown_url
 from notify.runtime.threads import in_thread
@@ -103,6 +104,8 @@ class Relay:
         self._publishers: dict[str, tuple[Sink, ByPosition]] = {}
         self._showings: dict[str, tuple[Showing, RefusedReport]] = {}
         """The newest report of each source that has a list of refused messages, by source id."""
+        self.progress = Progress()
+        """For what supervises the process: whether a round hangs."""
         self.total = Relayed()
         self.listed = 0
         """How many refused transactions wait for a decision, in all schemas."""
@@ -131,7 +134,9 @@ class Relay:
         try:
             while True:
                 try:
+                    self.progress.works()
                     is_busy = await self._round(interval, once)
+                    self.progress.rests()
                     backoff.reset()
                     if not is_at_work:
                         log.info("moves messages of %s to %s", shown_url(self._engine), without_secrets(self._url))
@@ -155,6 +160,7 @@ class Relay:
                     if isinstance(error, sa.exc.SQLAlchemyError):
                         await in_thread(self._lose_sessions)
                     self._due.clear()  # commits may have woken nobody meanwhile
+                    self.progress.rests()
                     await asyncio.sleep(wait)
         finally:
             await sink.close()

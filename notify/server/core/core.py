@@ -65,7 +65,7 @@ AWAY_US = 2_000_000
 RETAIN_EVERY_US = 30_000_000
 NO_QUEUES = (
     "this server plays only the transactions role: a bridge or a relay moves its messages to a queue server; ask that "
-    "one (GET /v1/members names it)"
+    "one (`notify node list` shows it)"
 )
 QUEUES_OF_KAFKA = (
     "this server's queues are Kafka's: it shows groups, their lag and dead letters, and pauses, resets and redrives; "

@@ -24,7 +24,7 @@ MEANING = {
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
         "are waiting. The alarm gives the reason. Repair the receiver, or give the group another address (`notify "
-        "group push`)."
+        "group push set`)."
     ),
     "lag_growing": (
         "A group's lag has grown for a while (setting `alarm_lag_growing_seconds`). Its consumers are too few or too "

@@ -19,6 +19,7 @@ import structlog
 
 from notify.errors import StorageFailed
 from notify.protocol.workers import remember_logs
+from notify.runtime.alive import every_seconds, sign, tell
 from notify.runtime.signals import Signals, end_by
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.serve import cannot_listen
@@ -61,6 +62,7 @@ class Parent:
         self._greet = greet
         self._topics = 0
         self._was_ready = False
+        self._signed = 0.0
         self._stopping_since = self._asked_to_stop = 0.0
         self._signals = Signals()
         self._failure = ""
@@ -87,6 +89,7 @@ class Parent:
                     self._forget_parent(before)
                     return False
             self._wait()
+            self._sign()
             if self._doorway is not None:
                 self._doorway.tick()
             self._heed_signals()  # before `_reap`: a service manager may have stopped the workers as well
@@ -97,6 +100,12 @@ class Parent:
         if self._failure:
             raise StorageFailed(self._failure)
         return True
+
+    def _sign(self) -> None:
+        """Give a sign of life once all workers were ready: those that hang are started again by this process itself."""
+        if self._was_ready and time.monotonic() - self._signed >= every_seconds():
+            self._signed = time.monotonic()
+            sign()
 
     def _is_over(self) -> bool:
         return bool(self._stopping_since) and not any(worker.pid for worker in self._workers)
@@ -121,6 +130,7 @@ class Parent:
             self._stop()
 
     def _stop(self) -> None:
+        tell("STOPPING=1")
         self._asked_to_stop = time.monotonic()
         self._stopping_since = self._stopping_since or self._asked_to_stop
         for worker in self._workers:
@@ -196,7 +206,7 @@ class Parent:
     def _wait(self) -> None:
         """Wait for reports of workers, for signals, and for the next start of a worker."""
         due = [worker.start_at for worker in self._workers if not worker.pid]
-        seconds = self._silence.beat_seconds
+        seconds = min(self._silence.beat_seconds, every_seconds())
         if due and not self._stopping_since:
             seconds = min(seconds, max(0.0, min(due) - time.monotonic()))
         if self._doorway is not None:
@@ -263,6 +273,7 @@ class Parent:
                 remember_logs(Path(self.settings.data_dir))
             except OSError as error:
                 log.warning("logs_not_remembered", reason=error.strerror)  # the next start tries again
+            tell("READY=1")
             log.info("ready", url=self._url, workers=len(self._workers), data_dir=self.settings.data_dir)
             if self._greet is not None:
                 self._greet(self._url, self._topics)

@@ -1,0 +1,86 @@
+"""The commands of `notify`: the panel of `notify --help` that lists each, its module, and what it is for.
+
+A command's module is imported when the command runs, so that `notify --help` and a command that asks a server do not
+wait for the imports of others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.core
+import typer.main
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command, or a group of commands, as `notify --help` lists it."""
+
+    panel: str
+    module: str
+    """The module within `notify.cli` whose `register` adds the command."""
+    text: str
+
+
+RUN, LOOK, DATA, OPERATE, PROVE = "Run", "Look", "Data", "Operate", "Prove"
+
+COMMANDS = {
+    "serve": Listed(RUN, "serve", "Run a server."),
+    "bridge": Listed(RUN, "bridge", "Move committed messages from databases' logs to a queue."),
+    "relay": Listed(RUN, "database", "Move outbox messages from a database to a queue."),
+    "check": Listed(RUN, "database", "Answer checks from a database while its application is down."),
+    "overview": Listed(LOOK, "overview", "Show rates, transactions in doubt, lag and alarms."),
+    "top": Listed(LOOK, "overview", "Show the overview, groups and topics continuously."),
+    "alarm": Listed(LOOK, "alarm", "Faults that need an operator."),
+    "node": Listed(LOOK, "overview", "Servers, bridges, relays and consumers."),
+    "audit-log": Listed(LOOK, "overview", "Administrative writes: who changed what, when and why."),
+    "doctor": Listed(LOOK, "doctor", "Check servers, Kafka and databases; each finding says what to do."),
+    "topic": Listed(DATA, "topic", "Topics and their queues."),
+    "group": Listed(DATA, "group", "Consumer groups, their subscriptions and positions."),
+    "message": Listed(DATA, "message", "Show, find and send messages."),
+    "transaction": Listed(DATA, "transaction", "Transactions in doubt and parked."),
+    "dead-letter": Listed(DATA, "dead_letter", "Messages that a group failed to handle."),
+    "refused": Listed(DATA, "refused", "Outbox transactions that the target will never accept unchanged."),
+    "settings": Listed(OPERATE, "settings", "Settings of all servers of a registry, while they run."),
+    "limit": Listed(OPERATE, "limits", "Rate limits of topics and groups."),
+    "token": Listed(OPERATE, "access", "Credentials: tokens, client certificates, subjects of an identity provider."),
+    "job": Listed(OPERATE, "job", "Long work on a server."),
+    "backup": Listed(OPERATE, "backup", "Copy a server's log while the server runs."),
+    "restore": Listed(OPERATE, "restore", "Make a data directory from a backup or an object store."),
+    "storage": Listed(OPERATE, "storage", "A server's tables in a database: schema, key map, nodes."),
+    "purge": Listed(OPERATE, "database", "Delete decided rows from a service's half_message table."),
+    "audit": Listed(PROVE, "audit", "Compare what databases committed with what was delivered and took effect."),
+    "demo": Listed(PROVE, "demo", "Run a shop whose processes are killed, and prove that nothing is lost or doubled."),
+    "bench": Listed(PROVE, "bench.command", "Measure this machine; every run is verified."),
+}
+"""The commands in the order of `notify --help`, by name."""
+
+
+def load(name: str) -> Any:
+    """Import a command and return it. Raises KeyError for an unknown name, ImportError if an extra is missing."""
+    listed = COMMANDS[name]
+    part = typer.Typer()
+    importlib.import_module(f"notify.cli.{listed.module}").register(part)
+    command: Any = typer.main.get_group(part).commands[name]
+    command.rich_help_panel, command.short_help = listed.panel, listed.text
+    command.help = command.help or listed.text
+    hide_long_variables(command)
+    return command
+
+
+def stand_in(name: str) -> Any:
+    """A command without its flags, for a list of commands. Raises KeyError for an unknown name."""
+    listed = COMMANDS[name]
+    return typer.core.TyperCommand(name, short_help=listed.text, rich_help_panel=listed.panel)
+
+
+def hide_long_variables(command: Any) -> None:
+    """Let --help show only variables with explicit names; those that follow the rule would make it twice as long."""
+    for parameter in command.params:
+        if getattr(parameter, "envvar", None) is None:
+            parameter.show_envvar = False
+    for inner in getattr(command, "commands", {}).values():
+        hide_long_variables(inner)
