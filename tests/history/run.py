@@ -163,7 +163,7 @@ def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
         if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):
             break
         # A group is replayed only once it has caught up, which it does while callers wait.
-        stage.hold_or_not(always=least.is_of_campaign and has_messages and has_faults)
+        stage.hold_or_not(always=least.is_of_campaign and has_messages)
         time.sleep(LOOK_SECONDS)  # the pause between two looks
 
 
