@@ -141,7 +141,7 @@ def test_a_host_that_no_resolver_takes_is_named(use: Any, host: str) -> None:
 
 @pytest.mark.parametrize("use", [open_engine, visitor_engine])
 def test_the_host_of_a_database_or_webhook_is_looked_at_as_well(use: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"'db\.\.svc' is no name of a host"):
+    with pytest.raises(InvalidRequest, match=r"'db\.\.svc' is not a valid host name"):
         use("postgresql://user@db..svc/shop")
     with pytest.raises(InvalidRequest, match="is not an address of a webhook"):
         check_address("https://hooks..svc/x", Settings(webhook_hosts="hooks..svc:443", webhook_secret="s"))
