@@ -54,6 +54,12 @@ MEANING = {
         "When all is used, it gives the bridge up, which then has to start with `--backfill`. Look whether the bridge "
         "runs, and why it is behind."
     ),
+    "old_slot": (
+        "The replication slot of a bridge keeps rows of a PostgreSQL's catalogue that are 100 million transactions "
+        "old: VACUUM cannot remove them, and in the end the database takes no more writes. Look whether the bridge is "
+        "behind, and for a transaction or prepared transaction that has been open for long (pg_stat_activity, "
+        "pg_prepared_xacts)."
+    ),
     "refused": (
         "Messages of a source wait for a decision: no queue takes them as they are. `notify refused list --dsn …` "
         "shows them, and why. Let the bridge or relay try them again, or drop them."
