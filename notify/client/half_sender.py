@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from notify.client.log_rows import LogRows
 from notify.client.options import ProducerPlan
 from notify.client.packing import give_key, size_of_message
 from notify.client.places import Place, Places
@@ -145,7 +146,9 @@ class HalfSender:
         """`make_tables`, `make_in`: see Places."""
         self._outgoing = outgoing
         self._mode = plan.mode
-        self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
+        self._rows: HalfRows | LogRows = LogRows(plan.group)
+        if plan.rows:
+            self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
         self._places = Places(plan.sources, SENDS[plan.mode], make_tables, make_in)
         self.is_closed = False
         """Whether messages and commits are refused."""
