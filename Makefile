@@ -115,10 +115,11 @@ crash-history: install
 	$(PY) -m tests.history.run --seconds $(or $(SECONDS),600) --workers $(if $(filter command environment,$(origin WORKERS)),$(WORKERS),1) $(LEAST) \
 		$(if $(DATABASE),--database $(DATABASE),)
 
-# The same with servers that store transactions in both databases, and a bridge and a relay behind them.
+# The same with servers that store transactions in both databases, and a bridge and a relay behind them; with WAL_BRIDGE=1
+# a bridge reads PostgreSQL's log, too.
 crash-movers: install
 	$(PY) -m tests.history.run --over-databases --seconds $(or $(SECONDS),600) $(LEAST) \
-		$(if $(DATABASE),--database $(DATABASE),)
+		$(if $(DATABASE),--database $(DATABASE),) $(if $(WAL_BRIDGE),--wal-bridge,)
 
 # The same with three nodes of Kafka behind them, one of which is killed every 20 s; 50,000 messages in 600 s.
 crash-kafka: install

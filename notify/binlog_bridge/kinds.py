@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.engine.url import URL
 
@@ -31,18 +34,19 @@ def log_of(url: URL, *, server_id: int = 0, accept_unbounded_wal: bool = False) 
     raise InvalidRequest(f"a bridge reads the log of MySQL, MariaDB or PostgreSQL; for {kind} there is `notify relay`")
 
 
-def drop_slot(engine: Engine, name: str, schema: str | None, schemas: str | None) -> tuple[str, bool]:
-    """Drop what a PostgreSQL keeps for a bridge; the slot's name, and whether there was one. `name`: the source's; "":
-    its source id. Raises InvalidRequest for another database, or if a bridge reads the slot."""
+def drop_slot(
+    engine: Engine, name: str, schema: str | None, schemas: str | None, *, dry_run: bool = False
+) -> dict[str, Any]:
+    """Drop what a PostgreSQL keeps for a bridge, and return what there was: see Kept. `name`: the source's; "": its
+    source id. `dry_run`: only look. Raises InvalidRequest for another database, or if a bridge reads the slot."""
     if engine.dialect.name != "postgresql":
         raise InvalidRequest("--drop-slot is for PostgreSQL: a binlog keeps nothing for its readers")
-    from notify.binlog_bridge.postgresql import slot, source
+    from notify.binlog_bridge.postgresql import slot
 
     with engine.connect() as connection:
-        scope = Scope.of(connection, schema, schemas)
-        named = name or _source_id(engine, scope)
-        ours = source.slot_of(connection, named, scope)
-    return ours.name, slot.drop(engine, ours)
+        named = name or _source_id(engine, Scope.of(connection, schema, schemas))
+        kept = slot.kept_for(connection, slot.slot_name(named))
+        return (kept if dry_run else slot.drop(connection, kept))._asdict()
 
 
 def _source_id(engine: Engine, scope: Scope) -> str:
@@ -65,7 +69,9 @@ def foreign_to(connection: Connection, position: Position) -> Position | None:
         from notify.binlog_bridge.postgresql.slot import current_position as end_of_wal
 
         end = end_of_wal(connection)
-        return None if isinstance(position, WalPosition) and end.reaches(position) else end
+        # Of another timeline it may be until the bridge has read what follows a failover.
+        is_ours = isinstance(position, WalPosition) and replace(end, timeline=0).reaches(position)
+        return None if is_ours else end
     from notify.binlog_bridge.binlog.source import contradicts, current_position
 
     now = current_position(connection)

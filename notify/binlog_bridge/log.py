@@ -18,11 +18,13 @@ adds the epoch and the position before the batch. A batch to `prepare` has no po
 
 
 class Retained(NamedTuple):
-    """The part of its log that a source keeps for one reader, in bytes."""
+    """What a source keeps for one reader. Sizes of its log are in bytes."""
 
     kept: int
     left: int | None
     """How much more may be written before the source gives the reader up; None: there is no bound."""
+    age: int
+    """How many transactions old the oldest is whose catalogue rows are kept for the reader."""
 
 
 class Position(Protocol):

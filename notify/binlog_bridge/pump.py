@@ -42,7 +42,7 @@ from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
-from notify.runtime.databases import CLIENT_KEEPALIVE, reason_of, shown_url, within_schema
+from notify.runtime.databases import CLIENT_KEEPALIVE, mover_options, reason_of, shown_url, within_schema
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
 from notify.storage.sql.engines import make_engine
@@ -228,6 +228,8 @@ class Bridge:
             if for_now is not None:
                 raise TargetAway(f"the target does not take {for_now.id} for now: {for_now.detail}")
             by_id = {t.id: t for t in batch.transactions}
+            refused_here = [by_id[item.id] for item in answer.refused if item.id in by_id]
+            await in_thread(self._refusals.keep, self._engine, refused_here)
             await self._note([Refusal.of(by_id[item.id], item) for item in answer.refused if item.id in by_id])
             refused += answer.refused
             refused_ids = {item.id for item in answer.refused}
@@ -401,7 +403,7 @@ class Bridge:
         """Post a batch, and update the totals."""
         batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
         if self.totals.retained is not None:
-            batch.retained, batch.retained_left = self.totals.retained
+            batch.retained, batch.retained_left, batch.slot_age = self.totals.retained
         await self._post(sink, batch)
         self.totals.rows += sum([len(t.messages) for t in batch.transactions])
         self._has_read(newest_us or self._newest_us(batch.position))
@@ -436,7 +438,8 @@ def _source_ids(engine: Engine, schemas: Sequence[str]) -> set[str]:
 
 def _damaged_file(error: Damaged) -> Unreadable:
     return Unreadable(
-        f"an event of the source's log could not be read {DAMAGED_TIMES} times: the file is damaged ({error}). "
+        f"an event of the source's log could not be read {DAMAGED_TIMES} times: its file is damaged, or the event is "
+        f"one that the source itself cannot decode ({error}). "
         "Nothing was skipped: start with --backfill, which sends the missing messages"
     )
 
@@ -461,7 +464,8 @@ def _now_us() -> int:
 def _options(url: URL) -> dict[str, Any]:
     """The options of a source's engine."""
     if url.get_backend_name() == "postgresql":
-        return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5} | CLIENT_KEEPALIVE}
+        arguments = {"connect_timeout": 5, "client_encoding": "utf8", "options": mover_options(url)} | CLIENT_KEEPALIVE
+        return {"pool_pre_ping": True, "connect_args": arguments}
     if url.get_backend_name() == "sqlite":
         return {}
     return {"pool_pre_ping": True, "connect_args": {"connect_timeout": 5, "read_timeout": 30}}

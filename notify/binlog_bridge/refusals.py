@@ -10,18 +10,21 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
+from notify.binlog_bridge.rows import Logged
 from notify.binlog_bridge.scope import OWN, Scope
-from notify.client.tables.definitions import notify_refused
+from notify.client.tables.definitions import half_message, notify_refused
+from notify.client.tables.half_rows import row_of
 from notify.errors import Unavailable
 from notify.movers import refused
 from notify.movers.outbox import OUTBOXES, present
 from notify.movers.pages import cut, readable
 from notify.movers.refused import REPORTED, RETRY, WAITING, Refusal
 from notify.protocol.wire import BridgedTransaction, RefusedReport
-from notify.runtime.databases import REFUSED, RELAYED, has_table
+from notify.runtime.databases import REFUSED, RELAYED, database_now, has_table, within_schema
 
 log = logging.getLogger("notify.binlog_bridge")
 
@@ -62,6 +65,29 @@ class Refusals:
             ) from error
         for refusal in refusals:
             log.error("no queue takes %s: %s (%s); it is on the list", refusal.id, refusal.detail, refusal.code)
+
+    def keep(self, engine: Engine, transactions: Sequence[BridgedTransaction]) -> None:
+        """Write the rows of refused transactions that stand in the log only, so that they can be tried again. Raises
+        Unavailable: the position must not move past them then."""
+        for t in transactions:
+            if not isinstance(t, Logged):
+                continue
+            fixed = {
+                "transaction_id": t.id, "producer_group": t.producer_group, "mode": "outbox", "state": "COMMITTED",
+                "shards": "", "relayed": REFUSED, "created_at": database_now(),
+            }  # fmt: skip
+            try:
+                with within_schema(engine, t.home).begin() as connection:
+                    for number, message in enumerate(t.messages):
+                        values = fixed | {"message_no": number} | row_of(message)
+                        connection.execute(postgresql.insert(half_message).values(values).on_conflict_do_nothing())
+            except sa.exc.DataError as error:
+                log.error("%s is refused, and no row can have it, so that it cannot be tried again: %s", t.id, error)
+            except sa.exc.SQLAlchemyError as error:
+                raise Unavailable(
+                    f"no queue takes {t.id}, which has no row (rows=False), and none can be written for it: the "
+                    f"bridge's user needs INSERT on half_message ({str(error)[:300]})"
+                ) from error
 
     def published(self, engine: Engine, ids: Sequence[str]) -> None:
         """Mark rows that a relay has published. Raises SQLAlchemyError; Unavailable if the source is read-only."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from notify.protocol.wire import UNDECODABLE, BridgedTransaction
@@ -38,6 +40,13 @@ FAMILIES = dict.fromkeys(COLUMNS, "text") | {
 
 class Returned(BridgedTransaction):
     """A transaction whose row is so old that the target may have had it once: see notify/movers/returned.py."""
+
+
+class Logged(BridgedTransaction, dict=True):
+    """A transaction that stands in the log only: its producer wrote no rows. Its attribute `home`, which is not sent,
+    is the schema whose tables the producer uses."""
+
+    home: ClassVar[str] = ""
 
 
 def headers_of(text: bytes) -> object:

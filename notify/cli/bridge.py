@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from notify.cli.api import AS_JSON, URL
+from notify.cli.api import AS_JSON, DRY_RUN, URL
 from notify.cli.database import SCHEMA, SCHEMAS, opened
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, NotifyError
@@ -53,8 +53,11 @@ def bridge(
         "[env: NOTIFY_ACCEPT_UNBOUNDED_WAL]",
     ),
     drop_slot: bool = typer.Option(
-        False, "--drop-slot", help="Give the bridge of a PostgreSQL up: drop its slot and publication, and end."
+        False,
+        "--drop-slot",
+        help="Give the bridge of a PostgreSQL up: drop its slot and publications, and end. --dry-run shows them first.",
     ),
+    dry_run: bool = DRY_RUN,
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
 ) -> None:
@@ -70,7 +73,9 @@ def bridge(
     if server_id and len(sources) > 1:
         raise InvalidRequest("--server-id works with one source only: leave it out, and each source gets a separate id")
     if drop_slot:
-        raise typer.Exit(_drop_slots(sources, schema, schemas, as_json))
+        raise typer.Exit(_drop_slots(sources, schema, schemas, dry_run=dry_run, as_json=as_json))
+    if dry_run:
+        raise InvalidRequest("--dry-run goes with --drop-slot: a bridge that runs moves messages")
     bridges = [
         Bridge(
             urls,
@@ -108,22 +113,36 @@ def bridge(
     raise typer.Exit(1 if bad else 0)
 
 
-def _drop_slots(sources: Mapping[str, list[str]], schema: str | None, schemas: str | None, as_json: bool) -> int:
-    """Drop the slots of sources; the exit code: 1 if a source has none."""
+def _drop_slots(
+    sources: Mapping[str, list[str]], schema: str | None, schemas: str | None, *, dry_run: bool, as_json: bool
+) -> int:
+    """Drop the slots of sources; the exit code: 1 if a source has none, or if something is left."""
     from notify.binlog_bridge.kinds import drop_slot
 
-    dropped: dict[str, bool] = {}
+    by_slot: dict[str, list[dict[str, Any]]] = {}
     for name, urls in sources.items():
         for address in urls:
             with opened(address) as engine:
-                slot, was_there = drop_slot(engine, name, schema, schemas)
-                dropped[slot] = dropped.get(slot, False) or was_there
+                kept = drop_slot(engine, name, schema, schemas, dry_run=dry_run)
+                by_slot.setdefault(kept["slot"], []).append(kept)
+    # A standby has no slot where the primary has one.
+    found = [next((kept for kept in all_of_it if kept["found"]), all_of_it[0]) for all_of_it in by_slot.values()]
     if as_json:
-        say_json({"slots": dropped})
+        say_json({"slots": found, "dry_run": dry_run})
     else:
-        for slot, was_there in dropped.items():
-            say(f"{slot}: {'dropped' if was_there else 'there is no such slot'}")
-    return 0 if all(dropped.values()) else 1
+        for kept in found:
+            say(_told(kept, dry_run))
+    return 0 if all(kept["found"] and not kept["left"] for kept in found) else 1
+
+
+def _told(kept: Mapping[str, Any], dry_run: bool) -> str:
+    would = "would be dropped" if dry_run else "dropped"
+    publications = "".join(f"; publication {name} {would}" for name in kept["publications"] if not kept["left"])
+    if not kept["found"]:
+        return f"{kept['slot']}: there is no such slot{publications}"
+    size = f"{kept['retained_bytes'] >> 20:,} MB of the log were kept for it"
+    left = f"; still to do, by their owner: {kept['left']}" if kept["left"] else ""
+    return f"{kept['slot']}: {would}; {size}{publications}{left}"
 
 
 def by_name(dsn: list[str]) -> dict[str, list[str]]:

@@ -181,3 +181,8 @@ def check_delay(
     if at_us - now_us > limits.delay_seconds * 1_000_000:
         raise InvalidRequest(f"deliver_at is more than {limits.delay_seconds / 86_400:g} days ahead", "out_of_bounds")
     return 0, max(at_us, 0)
+
+
+OLD_SLOT_TRANSACTIONS = 100_000_000
+"""A slot that keeps rows of PostgreSQL's catalogue of this age is an alarm: it is half of the age
+(autovacuum_freeze_max_age) at which PostgreSQL begins to clean up at any cost."""

@@ -173,6 +173,8 @@ class BridgeBatch(Fields):
     """The bytes of its log that the database keeps for this bridge, if it keeps any for a reader."""
     retained_left: int | None = None
     """How many more may be written before the database gives the bridge up, if there is a bound."""
+    slot_age: int | None = None
+    """How many transactions old the oldest is whose catalogue rows a PostgreSQL keeps for this bridge."""
     base: str | None = None
     """The text that this position and later ones refer to, see notify/movers/long_positions.py; None: it stays as it
     is."""

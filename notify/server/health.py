@@ -197,6 +197,11 @@ def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -
             "retained_left_bytes",
             "WAL that PostgreSQL can still write before it drops its bridge's slot",
         ),
+        (
+            "notify_bridge_slot_age_transactions",
+            "slot_age_transactions",
+            "How many transactions old the oldest is whose catalogue rows a PostgreSQL keeps for its bridge",
+        ),
     ):
-        samples = [((row["source"],), row[field]) for row in sources if row[field] is not None]
+        samples = [((row["source"],), row[field]) for row in sources if row.get(field) is not None]
         exposition.gauges(name, text, ["source"], samples)

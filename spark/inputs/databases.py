@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sqlalchemy.engine.url import URL
 
-from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import WITHOUT_ROWS_MS, half_message, notify_inbox, notify_source
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
 from notify.movers.outbox import READS
 from notify.runtime.databases import database_now, reason_of
@@ -248,6 +248,12 @@ class Database:
         columns = notify_source.c
         with self.reading() as connection:
             return connection.execute(sa.select(columns.purged_before, columns.rows_from, columns.inbox_from)).first()
+
+    @property
+    def is_without_rows(self) -> bool:
+        """Whether producers write no rows here (`rows=False`), with which messages could be compared."""
+        row = self._marks()
+        return row is not None and isinstance(row[1], int) and row[1] >= WITHOUT_ROWS_MS
 
     def purged(self) -> tuple[int, int]:
         """The instants (microseconds) before which local rows, and inbox rows, may be purged; 0: nothing was purged.

@@ -80,7 +80,8 @@ def cover(plan: Plan, inputs: Inputs, inbox_groups: frozenset[str], result: Resu
     watermark_us = now_us if plan.closes_by_clock else min(_originals(result), default=now_us)
     deliver_us = round(plan.deliver_seconds * 1e6)
     bounds = terms_of(inputs, inbox_groups, copies_us, watermark_us, longest_us, deliver_us)
-    whole_from = max(bounds.rows_from_us, bounds.log_from_us)
+    with_rows = [database for database in inputs.databases if not database.is_without_rows]
+    whole_from = max([bounds.log_from_us, *[database.purged()[0] for database in with_rows]])
     if plan.from_us and plan.from_us < whole_from:
         result.reasons.append(
             f"--from is before {instant_text(whole_from)}: older local rows were purged, or older segments deleted"
@@ -184,6 +185,12 @@ def _note_database(database: Database, result: Result, kind: str = "database") -
         result.reasons.append(
             f"{name}: nothing says which rows of its inbox were purged, because it has no row of notify_source that "
             "this user may see: grant SELECT on notify_source, or run create_tables if the table is gone"
+        )
+    if kind == "database" and database.is_without_rows:
+        rows_from_us = 0
+        result.reasons.append(
+            f"{name}: it has producers with rows=False, whose messages stand in its log only, so that no row tells "
+            "which messages should be in the queues"
         )
     clock = f"clock {database.clock_offset_us / 1e6:+.3f} s"
     replica = database.replica()

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from notify.cli import audit as command
 from notify.client import create_tables
-from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import WITHOUT_ROWS_MS, half_message, notify_inbox, notify_source
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit
@@ -225,6 +225,24 @@ def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: 
     purged(run[0], url)
     result = audited(spark, url, run[0].log, tmp_path / "scratch")
     assert (result.verdict, result.totals["committed"]) == ("PASS", COUNT // 2 - 1)
+
+
+def test_producers_that_write_no_rows_leave_an_audit_nothing_to_compare(
+    spark: Any, run: tuple[Made, str], tmp_path: Path
+) -> None:
+    """Their messages are no ghosts; what the rows of others show is still found."""
+    url = copied_database(run[1], tmp_path)
+    engine = make_engine(url)
+    lacking = run[0].at(COUNT // 2)
+    with engine.begin() as connection:
+        early = half_message.c.created_at < sa.text(f"'{text_of(lacking)}'")
+        assert connection.execute(half_message.delete().where(early)).rowcount == COUNT // 2
+        connection.execute(notify_source.update().values(rows_from=WITHOUT_ROWS_MS))
+    engine.dispose()
+    result = audited(spark, url, run[0].log, tmp_path / "scratch")
+    assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
+    assert "rows=False" in result.reasons[0] and not result.counts.get("GHOST")
+    assert result.totals["committed"] == COUNT // 2 - 1
 
 
 @pytest.mark.long

@@ -55,6 +55,8 @@ LOOK_SECONDS = 2.0
 CALM_SECONDS = 60.0
 
 
+WAL = ("wal_level=logical", "max_slot_wal_keep_size=2GB")
+"""The settings of a PostgreSQL for a bridge."""
 LONGER = 4
 """A history that is asked for messages or kills goes on for at most so many times its seconds."""
 LONG_SECONDS, LONG_DELAY, SHORT_DELAY = 120.0, 70.0, 5.0
@@ -222,6 +224,7 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--over-databases", action="store_true", help="servers store their transactions in databases")
     parser.add_argument("--database", choices=sorted(BINLOG_SERVERS), default="mariadb", help="beside PostgreSQL")
+    parser.add_argument("--wal-bridge", action="store_true", help="a bridge reads PostgreSQL's log, instead of a relay")
     parser.add_argument("--messages", type=int, default=0, help="it goes on until so many are committed")
     parser.add_argument("--kills", type=int, default=0, help="and until each process was killed so often")
     parser.add_argument("--slower", type=float, default=1.0, help="pauses between faults are so many times as long")
@@ -256,10 +259,11 @@ def campaign(options: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             servers: dict[str, Any] = {}
-            for name, kind in (("pg", PostgreSqlServer), ("my", BINLOG_SERVERS[options.database])):
+            wal = {"settings": WAL} if options.wal_bridge else {}
+            for name, kind, more in (("pg", PostgreSqlServer, wal), ("my", BINLOG_SERVERS[options.database], {})):
                 place = directory / name
                 place.mkdir()
-                servers[name] = kind(place, durable=False).create()
+                servers[name] = kind(place, durable=False, **more).create()
                 stack.callback(servers[name].stop)
             sources = {name: server.url for name, server in servers.items()}
             kafka, proxies = None, list[KafkaProxy]()
@@ -269,8 +273,9 @@ def campaign(options: argparse.Namespace) -> int:
             is_over_databases = options.over_databases or options.over_kafka
             delay = LONG_DELAY if options.seconds >= LONG_SECONDS else SHORT_DELAY
             scene = Scene(
-                sources, servers, 4, delay, is_over_databases, kafka, proxies, options.workers, slower=options.slower
-            )
+                sources, servers, 4, delay, is_over_databases, options.wal_bridge, kafka, proxies, options.workers,
+                slower=options.slower,
+            )  # fmt: skip
             outcome = play(directory, options.seconds, seed, scene, least)
             _tell("ending all processes")
     except (NotAvailable, Unavailable) as reason:

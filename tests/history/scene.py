@@ -27,6 +27,8 @@ class Scene:
     """The longest delay of a message, in seconds."""
     is_over_databases: bool = False
     """Whether the same databases store the servers' transactions, each a shard."""
+    has_wal_bridge: bool = False
+    """Whether a bridge, and no relay, moves what is in a PostgreSQL, whose log is logical then."""
     kafka: KafkaCluster | None = None
     """The cluster that has the queues; it needs `is_over_databases`."""
     proxies: Sequence[KafkaProxy] = ()

@@ -86,7 +86,8 @@ class Stage:
 
     def _produce(self, stack: ExitStack) -> None:
         for name, dsn in self.sources.items():
-            mover = "bridge" if dsn.startswith("mysql") else "relay"
+            is_bridged = dsn.startswith("mysql") or (self.scene.has_wal_bridge and dsn.startswith("postgresql"))
+            mover = "bridge" if is_bridged else "relay"
             self.movers.append(f"{mover} {name}")
             words = ["notify.cli.main", mover, "--dsn", dsn, "--url", self.servers.queue_url]
             self._add(f"{mover} {name}", Actor(words, self.directory / f"{mover} {name}.log"), stack)

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from notify.errors import Conflict, InvalidRequest, Unavailable
+from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
 from notify.server import webhooks
 from notify.server.database import open_database
 from notify.server.settings import Settings
@@ -57,6 +58,29 @@ def half(server: InMemoryServer, group: str) -> str:
     request["transactions"][0]["check_after"] = 0.5
     post(server.url, "/v1/transactions", request)
     return str(request["transactions"][0]["id"])
+
+
+def test_a_slot_that_keeps_too_much_is_an_alarm_until_it_keeps_less(watched: InMemoryServer) -> None:
+    """The bridge of a PostgreSQL reports what is kept for it with each batch."""
+    url = watched.url
+    batch = {"epoch": 1, "expected_position": "", "position": ""}
+    post(url, "/v1/bridge/shop/batches", batch | {"claim": True})
+
+    def report(kept: int, left: int | None, age: int) -> None:
+        post(url, "/v1/bridge/shop/batches", batch | {"retained": kept, "retained_left": left, "slot_age": age})
+
+    report(40 << 20, 60 << 20, 1000)
+    assert metric(url, 'notify_bridge_retained_bytes{source="shop"}') == 40 << 20
+    assert metric(url, 'notify_bridge_retained_left_bytes{source="shop"}') == 60 << 20
+    assert metric(url, 'notify_bridge_slot_age_transactions{source="shop"}') == 1000
+    report(60 << 20, 40 << 20, 1000)
+    eventually(lambda: names(watched) == {"retained_log"}, "the alarm of the retained log")
+    (alarm,) = admin(url, "GET", "overview")["alarms"]
+    assert alarm["target"] == "shop" and "60 MB" in alarm["text"] and "40 MB more" in alarm["text"]
+    report(40 << 20, 60 << 20, OLD_SLOT_TRANSACTIONS + 1)
+    eventually(lambda: names(watched) == {"old_slot"}, "the alarm of the slot's age")
+    report(40 << 20, None, 1000)
+    eventually(lambda: not names(watched), "both to be cleared")
 
 
 def names(server: InMemoryServer) -> set[str]:

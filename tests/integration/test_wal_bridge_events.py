@@ -166,6 +166,28 @@ def test_a_table_that_would_be_misread_stops_it(
         move(url, server)
 
 
+def test_a_column_of_the_service_may_have_a_type_without_a_binary_form(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    owner = engine.url.username
+    execute(engine, f"ALTER TABLE half_message ADD COLUMN rights aclitem DEFAULT '{owner}=r/{owner}'")
+    with engine.begin() as connection:
+        insert(connection, unique, 0)
+    assert move(url, server).totals.rows == 1
+    assert numbers(server, unique, 1) == [0]
+
+
+def test_a_row_that_the_source_itself_cannot_send_stops_it(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    """The source ends the stream at that row each time: the slot must not be held by tries for ever."""
+    execute(engine, "ALTER TABLE half_message ADD COLUMN rights aclitem[] DEFAULT '{}'")
+    with engine.begin() as connection:
+        insert(connection, unique, 0)
+    with pytest.raises(Unreadable, match=r"no binary output function.*--backfill"):
+        move(url, server)
+
+
 def test_each_column_arrives_as_it_was_written(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with engine.begin() as connection:
         insert(

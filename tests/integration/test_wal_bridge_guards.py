@@ -11,6 +11,9 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import announcing
 from notify.binlog_bridge.errors import Purged, Unfit
+from notify.binlog_bridge.postgresql import replication
+from notify.binlog_bridge.postgresql.slot import Slot, current_position
+from notify.binlog_bridge.postgresql.stream import WalStream
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import notify_refused
@@ -22,8 +25,8 @@ from notify.testing.reachable import NotAvailable
 from tests.support.bridges import move, move_until, numbers, outbox, poison
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
-from tests.support.databases import empty_database
-from tests.support.groups import subscribe
+from tests.support.databases import drop_slots, empty_database
+from tests.support.groups import drain, subscribe
 from tests.support.pgbouncer import pgbouncer
 from tests.support.wal import insert, setting, slot
 
@@ -238,3 +241,136 @@ def test_a_slot_of_another_history_stops_it(url: str, engine: sa.Engine, server:
     execute(engine, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())")
     with pytest.raises(Purged, match=r"behind this bridge's position.*--backfill"):
         move(url, server)
+
+
+def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    """Tables are read as a whole, in one transaction, while the queue takes its time; and refusals are written."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    poison(engine)
+    bounds = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout")
+    execute(
+        engine,
+        "CREATE ROLE hurried LOGIN SUPERUSER",
+        *(f"ALTER ROLE hurried SET {name} = '1ms'" for name in bounds),
+        "ALTER ROLE hurried SET default_transaction_read_only = on",
+    )
+    hurried = sa.make_url(url).set(username="hurried").render_as_string(hide_password=False)
+    try:
+        assert move(hurried, server).totals.refused == 1
+        outbox(url, unique, range(4, 6))
+        assert move(hurried, server).totals.rows == 2
+        assert numbers(server, unique, 4) == [0, 1, 4, 5]
+    finally:
+        execute(engine, "DROP OWNED BY hurried", "DROP ROLE hurried")
+
+
+def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
+    url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the server itself has no wal_sender_timeout."""
+    move(url, server)
+    name = slot(engine)["slot_name"]
+    monkeypatch.setitem(replication._SESSION, "wal_sender_timeout", "1s")
+    with engine.connect() as connection:
+        position = current_position(connection)
+    with setting(wal_server, "wal_sender_timeout", "0"):
+        stream = WalStream(engine.url, Slot(name, [name]), position)
+        stream.connect()
+        assert slot(engine)["active"]
+        eventually(lambda: not slot(engine)["active"], "the source to give the slot free")
+        stream._release()
+
+
+def test_it_waits_for_a_lock_that_another_session_holds(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """VACUUM and migrations hold such locks, and end."""
+    outbox(url, unique, range(2))
+
+    async def run() -> Bridge:
+        bridge = Bridge([url], server.url)
+        with engine.connect() as other:
+            other.exec_driver_sql("LOCK TABLE half_message IN SHARE UPDATE EXCLUSIVE MODE")
+            task = asyncio.ensure_future(bridge.run(once=True))
+            await eventually_async(lambda: task.done() or "waits for a lock" in caplog.text, "the bridge to wait")
+            assert not task.done(), task.result()
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+        return bridge
+
+    assert asyncio.run(run()).totals.stored == 2
+
+
+def encoded(server: PostgreSqlServer, encoding: str) -> sa.URL:
+    """The address of a new database with this encoding."""
+    other = sa.create_engine(server.url)
+    name = f"wal_{encoding.lower()}"
+    options = f"TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+    execute(other, f"DROP DATABASE IF EXISTS {name}", f"CREATE DATABASE {name} {options}")
+    other.dispose()
+    return sa.make_url(server.url).set(database=name)
+
+
+def test_texts_of_a_database_that_is_not_utf8_arrive(
+    wal_server: PostgreSqlServer, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    url = encoded(wal_server, "LATIN1").render_as_string(hide_password=False)
+    latin = sa.create_engine(url)
+    create_tables(latin)
+    try:
+        move(url, server)
+        with latin.begin() as connection:
+            insert(connection, unique, 0, key="schlüssel", headers='{"h": "ß"}')
+        assert move(url, server).totals.rows == 1
+        (message,) = drain(server.url, unique, unique, 1)
+        assert (message["key"], message["headers"]) == ("schlüssel", {"h": "ß"})
+    finally:
+        drop_slots(url)
+        latin.dispose()
+
+
+def test_a_database_without_an_encoding_is_refused(wal_server: PostgreSqlServer, server: ServerProcess) -> None:
+    """The source sends its bytes as they are, and nobody knows what they mean."""
+    url = encoded(wal_server, "SQL_ASCII").render_as_string(hide_password=False)
+    plain = sa.create_engine(url, connect_args={"client_encoding": "utf8"})
+    create_tables(plain)
+    plain.dispose()
+    with pytest.raises(InvalidRequest, match=r"encoding SQL_ASCII.*UTF8"):
+        move(url, server)
+
+
+def test_what_a_bridge_that_is_given_up_leaves_is_shown_first(
+    url: str, engine: sa.Engine, server: ServerProcess
+) -> None:
+    name = move(url, server).name
+    dropping = ("bridge", "--dsn", f"{name}={url}", "--url", server.url, "--drop-slot", "--json")
+    eventually(lambda: not slot(engine)["active"], "the bridge's connection to be closed")
+    code, shown = cli(*dropping, "--dry-run")
+    assert code == 0 and shown["dry_run"] is True
+    (found,) = shown["slots"]
+    assert (found["slot"], found["found"], found["publications"]) == (slot(engine)["slot_name"], True, [found["slot"]])
+    assert found["retained_bytes"] >= 0
+    code, dropped = cli(*dropping)
+    assert code == 0 and dropped["slots"][0]["found"] is True and dropped["dry_run"] is False
+    assert cli(*dropping, "--dry-run")[0] == 1
+
+
+def test_a_slot_is_dropped_also_where_the_publications_are_of_another_role(
+    url: str, engine: sa.Engine, server: ServerProcess
+) -> None:
+    """The log is what fills the disk; publications keep nothing."""
+    name = move(url, server).name
+    execute(engine, "CREATE ROLE poor LOGIN REPLICATION", "GRANT SELECT ON half_message, notify_source TO poor")
+    poor = sa.make_url(url).set(username="poor").render_as_string(hide_password=False)
+    eventually(lambda: not slot(engine)["active"], "the bridge's connection to be closed")
+    try:
+        code, dropped = cli("bridge", "--dsn", f"{name}={poor}", "--url", server.url, "--drop-slot", "--json")
+        assert code == 1 and "DROP PUBLICATION" in dropped["slots"][0]["left"], dropped
+        with engine.connect() as connection:
+            left = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+            assert connection.exec_driver_sql(left).scalar() == 0
+    finally:
+        execute(engine, "DROP OWNED BY poor", "DROP ROLE poor")

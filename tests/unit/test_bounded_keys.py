@@ -75,7 +75,7 @@ BOUNDS = {
         server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
-        kafka/topics.py:_largest
+        kafka/topics.py:_largest client/tables/log_rows.py:_slots
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known

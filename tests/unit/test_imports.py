@@ -225,7 +225,7 @@ def test_each_command_is_listed_with_its_panel_and_loads() -> None:
 def test_the_sdk_loads_a_name_when_it_is_used() -> None:
     assert loaded_by("import notify.client") & {*HEAVY, "asyncio", "notify.client.producer"} == set()
     loaded = loaded_by("from notify.client import TransactionProducer, Message")
-    assert "notify.client.producer" in loaded and "notify.client.reader" not in loaded
+    assert "notify.client.producer" in loaded and "notify.client.consumer.reader" not in loaded
 
 
 def test_the_sdk_shows_only_what_is_public() -> None:

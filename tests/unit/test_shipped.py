@@ -294,7 +294,12 @@ def test_the_store_of_a_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("url", "what"),
-    [("", "not a store"), ("relative/path", "not a store"), ("nope://x", "not a store"), ("s3://k:secret@b/p", "credentials")],
+    [
+        ("", "not a store"),
+        ("relative/path", "not a store"),
+        ("nope://x", "not a store"),
+        ("s3://k:secret@b/p", "credentials"),
+    ],
 )
 def test_a_url_that_names_no_store_is_refused(url: str, what: str) -> None:
     with pytest.raises(InvalidRequest, match=what) as raised:

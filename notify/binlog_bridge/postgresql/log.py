@@ -50,7 +50,7 @@ class Wal:
         with engine.connect() as connection:
             refuse(source.uncovered(connection, self._slot, self._scope))
             state = next(iter(slot.states(connection, self._slot.name)), None)
-        return Retained(state.retained, state.left) if state is not None else None
+        return Retained(state.retained, state.left, state.age) if state is not None else None
 
     def denied(self, error: BaseException | None) -> str | None:
         return rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)

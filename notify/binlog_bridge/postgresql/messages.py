@@ -12,7 +12,7 @@ from typing import Final
 from notify.binlog_bridge.errors import Unreadable
 
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE = b"BCORY"
-INSERT, UPDATE, DELETE, TRUNCATE = b"IUDT"
+INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"IUDTM"
 HARMLESS = frozenset((ORIGIN, TYPE, DELETE, TRUNCATE))
 """Messages without a message of ours: a deleted or truncated row was a message when it was inserted."""
 EPOCH_US = 946_684_800_000_000
@@ -21,12 +21,15 @@ _NEW, _OLD, _KEY = b"NOK"
 _NULL, _UNCHANGED, _TEXT, _BINARY = b"nutb"
 
 
-class Unchanged:
-    """The place of a long value that an update left as it was: the log has it only with REPLICA IDENTITY FULL."""
+class Absent:
+    """Stands for a value that a message does not have."""
 
 
-UNCHANGED: Final = Unchanged()
-Value = bytes | None | Unchanged
+UNCHANGED: Final = Absent()
+"""The place of a long value that an update left as it was: the log has it only with REPLICA IDENTITY FULL."""
+AS_TEXT: Final = Absent()
+"""The place of a value of a type that has no binary form, which no column of ours has."""
+Value = bytes | None | Absent
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +80,13 @@ def relation_of(data: bytes) -> int:
     return int.from_bytes(data[1:5])
 
 
+def message(data: bytes) -> tuple[bool, str, bytes]:
+    """A message of pg_logical_emit_message: whether it belongs to its transaction, its prefix and its content."""
+    prefix, at = _string(data, 10)  # after the flags and the place in the log
+    size = int.from_bytes(data[at : at + 4])
+    return bool(data[1] & 1), prefix, data[at + 4 : at + 4 + size]
+
+
 def inserted(data: bytes) -> list[Value]:
     """The values of an INSERT."""
     return _values(data, 6)[0]
@@ -110,8 +120,11 @@ def _values(data: bytes, at: int) -> tuple[list[Value], int]:
         elif kind == _UNCHANGED:
             values.append(UNCHANGED)
             at += 1
+        elif kind == _TEXT:
+            at += 5 + int.from_bytes(data[at + 1 : at + 5])
+            values.append(AS_TEXT)
         else:
-            raise Unreadable(f"the source sent a value in the form {chr(kind)!r}, and binary values were asked for")
+            raise Unreadable(f"the source sent a value in the form {chr(kind)!r}, which this version does not know")
     return values, at
 
 

@@ -43,8 +43,13 @@ class Position:
         return msgspec.json.encode(fields | {"newest_us": self.newest_us}).decode()
 
     def reaches(self, other: Position) -> bool:
-        """Whether it is at another position of the same cluster, or beyond it."""
-        return (not other.system or not self.system or self.system == other.system) and self.lsn >= other.lsn
+        """Whether it is at another position of the same history, or beyond it. After a failover places of the two
+        timelines cannot be compared; a bridge writes one of the new timeline once it has read there."""
+        is_same = all(
+            not ours or not theirs or ours == theirs
+            for ours, theirs in ((self.system, other.system), (self.timeline, other.timeline))
+        )
+        return is_same and self.lsn >= other.lsn
 
     @classmethod
     def of(cls, text: str) -> Position | None:

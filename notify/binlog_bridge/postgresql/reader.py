@@ -11,14 +11,15 @@ from notify.binlog_bridge.batching import Batching
 from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.log import Read
 from notify.binlog_bridge.postgresql import messages
-from notify.binlog_bridge.postgresql.messages import BEGIN, COMMIT, HARMLESS, INSERT, RELATION, UPDATE
+from notify.binlog_bridge.postgresql.messages import BEGIN, COMMIT, HARMLESS, INSERT, MESSAGE, RELATION, UPDATE
 from notify.binlog_bridge.postgresql.position import Position
 from notify.binlog_bridge.postgresql.slot import Slot
 from notify.binlog_bridge.postgresql.stream import Kept, WalStream
 from notify.binlog_bridge.postgresql.tables import Row, Tables
-from notify.binlog_bridge.rows import Returned
+from notify.binlog_bridge.rows import Logged, Returned
 from notify.binlog_bridge.scope import Scope
 from notify.client.tables.purge import IDS_RETENTION_SECONDS
+from notify.protocol import logged
 from notify.protocol.wire import BridgedTransaction
 
 
@@ -73,6 +74,7 @@ class Assembly(Batching):
         was written so long before its commit has come back with a dump, and the target may have it already: its
         transaction is a `Returned`."""
         super().__init__()
+        self._scope = scope
         self._tables = Tables(scope)
         self._known_us = round(known_seconds * 1e6)
         self._lsn, self._newest_us = position.lsn, position.newest_us
@@ -110,6 +112,8 @@ class Assembly(Batching):
                 yield from self._commit(data)
             elif kind == BEGIN:
                 self._begin(data)
+            elif kind == MESSAGE:
+                yield from self._add_logged(data)
             elif kind == RELATION:
                 self._tables.define(data)
             elif kind not in HARMLESS:
@@ -165,11 +169,31 @@ class Assembly(Batching):
             self._decided.setdefault(row.transaction_id, []).append(row)
             return []
         self._add(row)
-        batches = self._part_after(len(data))
+        return self._parts(len(data))
+
+    def _parts(self, size: int) -> list[Read]:
+        """`_part_after`; further rows may be added only to what was not sent."""
+        batches = self._part_after(size)
         if batches:
             self._by_id = {t.id: t for t in self._open.pending}
             self._sent = set(self._open.prepared)
         return batches
+
+    def _add_logged(self, data: bytes) -> list[Read]:
+        """Add a transaction that stands in the log only. Other programs write to the log, too."""
+        belongs, prefix, content = messages.message(data)
+        if prefix != logged.PREFIX or not belongs:
+            return []
+        try:
+            found = logged.decode(content)
+        except logged.NewerVersion as error:
+            raise Unreadable(f"the log has {error}, which this version does not know: upgrade the bridge") from None
+        if found is None or not self._scope.has(found.home):
+            return []
+        transaction = Logged(id=found.id, producer_group=found.producer_group, messages=found.messages)
+        transaction.__dict__["home"] = found.home
+        self._open.pending.append(transaction)
+        return self._parts(len(data))
 
     def _add(self, row: Row) -> None:
         """Add a row's message to its transaction."""

@@ -14,16 +14,17 @@ import psycopg
 from psycopg import pq
 from sqlalchemy.engine.url import URL
 
-from notify.binlog_bridge.errors import Purged, Unfit
+from notify.binlog_bridge.errors import Damaged, Purged, Unfit
 from notify.binlog_bridge.postgresql.position import lsn_of
 from notify.binlog_bridge.postgresql.rights import denied
 from notify.errors import Unavailable
-from notify.runtime.databases import CLIENT_KEEPALIVE
+from notify.runtime.databases import CLIENT_KEEPALIVE, mover_options
 from notify.storage.sql.engines import with_driver
 
 COMMAND_SECONDS = 30.0
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH)
-_SESSION = "-c bytea_output=hex -c datestyle=ISO -c extra_float_digits=3 -c statement_timeout=0 -c lock_timeout=0"
+_SESSION = {"bytea_output": "hex", "wal_sender_timeout": "60s"}
+"""The timeout is PostgreSQL's default. A server without one would keep the slot of a machine that is gone busy."""
 
 
 class Replication:
@@ -33,9 +34,8 @@ class Replication:
         """Connects. Raises Unavailable if the source does not answer, Unfit if it refuses this user."""
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
-        options = " ".join(filter(None, (str(arguments.pop("options", "")), _SESSION)))
         self._settings: dict[str, Any] = {"connect_timeout": 5} | CLIENT_KEEPALIVE | dict(arguments)
-        self._settings |= {"client_encoding": "utf8", "options": options}
+        self._settings |= {"client_encoding": "utf8", "options": mover_options(url, _SESSION)}
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
 
@@ -106,9 +106,10 @@ class Replication:
 def lost_history(replication: Replication, timeline: int, lsn: int, now: int) -> int | None:
     """Where the history of the present timeline `now` left another one, if that is before `lsn`; None if a position in
     that timeline is part of the present history. Raises Purged if the timeline is not an ancestor of it."""
-    rows = replication.command(f"TIMELINE_HISTORY {now}")
-    content = rows[0][1]
-    content = bytes.fromhex(content[2:]).decode() if content.startswith("\\x") else content
+    content = ""
+    if now > timeline:  # a timeline has a greater number than those that it comes from, and the first has no history
+        content = replication.command(f"TIMELINE_HISTORY {now}")[0][1]
+        content = bytes.fromhex(content[2:]).decode() if content.startswith("\\x") else content
     for line in content.splitlines():
         words = line.split()
         if len(words) >= 2 and words[0] == str(timeline):
@@ -116,11 +117,14 @@ def lost_history(replication: Replication, timeline: int, lsn: int, now: int) ->
             return left_at if lsn > left_at else None
     raise Purged(
         f"the source is in timeline {now}, which does not come from timeline {timeline} of this bridge's position: it "
-        "was restored from a backup. Nothing was skipped: start with --backfill"
+        "was restored from a backup, or is an old primary that was started again. If it is the primary now, start with "
+        "--backfill; nothing was skipped"
     )
 
 
-_BUSY, _NO_SUCH, _NOT_READY = "55006", "42704", "55000"
+_BUSY, _NO_SUCH, _NOT_READY, _NO_FILE = "55006", "42704", "55000", "58P01"
+_BROKEN = ("22", "42", "54", "XX")
+"""The classes of errors with which the source ends a stream at the same place each time."""
 
 
 def refusal(error: psycopg.Error) -> Exception:
@@ -139,7 +143,20 @@ def refusal(error: psycopg.Error) -> Exception:
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
             "--backfill, which makes the slot, sends the missing messages from the tables, and then continues"
         )
+    if state == _NO_FILE:
+        return Purged(
+            f"the source lacks a file of its log ({text}). Nothing was skipped: start with --backfill, which sends the "
+            "missing messages from the tables"
+        )
     why = denied(error)
     if why is not None:
         return Unfit(f"the source refuses to be read: {why}")
     return Unavailable(f"the source does not answer: {text}")
+
+
+def ending(error: psycopg.Error) -> Exception:
+    """The error for one with which the source ends a stream: it may do so at the same place each time."""
+    found = refusal(error)
+    if isinstance(found, Unavailable) and (error.sqlstate or "").startswith(_BROKEN):
+        return Damaged(f"the source cannot decode its log: {str(error).strip().splitlines()[0]}")
+    return found

@@ -17,7 +17,7 @@ _DENIED = {
 }
 """By SQLSTATE."""
 _NO_WALSENDER = "number of requested standby connections exceeds"
-_POOLERS = ("unsupported startup parameter: replication", "replication connections are not", "pgbouncer")
+_POOLERS = ("unsupported startup parameter", "replication connections are not", "pgbouncer", "rds proxy")
 POOLED = "this is a pooler such as PgBouncer, and a bridge needs the database itself: name its own host and port"
 
 

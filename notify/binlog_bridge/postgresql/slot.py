@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -24,6 +24,8 @@ from notify.runtime.urls import without_secrets
 log = logging.getLogger("notify.binlog_bridge")
 
 PREFIX = "notify_"
+SERVER_SUFFIX = "_server"
+"""Of the publication of a server's table."""
 _NAME_BYTES = 63
 MAKE_SECONDS = 60.0
 """How long a slot may take to be made: PostgreSQL waits for the end of every transaction that writes."""
@@ -34,7 +36,7 @@ _FAILOVER_SINCE = 17_00_00
 def slot_name(source: str) -> str:
     """The name of a source's slot and publication. A name that PostgreSQL does not take as it is gets a checksum."""
     plain = re.sub(r"[^a-z0-9_]", "_", source.lower())
-    if plain != source.replace("-", "_") or len(PREFIX + plain) > _NAME_BYTES - len("_server"):
+    if plain != source.replace("-", "_") or len(PREFIX + plain) > _NAME_BYTES - len(SERVER_SUFFIX):
         plain = f"{plain[:40]}_{zlib.crc32(source.encode()):08x}"
     return PREFIX + plain
 
@@ -123,18 +125,44 @@ def make(engine: Engine, name: str) -> None:
     log.info("%s has the slot %s for this bridge now", without_secrets(str(engine.url)), name)
 
 
-def drop(engine: Engine, slot: Slot) -> bool:
-    """Drop a slot and its publications; whether there was a slot. Raises Unfit if a bridge reads it."""
-    with engine.connect() as connection:
-        state = next(iter(states(connection, slot.name)), None)
-        if state is not None and state.is_active:
-            raise Unfit(f"slot {slot.name} is being read: stop its bridge first")
-        if state is not None:
-            connection.execute(_DROP, {"name": slot.name})
-        for publication in slot.publications:
-            connection.exec_driver_sql(f'DROP PUBLICATION IF EXISTS "{publication}"')
+class Kept(NamedTuple):
+    """What a database keeps for a bridge."""
+
+    slot: str
+    found: bool
+    """Whether there is such a slot."""
+    retained_bytes: int
+    """How much of the log is kept for it."""
+    publications: list[str]
+    left: str = ""
+    """The statements that this role may not execute."""
+
+
+def kept_for(connection: Connection, name: str) -> Kept:
+    """What is kept for the bridge whose slot has this name. Raises Unfit if a bridge reads it."""
+    state = next(iter(states(connection, name)), None)
+    if state is not None and state.is_active:
+        raise Unfit(f"slot {name} is being read: stop its bridge first")
+    wanted = sa.text("SELECT pubname FROM pg_publication WHERE pubname IN (:name, :server) ORDER BY 1")
+    rows = connection.execute(wanted, {"name": name, "server": name + SERVER_SUFFIX})
+    return Kept(name, state is not None, state.retained if state else 0, [str(row[0]) for row in rows])
+
+
+def drop(connection: Connection, kept: Kept) -> Kept:
+    """Drop a slot and its publications, and return what there was. The slot goes first: a publication keeps nothing."""
+    if kept.found:
+        connection.execute(_DROP, {"name": kept.slot})
         connection.commit()
-    return state is not None
+    left = []
+    for publication in kept.publications:
+        statement = f'DROP PUBLICATION IF EXISTS "{publication}"'
+        try:
+            connection.exec_driver_sql(statement)
+            connection.commit()
+        except sa.exc.ProgrammingError as error:
+            connection.rollback()
+            left.append(f"{statement} ({str(error.orig).strip().splitlines()[0]})")
+    return kept._replace(left="; ".join(left))
 
 
 def snapshot(engine: Engine, name: str) -> LogSnapshot:
@@ -154,6 +182,10 @@ def snapshot(engine: Engine, name: str) -> LogSnapshot:
         connection = engine.connect().execution_options(isolation_level="REPEATABLE READ")
         try:
             connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{exported}'")
+            # From PostgreSQL 17 on a role may bound its transactions; this one reads all tables.
+            connection.exec_driver_sql(
+                "SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout'"
+            )
             now: Any = connection.execute(sa.select(database_now())).scalar()
         except BaseException:
             connection.close()
@@ -180,5 +212,9 @@ def end_of_log(connection: Connection) -> Position:
 
 
 def _position(connection: Connection, lsn: str) -> Position:
-    row = connection.exec_driver_sql(f"SELECT ({lsn})::text, system_identifier::text FROM pg_control_system()").one()
-    return Position(lsn_of(row[0]), str(row[1]))
+    # The name of a file of the log begins with the timeline. The control file has it only after a checkpoint.
+    row = connection.exec_driver_sql(
+        "SELECT l::text, system_identifier::text, substr(pg_walfile_name(l), 1, 8) "
+        f"FROM pg_control_system(), (SELECT ({lsn}) AS l) AS place"
+    ).one()
+    return Position(lsn_of(row[0]), str(row[1]), int(str(row[2]), 16))

@@ -10,9 +10,11 @@ from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.postgresql import slot as slots
 from notify.binlog_bridge.postgresql.rights import POOLED
-from notify.binlog_bridge.postgresql.slot import PREFIX, Slot
+from notify.binlog_bridge.postgresql.slot import PREFIX, SERVER_SUFFIX, Slot
 from notify.binlog_bridge.scope import Scope
+from notify.errors import Unavailable
 from notify.movers.outbox import LOCAL, MOVES, SERVER
+from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
 from notify.runtime.databases import quoted
 from notify.runtime.guarantees import faults
 from notify.runtime.pooler import is_pooled
@@ -23,9 +25,6 @@ OLDEST = 14_00_00
 """The oldest version that decodes binary values and messages."""
 KEPT_BYTES = 1 << 30
 """A smaller bound of the retained log leaves an operator little time to start a bridge again."""
-OLD_TRANSACTIONS = 100_000_000
-"""Half of the age (autovacuum_freeze_max_age) at which PostgreSQL begins to clean its catalogue at any cost."""
-SERVER_SUFFIX = "_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +114,13 @@ def _made(connection: Connection, statement: str, lacking: str) -> list[Finding]
         connection.rollback()
         if error.connection_invalidated:
             raise
-        if getattr(error.orig, "sqlstate", "") == "42710":  # another bridge made it meanwhile
+        state = getattr(error.orig, "sqlstate", "")
+        if state == "42710":  # another bridge made it meanwhile
             return []
+        if state == "55P03":
+            raise Unavailable(
+                f"{lacking}, and making it waits for a lock that another session holds: {statement}"
+            ) from error
         return [
             Finding(f"{lacking}, and this role may not make it ({_first_line(error)})", f"as their owner: {statement}")
         ]
@@ -205,6 +209,13 @@ def _setting_findings(connection: Connection, *, accept_unbounded_wal: bool) -> 
                 stops=False,
             )
         )
+    if connection.exec_driver_sql("SHOW server_encoding").scalar() == "SQL_ASCII":
+        found.append(
+            Finding(
+                "the database has the encoding SQL_ASCII, so that nobody knows which letters its bytes are",
+                "restore a dump of it into a database with the encoding UTF8",
+            )
+        )
     if "*" in _setting(connection, "synchronous_standby_names"):
         found.append(
             Finding(
@@ -264,7 +275,7 @@ def _slot_findings(connection: Connection, slot: Slot) -> list[Finding]:
             )
         ]
     found = []
-    if state.age > OLD_TRANSACTIONS:
+    if state.age > OLD_SLOT_TRANSACTIONS:
         found.append(
             Finding(
                 f"slot {slot.name} keeps rows of the catalogue that are {state.age:,} transactions old",

@@ -18,7 +18,7 @@ from sqlalchemy.engine.url import URL
 from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.postgresql.messages import EPOCH_US
 from notify.binlog_bridge.postgresql.position import Position, lsn_of, lsn_text
-from notify.binlog_bridge.postgresql.replication import Replication, lost_history, refusal
+from notify.binlog_bridge.postgresql.replication import Replication, ending, lost_history, refusal
 from notify.binlog_bridge.postgresql.slot import Slot, is_lost
 from notify.errors import Unavailable
 from notify.runtime.clock import wall_clock
@@ -83,7 +83,7 @@ class WalStream:
         names = ",".join(f'"{name}"' for name in self._slot.publications)
         replication.command(
             f'START_REPLICATION SLOT "{self._slot.name}" LOGICAL {self._position.shown} '
-            f"(proto_version '1', publication_names '{names}', binary 'true')"
+            f"(proto_version '1', publication_names '{names}', binary 'true', messages 'true')"
         )
         self._asking = replication.beside()
         self._heard_at = time.monotonic()
@@ -168,7 +168,7 @@ class WalStream:
                 self.keep_up()
                 self._wait()
         except psycopg.Error as error:
-            raise refusal(error) from error
+            raise ending(error) from error
         finally:
             self._release()
 
@@ -177,7 +177,7 @@ class WalStream:
         assert self._replication is not None
         result = self._replication.pgconn.get_result()
         if result is not None and result.error_message:
-            return refusal(psycopg.errors.error_from_result(result))
+            return ending(psycopg.errors.error_from_result(result))
         return Unavailable("the source ended the stream")
 
     def _progress(self, data: bytes) -> Kept:

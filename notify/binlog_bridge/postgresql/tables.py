@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.postgresql import messages
-from notify.binlog_bridge.postgresql.messages import EPOCH_US, Relation, Unchanged, Value
+from notify.binlog_bridge.postgresql.messages import EPOCH_US, UNCHANGED, Absent, Relation, Value
 from notify.binlog_bridge.rows import COLUMNS, FAMILIES, MOST_TABLES, headers_of
 from notify.binlog_bridge.scope import Scope
 from notify.movers.outbox import LOCAL, SERVER
@@ -92,7 +92,7 @@ class TableRows:
             )
         if self._is_committed(before):
             return None
-        return self._row([old if isinstance(new, Unchanged) else new for old, new in zip(before, values, strict=True)])
+        return self._row([old if new is UNCHANGED else new for old, new in zip(before, values, strict=True)])
 
     def _is_committed(self, values: list[Value]) -> bool:
         """Whether the row has a message; of an outbox whether it waits for a mover, too."""
@@ -103,8 +103,8 @@ class TableRows:
 
     def _row(self, values: list[Value]) -> Row:
         v: list[Any] = [values[place] for place in self._places]
-        if any(isinstance(value, Unchanged) for value in v):
-            raise Unreadable(f"a row of {self.name} is not whole in the log: {_REMEDY}")
+        if any(isinstance(value, Absent) for value in v):
+            raise Unreadable(f"a row of {self.name} is not whole in the log, or not binary: {_REMEDY}")
         message = PackedMessage(
             topic=v[3].decode(),
             body=v[7] or b"",

@@ -22,6 +22,7 @@ from notify.client.producer.options import ProducerPlan
 from notify.client.producer.packing import give_key, size_of_message
 from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
+from notify.client.tables.log_rows import LogRows
 from notify.client.tables.schemas import Place, Places
 from notify.errors import (
     Backpressure,
@@ -145,7 +146,9 @@ class HalfSender:
         """`make_tables`, `make_in`: see Places."""
         self._outgoing = outgoing
         self._mode = plan.mode
-        self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
+        self._rows: HalfRows | LogRows = LogRows(plan.group)
+        if plan.rows:
+            self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
         self._places = Places(plan.sources, SENDS[plan.mode], make_tables, make_in)
         self.is_closed = False
         """Whether messages and commits are refused."""

@@ -35,6 +35,7 @@ class ProducerOptions(TypedDict, total=False):
 
     schema: str | None
     mode: Mode
+    rows: bool
     keep_messages: bool
     batching: bool
     answer_checks: bool
@@ -57,6 +58,7 @@ class ProducerPlan:
     """The user's engine: an Engine, an AsyncEngine or None."""
     schema: str | None = None
     mode: Mode = "half"
+    rows: bool = True
     keep_messages: bool = False
     batching: bool = True
     answer_checks: bool = True
@@ -87,6 +89,8 @@ class ProducerPlan:
             raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
         if self.mode == "outbox" and self.engine is None:
             raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+        if not self.rows and (self.mode != "outbox" or self.engine.dialect.name != "postgresql"):
+            raise InvalidRequest("rows=False is for mode outbox on PostgreSQL, whose log a bridge reads")
         if self.mode == "outbox" and self.wait_for_outcome:
             raise InvalidRequest("wait_for_outcome is for mode half: a commit in mode outbox has no outcome")
 

@@ -107,6 +107,8 @@ def has_replay(connection: Connection, schema: str | None = None) -> bool:
     return notify_inbox.c.replay.name in columns_of(connection, notify_inbox, schema)
 
 
+WITHOUT_ROWS_MS = 221_845_392_000_000
+"""The value of `rows_from` (the year 9000) in a schema whose producers write no rows: its audits compare nothing."""
 _LATE = "a check could not exclude a commit that comes late, and its messages would be lost"
 _TWICE = "a message that is delivered again would take effect again"
 _SOURCE = Need(notify_source, sees=(SELECT,))

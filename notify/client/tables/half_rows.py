@@ -213,6 +213,11 @@ def _body_columns(message: PackedMessage) -> dict[str, Any]:
     }
 
 
+def row_of(message: PackedMessage) -> dict[str, Any]:
+    """All columns of a row that has a message."""
+    return {"topic": message.topic, "key": message.key, "tag": message.tag, **_body_columns(message)}
+
+
 def encode_headers(headers: dict[str, str] | None) -> str | None:
     """Headers in the column's format: JSON, or None without headers."""
     return msgspec.json.encode(headers).decode() if headers else None

@@ -31,6 +31,7 @@ class _Report:
     refused: int = 0
     retained: int | None = None
     retained_left: int | None = None
+    slot_age: int | None = None
 
 
 MOST_REPORTS = 10_000
@@ -112,6 +113,7 @@ class Bridges:
         report.note = (batch.note or "")[:500] if batch.note is not None else report.note
         if batch.retained is not None:
             report.retained, report.retained_left = batch.retained, batch.retained_left
+            report.slot_age = batch.slot_age
         report.refused += len(refused)
         stored = sum([r.put is Put.STORED for r in results])
         already_stored = sum([r.put is Put.ALREADY for r in results])
@@ -162,6 +164,7 @@ class Bridges:
                     "note": report.note,
                     "retained_bytes": report.retained,
                     "retained_left_bytes": report.retained_left,
+                    "slot_age_transactions": report.slot_age,
                 }
             )
         return rows

@@ -52,6 +52,12 @@ MEANING = {
         "all is used, it drops the bridge's slot, and the bridge has to start with `--backfill`. Check whether the "
         "bridge runs, and why it lags."
     ),
+    "old_slot": (
+        "The replication slot of a bridge keeps rows of a PostgreSQL's catalogue that are 100 million transactions "
+        "old: VACUUM cannot remove them, and in the end the database takes no more writes. Look whether the bridge is "
+        "behind, and for a transaction or prepared transaction that has been open for long (pg_stat_activity, "
+        "pg_prepared_xacts)."
+    ),
     "refused": (
         "Messages of a source wait for a decision, because no queue accepts them. `notify refused list --dsn …` shows "
         "them and the reasons. Let the bridge or relay retry them, or drop them."

@@ -13,6 +13,7 @@ import structlog
 
 from notify.admin_api.words import duration
 from notify.errors import Unavailable, WrongRole
+from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
 from notify.protocol.wire import instant
 from notify.runtime.threads import in_thread
 from notify.server.core.core import Core
@@ -226,6 +227,12 @@ class Alarms:
                     f"gives the bridge up after {left >> 20:,} MB more"
                 )
                 yield "retained_log", row["source"], text
+            if (row.get("slot_age_transactions") or 0) > OLD_SLOT_TRANSACTIONS:
+                text = (
+                    f"The database of source {row['source']} keeps catalogue rows for its bridge that are "
+                    f"{row['slot_age_transactions']:,} transactions old"
+                )
+                yield "old_slot", row["source"], text
 
     def _post(self, what: str, alarm: Alarm) -> None:
         """Log and post that an alarm was `raised` or `cleared`."""

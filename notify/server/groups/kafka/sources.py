@@ -61,6 +61,7 @@ def shown(standings: dict[str, tuple[Standing, int]], now_us: int) -> list[dict[
             "note": "",
             "retained_bytes": None,
             "retained_left_bytes": None,
+            "slot_age_transactions": None,
         }
         for source, (standing, at_us) in sorted(standings.items())
     ]

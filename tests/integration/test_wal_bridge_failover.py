@@ -1,0 +1,113 @@
+"""A bridge at PostgreSQL servers that are promoted, and come back: it goes on only where nothing is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge import purge
+from notify.binlog_bridge.errors import Purged
+from notify.binlog_bridge.purge import purge_moved
+from notify.errors import Unavailable
+from notify.testing.postgresql_server import PostgreSqlServer
+from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
+from tests.support.bridges import move, numbers, outbox
+from tests.support.clock import eventually
+from tests.support.groups import drain, subscribe
+
+SETTINGS = ("wal_level=logical", "max_slot_wal_keep_size=1GB")
+
+
+def scalar(server: PostgreSqlServer, query: str) -> object:
+    engine = sa.create_engine(server.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        return connection.exec_driver_sql(query).scalar()
+
+
+def catch_up(standby: PostgreSqlServer, primary: PostgreSqlServer) -> None:
+    end = scalar(primary, "SELECT pg_current_wal_flush_lsn()::text")
+    eventually(lambda: scalar(standby, f"SELECT pg_last_wal_replay_lsn() >= '{end}'"), "the standby to have it all")
+
+
+@pytest.fixture
+def servers() -> Iterator[tuple[PostgreSqlServer, PostgreSqlServer]]:
+    """A primary and its standby."""
+    with ExitStack() as stack:
+        made = []
+        try:
+            for _ in range(2):
+                place = Path(stack.enter_context(TemporaryDirectory(prefix="notify-wal-")))
+                place.chmod(0o755)  # root runs PostgreSQL as another user
+                made.append(PostgreSqlServer(place, durable=False, settings=SETTINGS))
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        primary, standby = made
+        stack.callback(primary.create().stop)
+        stack.callback(standby.follow(primary).stop)
+        yield primary, standby
+
+
+def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_slot_lacked(
+    servers: tuple[PostgreSqlServer, PostgreSqlServer],
+    server: ServerProcess,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PostgreSQL 15 has no slots on standbys. The old primary, which still has the slot, must not be read again."""
+    primary, standby = servers
+    subscribe(server.url, unique, unique)
+    outbox(primary.url, unique, range(4))
+    move(primary.url, server)
+    outbox(primary.url, unique, range(4, 8))
+    catch_up(standby, primary)
+    primary.kill()
+    scalar(standby, "SELECT pg_promote()")
+    outbox(standby.url, unique, range(8, 12))
+    # Places of the two timelines say nothing of each other: no row is purged before the bridge has read here.
+    monkeypatch.setattr(purge, "WAIT_SECONDS", 0.1)
+    engine = sa.create_engine(standby.url)
+    with pytest.raises(Unavailable, match="Nothing that it has not read was deleted"):
+        asyncio.run(purge_moved(engine, server.url, older_than=0))
+    with pytest.raises(Purged, match=r"has no slot .*--backfill"):
+        move(standby.url, server)
+    move(standby.url, server, fill=True)
+    outbox(standby.url, unique, range(12, 16))
+    assert move(standby.url, server).totals.rows == 3
+    assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]
+    assert drain(server.url, unique, unique, 0) == []
+    engine.dispose()
+    primary.start()
+    outbox(primary.url, unique, range(16, 20))
+    with pytest.raises(Purged, match=r"timeline 1, which does not come from timeline 2 .*old primary"):
+        move(primary.url, server)
+
+
+def test_a_new_primary_without_the_last_transactions_of_the_old_one_stops_it(
+    servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
+) -> None:
+    """What the bridge has moved and the new primary lost is told apart from what is only missing in its slot."""
+    primary, standby = servers
+    subscribe(server.url, unique, unique)
+    outbox(primary.url, unique, range(4))
+    catch_up(standby, primary)
+    standby.kill()
+    outbox(primary.url, unique, range(4, 8))
+    move(primary.url, server)
+    primary.kill()
+    standby.start()
+    scalar(standby, "SELECT pg_promote()")
+    outbox(standby.url, unique, range(8, 12))
+    scalar(standby, "SELECT pg_logical_emit_message(true, 'x', repeat('x', 1000000))")  # its log is longer now
+    with pytest.raises(Purged, match=r"was promoted at .*GHOST.*--backfill"):
+        move(standby.url, server)
+    move(standby.url, server, fill=True)
+    outbox(standby.url, unique, range(12, 16))
+    assert move(standby.url, server).totals.rows == 3
+    assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]

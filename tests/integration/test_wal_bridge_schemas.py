@@ -1,0 +1,175 @@
+"""One slot of a PostgreSQL serves many schemas; and a bridge of one schema leaves the others to their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from notify.binlog_bridge import announcing
+from notify.binlog_bridge.errors import Unfit
+from notify.binlog_bridge.pump import Bridge
+from notify.client.tables.definitions import notify_refused
+from notify.runtime.databases import within_schema
+from notify.testing.process import ServerProcess
+from tests.support.bridges import outbox, poison
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.groups import drain, subscribe
+from tests.support.wal import slot
+
+
+class Schemas:
+    """Schemas of one database, whose names need quotes."""
+
+    def __init__(self, url: str) -> None:
+        self._url = sa.make_url(url)
+        self.engine = sa.create_engine(url)
+
+    def add(self, name: str) -> str:
+        """The address of the database, whose sessions use a new schema."""
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(f'CREATE SCHEMA "{name}"')
+        return self.url(name)
+
+    def url(self, name: str) -> str:
+        options = {"options": f'-c search_path="{name}"'}
+        return self._url.update_query_dict(options).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def schemas(wal_url: str) -> Iterator[Schemas]:
+    made = Schemas(wal_url)
+    yield made
+    made.engine.dispose()
+
+
+@pytest.fixture
+def owner(schemas: Schemas) -> Iterator[str]:
+    """The database's address for a role that owns its tables, and is no superuser."""
+    database = schemas.engine.url.database
+    with schemas.engine.begin() as connection:
+        connection.exec_driver_sql("CREATE ROLE tenants_owner LOGIN REPLICATION")
+        connection.exec_driver_sql(f'GRANT CREATE ON DATABASE "{database}" TO tenants_owner')
+    yield schemas.engine.url.set(username="tenants_owner").render_as_string(hide_password=False)
+    with schemas.engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY tenants_owner CASCADE")
+        connection.exec_driver_sql("DROP ROLE tenants_owner")
+
+
+def tenants(url: str, server: ServerProcess, unique: str) -> Bridge:
+    return Bridge([url], server.url, name=f"tenants-{unique}", schemas="Tenant-*")
+
+
+def once(bridge: Bridge, **options: bool) -> Bridge:
+    asyncio.run(asyncio.wait_for(bridge.run(once=True, **options), 2 * PATIENCE_SECONDS))
+    return bridge
+
+
+async def until(bridge: Bridge, is_done: Callable[[], object], then: Callable[[], object]) -> None:
+    """Run a bridge until something is so; then do more, and await the bridge's end."""
+    task = asyncio.ensure_future(bridge.run())
+    await eventually_async(lambda: task.done() or is_done(), "the bridge to have done it")
+    await asyncio.to_thread(then)
+    await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+
+def numbers(server: ServerProcess, topic: str, count: int) -> list[int]:
+    return [json.loads(m["body"])["n"] for m in drain(server.url, topic, topic, count)]
+
+
+def test_one_slot_serves_schemas_that_come_and_go(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
+) -> None:
+    topics = [f"{unique}.{n}" for n in range(3)]
+    for topic in topics:
+        subscribe(server.url, topic, topic)
+    for name, topic in zip(("Tenant-a", "Tenant-b"), topics, strict=False):
+        outbox(schemas.add(name), topic, range(8))
+    outbox(schemas.add("other"), topics[0], range(100, 104))
+
+    async def run() -> None:
+        bridge = tenants(wal_url, server, unique)
+        task = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: task.done() or bridge.totals.stored == 12, "what is there to be moved")
+        await asyncio.to_thread(outbox, schemas.add("Tenant-c"), topics[2], range(8))
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 6, "the new schema's to be moved")
+        with schemas.engine.begin() as connection:
+            connection.exec_driver_sql('DROP SCHEMA "Tenant-a" CASCADE')
+        await asyncio.to_thread(outbox, schemas.url("Tenant-b"), topics[1], range(8, 12))
+        await eventually_async(lambda: task.done() or bridge.totals.rows == 9, "the others to be moved on")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert slot(schemas.engine)["slot_name"].startswith("notify_tenants")
+    assert once(tenants(wal_url, server, unique)).totals.rows == 0
+    for topic, most in zip(topics, (8, 12, 8), strict=True):
+        wanted = [n for n in range(most) if n % 4 != 3]
+        assert numbers(server, topic, len(wanted)) == wanted
+        assert drain(server.url, topic, topic, 0) == []
+
+
+def test_a_bridge_of_one_schema_leaves_the_others(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    for first, name in ((0, "Tenant-a"), (10, "Tenant-b")):
+        outbox(schemas.add(name), unique, range(first, first + 3))
+    assert once(Bridge([wal_url], server.url, schema="Tenant-b")).totals.stored == 2
+    outbox(schemas.url("Tenant-a"), unique, range(3, 6))
+    outbox(schemas.url("Tenant-b"), unique, range(13, 16))
+    # The bridge that the address alone leads to a schema is the same one.
+    assert once(Bridge([schemas.url("Tenant-b")], server.url)).totals.rows == 2
+    assert numbers(server, unique, 4) == [10, 12, 13, 14]
+    assert drain(server.url, unique, unique, 0) == []
+
+
+def test_what_is_refused_is_on_its_schemas_own_list(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
+) -> None:
+    names = ("Tenant-a", "Tenant-b")
+    urls = [schemas.add(name) for name in names]
+    for url in urls:
+        outbox(url, unique, range(1))
+    once(tenants(wal_url, server, unique))
+    bad = {}
+    for name, url in zip(names, urls, strict=True):
+        engine = sa.create_engine(url)
+        bad[name] = poison(engine)
+        engine.dispose()
+    assert once(tenants(wal_url, server, unique)).totals.refused == 2
+    for name in names:
+        with within_schema(schemas.engine, name).connect() as connection:
+            assert connection.scalars(sa.select(notify_refused.c.transaction_id)).all() == [bad[name]]
+
+
+def test_a_later_schema_that_no_publication_has_stops_a_bridge_that_is_no_superuser(
+    schemas: Schemas, owner: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the error says mends it, and nothing is lost or doubled."""
+    monkeypatch.setattr(announcing, "ANNOUNCE_SECONDS", 0.1)
+    subscribe(server.url, unique, unique)
+    mine = Schemas(owner)
+    outbox(mine.add("Tenant-a"), unique, range(4))
+    once(tenants(owner, server, unique))
+    bridge = tenants(owner, server, unique)
+
+    def add_schema() -> None:
+        outbox(mine.add("Tenant-b"), unique, range(4, 8))
+
+    with pytest.raises(Unfit, match=r"has nothing of .Tenant-b.*DROP PUBLICATION.*--backfill") as stopped:
+        asyncio.run(until(bridge, lambda: bridge.totals.connections, add_schema))
+    with pytest.raises(Unfit, match="has nothing of"):
+        once(tenants(owner, server, unique))
+    statement = str(stopped.value).partition(": DROP")[2].partition(", and start")[0]
+    with mine.engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP{statement}")
+    once(tenants(owner, server, unique), fill=True)
+    outbox(mine.url("Tenant-b"), unique, range(8, 12))
+    assert once(tenants(owner, server, unique)).totals.rows == 3
+    assert sorted(numbers(server, unique, 9)) == [n for n in range(12) if n % 4 != 3]
+    assert drain(server.url, unique, unique, 0) == []
+    mine.engine.dispose()
