@@ -36,18 +36,21 @@ def add_write(
     """Add the command of a write to a group. `targets`: the arguments that name what is changed, in the order of the
     path: a type, or `typer.Argument(…)` for a text."""
     flags = list(_flags(write.body))
-    parameters = [
+    parameters = [_parameter("context", typer.Context, ...)]
+    parameters += [
         _parameter(name, of, ...) if isinstance(of, type) else _parameter(name, str, of) for name, of in targets.items()
     ]
     parameters += [_parameter(flag.name or f.name, _type(hint, flag), _option(f, flag)) for _, f, flag, hint in flags]
     common = {"reason": (str, REASON), "dry_run": (bool, DRY_RUN), "url": (str, URL), "as_json": (bool, AS_JSON)}
     parameters += [_parameter(name, kind, option) for name, (kind, option) in common.items()]
 
-    def carry_out(**values: Any) -> None:
+    def carry_out(context: typer.Context, **values: Any) -> None:
         fields: dict[str, Any] = {}
         for within, f, flag, hint in flags:
             value = values[flag.name or f.name]
-            if value != _default(f, flag) or f.default is dataclasses.MISSING:  # else an older server may not know it
+            source = context.get_parameter_source(flag.name or f.name)
+            is_given = source is not None and source.name != "DEFAULT"
+            if is_given or f.default is dataclasses.MISSING:  # otherwise an older server may not know it
                 (fields.setdefault(within, {}) if within else fields)[f.name] = _converted(value, hint, flag)
         body = write_body(values["reason"], values["dry_run"], **fields)
         names = [str(values[name]) for name in targets]

@@ -63,7 +63,7 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("limit", "set", "--topic", "t=many", *WHY), "'many' is no rate"),
+        (("limit", "set", "--topic", "t=many", *WHY), "'many' is not a rate"),
         (("limit", "set", *WHY), "say what to change"),
         (("group", "priorities", "set", "g", "--class", "high"), "Missing option '--reason'"),
         (("group", "priorities", "set", "g", "--share", "t=2", *WHY), "Missing option '--class'"),
@@ -76,7 +76,7 @@ def test_a_file_is_left_only_where_there_is_a_token(memory: InMemoryServer, uniq
         (("dead-letter", "failures", "nobody-has-this-group"), "there is no group"),
         (("doctor", "--create-tables"), "--create-tables goes with --dsn"),
         (("doctor", "--kafka", "a:9092"), "'a:9092' is not a Kafka URL: write kafka://"),
-        (("bridge", "--dsn", "mysql://u@127.0.0.1:9/x", "--backfill-from", "noon"), "'noon' is no instant"),
+        (("bridge", "--dsn", "mysql://u@127.0.0.1:9/x", "--backfill-from", "noon"), "'noon' is not a time"),
     ],
 )
 def test_the_sentence_says_what_to_write(memory: InMemoryServer, words: tuple[str, ...], said: str) -> None:
@@ -171,7 +171,7 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
         child.stdin.flush()  # the input stays open, as a server keeps it
         said = child.stdout.read()
         assert child.wait(4 * PATIENCE_SECONDS) == 0
-        assert b"is no store" in said and child.stderr.read() == b""
+        assert b"is not a store" in said and child.stderr.read() == b""
 
 
 def test_ctrl_c_while_the_commands_are_loaded_is_no_fault() -> None:
