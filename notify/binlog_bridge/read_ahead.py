@@ -28,13 +28,10 @@ class ReadAhead:
         self._reader = reader
         self._batches: queue.Queue[Read | Exception] = queue.Queue(BATCHES_AHEAD)
         self._stop = threading.Event()
+        self.caught_up_us = 0
+        """See Reader, after `next` returned None: when everything up to then had been returned by `next`."""
         self._thread = threading.Thread(target=self._run, name="notify-bridge", daemon=True)
         self._thread.start()
-
-    @property
-    def caught_up_us(self) -> int:
-        """See Reader."""
-        return self._reader.caught_up_us
 
     async def next(self) -> Read | None:
         """The next batch; None if there is none within NEXT_SECONDS. After all batches, raises the thread's error."""
@@ -44,9 +41,11 @@ class ReadAhead:
         return read
 
     def _next(self) -> Read | Exception | None:
+        caught_up_us = self._reader.caught_up_us  # before the wait: during it the thread may read on
         try:
             return self._batches.get(timeout=NEXT_SECONDS)
         except queue.Empty:
+            self.caught_up_us = caught_up_us
             return None
 
     def confirm(self, position: str) -> None:

@@ -109,3 +109,13 @@ def test_places_in_the_log_are_written_as_postgresql_writes_them() -> None:
     with pytest.raises(InvalidRequest, match="another name"):
         Position.of('{"lsn": "nonsense"}')
     assert not Position(5, "one").reaches(Position(4, "other")) and Position(5, "one").reaches(Position(5, "one"))
+
+
+def test_a_reader_has_caught_up_only_once_its_last_batch_was_taken() -> None:
+    """`notify bridge --once` ended before the last batch, where it looked between the source's word and the batch."""
+    assembly = Assembly(Scope("public"), Position(1))
+    end = max(messages.commit_end(m) for m in RECORDED if m[0] == ord("C"))
+    reading = assembly.batches([*RECORDED, Kept(end + 1, 7), None])
+    next(reading)
+    assert assembly.caught_up_us == 0
+    assert next(reading, None) is None and assembly.caught_up_us == 7

@@ -152,10 +152,10 @@ class Assembly(Batching):
                 self._note_end()
                 if self._is_inside:
                     self._place(last)
-                if self._is_quiet:
-                    self._is_quiet, self.caught_up_us = False, wall_clock()
+                quiet_us, self._is_quiet = wall_clock() if self._is_quiet else 0, False
                 if self._passed and not self._is_inside:
                     yield self._finished()
+                self.caught_up_us = quiet_us or self.caught_up_us  # only once the last batch was taken
                 continue
             last = packet
             kind = packet[5]

@@ -80,6 +80,8 @@ class Assembly(Batching):
         self._lsn, self._newest_us = position.lsn, position.newest_us
         self._system, self._timeline = position.system, position.timeline
         self._is_inside = False
+        self._quiet_us = 0
+        """When the source had no more to send; `caught_up_us` once the batch before it was taken."""
         self._commit_us = 0
         """When the transaction that is being read was committed."""
         self._by_id: dict[str, BridgedTransaction] = {}
@@ -101,6 +103,7 @@ class Assembly(Batching):
             if data is None:
                 if self._passed and not self._is_inside:
                     yield self._finished()
+                self.caught_up_us = self._quiet_us or self.caught_up_us  # only once the last batch was taken
                 continue
             if isinstance(data, Kept):
                 self._note_progress(data)
@@ -129,12 +132,11 @@ class Assembly(Batching):
         if kept.sent_to > self._lsn:
             self._lsn = kept.sent_to
             self._passed += 1
-        if kept.caught_up_us:
-            self.caught_up_us = kept.caught_up_us
+        self._quiet_us = kept.caught_up_us or self._quiet_us
 
     def _begin(self, data: bytes) -> None:
         self._is_inside = True
-        self.caught_up_us = 0  # even if its rows take long to arrive
+        self.caught_up_us = self._quiet_us = 0  # even if its rows take long to arrive
         self._commit_us = messages.commit_us(data)
 
     def _commit(self, data: bytes) -> Iterator[Read]:
