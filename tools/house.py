@@ -168,7 +168,7 @@ class Trace:
             yield
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def begin(self) -> None:
         self.entered.clear()
