@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-kafka crash-proxy matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -139,6 +139,13 @@ crash-disk: install
 # or refused, and no one ends.
 crash-proxy: install
 	$(PY) -m tests.crash.proxy --seconds $(or $(SECONDS),300)
+
+# Producers in mode auto, whose server is killed every 5 s and stays away for up to 2 s, for SECONDS=600 on each database, or on
+# DATABASE=mysql: every commit succeeds within its bound, and nothing is lost, doubled or out of order.
+crash-auto: install
+	set -e; for database in $(or $(DATABASE),sqlite postgresql mysql); do \
+		$(PY) -m tests.crash.auto --database $$database --seconds $(or $(SECONDS),600); \
+	done
 
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over; DATABASE=mariadb or mysql:
 # 8 minutes.

@@ -27,9 +27,10 @@ from notify.binlog_bridge.read_ahead import ReadAhead
 from notify.binlog_bridge.scope import Scope
 from notify.binlog_bridge.unfinished import Filling
 from notify.client.tables.definitions import notify_refused
+from notify.client.tables.outbox import Outbox, Place
 from notify.errors import InvalidRequest
 from notify.movers import refused
-from notify.movers.outbox import Outbox, Place, present
+from notify.movers.outbox import present
 from notify.movers.pages import cut, readable
 from notify.movers.refused import Refusal
 from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, instant

@@ -14,8 +14,8 @@ from typing import Any
 
 from notify.binlog_bridge.kinds import position_of
 from notify.binlog_bridge.log import Position
+from notify.client.tables.outbox import Place
 from notify.errors import InvalidRequest
-from notify.movers.outbox import Place
 
 _SENT_AGAIN, _BACKFILL = "sent_again", "backfill"
 

@@ -78,12 +78,11 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
                 doubt = error
                 continue
             answered.append(schema)
-            if row.state == "COMMITTED" and half.shard in row.shards:
+            if row.commits(half.shard):
                 return Outcome.COMMIT
         rows, unread = sources.elsewhere(connection, half.id, answered)
-        for state, shards in rows:
-            if state == "COMMITTED" and half.shard in shards.split(","):
-                return Outcome.COMMIT
+        if any(row.commits(half.shard) for row in rows):
+            return Outcome.COMMIT
     except SQLAlchemyError as error:
         raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
     if doubt is not None:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
-from notify.runtime.databases import commits_by_itself, is_denied
+from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied
 from notify.runtime.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
@@ -30,7 +30,7 @@ _TOMBSTONE = (
     " (transaction_id, message_no, producer_group, mode, state, shards, topic, relayed, created_at)"
     " VALUES (:id, 0, :producer_group, 'half', 'ROLLED_BACK', '', '', 1, {now}) {ignore}"
 )
-_LOCAL_ROW = "SELECT state, shards FROM {half} WHERE transaction_id = :id AND message_no = 0"
+_LOCAL_ROW = "SELECT state, shards, relayed FROM {half} WHERE transaction_id = :id AND message_no = 0"
 _SOURCE = "SELECT id, purged_before FROM {source}"
 
 _ON_CONFLICT = "ON CONFLICT DO NOTHING"
@@ -45,10 +45,27 @@ _TOMBSTONES = {
 
 @dataclass(slots=True, frozen=True)
 class LocalRow:
-    """A row of the local table: its state, and the shards that have the transaction's halves."""
+    """A row of the local table: its state, the shards that have the transaction's halves, and whether it is left behind
+    (notify/client/tables/left_rows.py): then a producer, which keeps the order, commits a half that was stored late."""
 
     state: str
     shards: tuple[str, ...]
+    is_left_behind: bool = False
+
+    @staticmethod
+    def of(state: object, shards: object, relayed: object) -> LocalRow:
+        """The row of these columns."""
+        names = tuple(shard for shard in str(shards).split(",") if shard)
+        return LocalRow(str(state), names, relayed == LEFT_BEHIND)
+
+    def commits(self, shard: str) -> bool:
+        """Whether the half of a shard is committed. Raises CheckUnavailable while the row is left behind, unless
+        another shard is known to have the half."""
+        if self.state != "COMMITTED":
+            return False
+        if self.is_left_behind and (not self.shards or shard in self.shards):
+            raise CheckUnavailable("its row waits for a producer of the group, which sends rows in their order")
+        return shard in self.shards
 
 
 class MayNotAsk(CheckUnavailable):
@@ -172,7 +189,7 @@ def _read(connection: Connection, transaction_id: str, schema: str | None, sourc
     row = connection.execute(_sql(connection, _LOCAL_ROW, schema), {"id": transaction_id}).one_or_none()
     if row is None:
         raise CheckUnavailable("the row is missing after its insert")
-    local_row = LocalRow(str(row[0]), tuple(shard for shard in str(row[1]).split(",") if shard))
+    local_row = LocalRow.of(*row)
     its_source, purged_before = read_source(connection, schema)
     if source is not None and its_source != source:
         raise CheckUnavailable(f"the schema {schema!r} now has source id {its_source}, and had {source} a moment ago")

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
-from notify.check.question import short_lock_waits
+from notify.check.question import LocalRow, short_lock_waits
 from notify.errors import UnsafeTable
 from notify.runtime.databases import commits_by_itself, is_held_up
 from notify.runtime.guarantees import verify_once
@@ -202,19 +202,19 @@ class Sources:
 
     def elsewhere(
         self, connection: Connection, transaction_id: str, asked: Sequence[str]
-    ) -> tuple[list[tuple[str, str]], list[str]]:
-        """State and shards of a transaction's row in the schemas that were not asked, in transactions of their own; and
-        the schemas that are locked, so that a row there is not seen.
+    ) -> tuple[list[LocalRow], list[str]]:
+        """A transaction's row in the schemas that were not asked, in transactions of their own; and the schemas
+        that are locked, so that a row there is not seen.
 
         A committed row proves its commit, even if the half names another source: an older SDK, or a source id that was
         replaced meanwhile.
         """
         others = sorted({*self._by_schema, *self._unread}.difference(asked))
-        rows: list[tuple[str, str]] = []
+        rows: list[LocalRow] = []
         unread: list[str] = []
         for part in _parts(others):
             found = _read(connection, part, _ROWS, unread, {"id": transaction_id})
-            rows += [(str(row[1]), str(row[2])) for row in found]
+            rows += [LocalRow.of(*row[1:]) for row in found]
         return rows, unread
 
 
@@ -228,7 +228,7 @@ def copied(source: str, schemas: Sequence[str]) -> str:
 
 
 _SOURCES = "SELECT {number}, id FROM {source}"
-_ROWS = "SELECT {number}, state, shards FROM {half} WHERE transaction_id = :id AND message_no = 0"
+_ROWS = "SELECT {number}, state, shards, relayed FROM {half} WHERE transaction_id = :id AND message_no = 0"
 
 
 def _parts(schemas: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -18,6 +18,7 @@ from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client.tables.creation import create_tables, new_source
 from notify.client.tables.definitions import EVERYTHING
+from notify.client.tables.left_rows import counted
 from notify.client.tables.purge import counts
 from notify.errors import InvalidRequest, NotifyError
 from notify.movers.outbox import LOCAL, SERVER
@@ -185,6 +186,8 @@ def _offline(url: str, groups: set[str]) -> set[str]:
 DOUBT_SECONDS, OLD_SECONDS = 10.0, 600.0
 """The first check comes 5 s after the half by default, so after DOUBT_SECONDS an online producer has answered it."""
 SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
+LEFT_SECONDS = 60.0
+"""From this age on, a row that a producer has left behind is a finding."""
 
 
 def _bridges_and_members(url: str) -> list[str]:
@@ -212,6 +215,19 @@ def _bridges_and_members(url: str) -> list[str]:
                 f"the clock of server {member['url']} differs from its database's by {offset:+.1f} s: run NTP on both"
             )
     return findings
+
+
+def _left_behind(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
+    """The finding about rows that wait for a producer; rows of the last minute may just be on their way."""
+    with engine.connect() as connection:
+        number, since, seconds = counted(connection)
+    facts["left_behind_since"] = since
+    if seconds < LEFT_SECONDS:
+        return []
+    return [
+        f"{transactions(number)} left behind since {since} by producers in mode auto: start a process of their group, "
+        "with the server's address; if one runs, its log says why the server does not take them"
+    ]
 
 
 def _bridge_findings(engine: sa.Engine, name: str) -> list[str]:
@@ -275,6 +291,8 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
         if not is_of_a_service:
             return findings
         facts |= counts(engine)
+        if facts["left_behind"]:
+            findings += _left_behind(engine, facts)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:
         return [*findings, not_ready(error)]
     if facts["refused_by_server"]:

@@ -19,7 +19,7 @@ from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.movers import refused
-from notify.movers.outbox import MOVES, present
+from notify.movers.outbox import LOCAL, MOVES, present
 from notify.runtime.databases import has_table, within_schema
 from notify.runtime.guarantees import verify
 
@@ -32,6 +32,8 @@ DSN = typer.Option(
     help="The database's SQLAlchemy URL; kafka://host:port,… for delayed messages that their topics refused when they "
     "were due. [env: NOTIFY_DSN]",
 )
+LEFT_BY = "producer"
+"""The mover of rows that a producer in mode auto marked as refused: it does not list them itself."""
 IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
 ALL = typer.Option(False, "--all", help="All transactions that wait for a decision.")
 
@@ -60,7 +62,9 @@ def list_refused(
     if state is not None and state not in refused.STATES:
         raise InvalidRequest(f"--state {state}: it is one of {', '.join(refused.STATES)}")
     with _database(dsn, schema) as engine:
-        with engine.connect() as connection:
+        with engine.begin() as connection:
+            if has_table(connection, LOCAL.table.name):
+                refused.adopt(connection, LEFT_BY, LOCAL)
             waiting = refused.count(connection)
             rows = refused.listed(connection, state=state, after=after, limit=max)
     dated_rows = [row | {"refused_at": row["refused_at"].replace(tzinfo=UTC).isoformat()} for row in rows]

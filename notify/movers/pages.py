@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DataError
 
-from notify.movers.outbox import Outbox, Place
+from notify.client.tables.outbox import Outbox, Place
 from notify.movers.refused import Refusal
 from notify.protocol.wire import BridgedTransaction
 

@@ -15,11 +15,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.tables.definitions import notify_refused
+from notify.client.tables.outbox import Outbox
 from notify.errors import InvalidRequest
-from notify.movers.outbox import Outbox, present
+from notify.movers.outbox import LOCAL, present
 from notify.protocol.wire import BridgedTransaction, Item, RefusedReport, RefusedTransaction
 from notify.runtime.databases import (
     DROPPED,
+    LEFT_BEHIND,
     REFUSED,
     RELAYED,
     UNSENT,
@@ -42,7 +44,7 @@ GONE = "rows_gone"
 GONE_DETAIL = "its rows are no longer in the database: it cannot be sent; restore them and try again, or drop it"
 UNLISTED = "unlisted"
 """The code of a transaction that was refused before the database had a list."""
-UNLISTED_DETAIL = "its target refused it before this database had a list; its mover's log of that time says why"
+UNLISTED_DETAIL = "its target refused it while it was not listed; the log of its mover, or of its producer, says why"
 
 _r = notify_refused.c
 
@@ -265,10 +267,12 @@ def _decide(
     connection.execute(notify_refused.update().where(is_decided).values(state=state, reason=reason[:DETAIL_CHARACTERS]))
     for outbox in present(connection):
         columns = outbox.table.c
+        # A refused row of mode half was left behind, and a producer of its group sends it.
+        is_left = sa.and_(columns.mode == "half", sa.literal(outbox is LOCAL and relayed == UNSENT))
         connection.execute(
             outbox.table.update()
             .where(columns.transaction_id.in_(decided), columns.relayed.in_(from_relayed))
-            .values(relayed=relayed)
+            .values(relayed=sa.case((is_left, LEFT_BEHIND), else_=relayed))
         )
     if relayed == UNSENT and connection.dialect.name == "postgresql":  # no insert wakes the relay
         connection.execute(sa.select(sa.func.pg_notify(WAKE_CHANNEL, schema_of(connection) or "")))

@@ -67,9 +67,10 @@ def set_in_session(settings: Mapping[str, object]) -> str:
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
 
 
-UNSENT, RELAYED, REFUSED, DROPPED = 0, 1, 2, 3
+UNSENT, RELAYED, REFUSED, DROPPED, LEFT_BEHIND = 0, 1, 2, 3, 4
 """Values of the column `relayed`: the message waits for a relay or bridge, the target has it, the target refuses it
-finally, or an operator has dropped it."""
+finally, an operator has dropped it, or (mode `auto`) it waits for a producer of its group, whose half the server did
+not store before the commit."""
 
 
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")

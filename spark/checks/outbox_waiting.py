@@ -12,20 +12,24 @@ from notify.spark.inputs.catalog import Bridged, Catalog
 from notify.spark.inputs.columns import source_of
 
 MOVED, WAITS, REFUSED, DROPPED = 0, 1, 2, 3
-"""Values of `unmoved`: the target has the message or its producer sent it (MOVED), or why it has not."""
-UNMOVED_SQL = "CASE WHEN mode <> 'outbox' THEN 0 WHEN relayed = 0 THEN 1 WHEN relayed IN (2, 3) THEN relayed ELSE 0 END"
+"""Values of `unmoved`: the target has the message or its producer sent it (MOVED), or why it has not. REFUSED stands
+for a row that a producer left behind, too (mode auto): it waits however far a bridge has read."""
+UNMOVED_SQL = (
+    "CASE WHEN relayed = 4 THEN 2 WHEN relayed IN (2, 3) THEN relayed WHEN relayed = 0 AND mode = 'outbox' THEN 1 "
+    "ELSE 0 END"
+)
 WHY = {
     WAITS: "its relay or bridge has not sent it",
-    REFUSED: "its target refuses it, and a person has to decide (notify refused list)",
+    REFUSED: "its target refuses it, and a person has to decide (notify refused list), or its producer left it behind "
+    "while the server was away, and no process of the group has sent it",
     DROPPED: "a person dropped it (notify refused list --state DROPPED)",
 }
 
 
 def unmoved_of(row: Mapping[str, Any]) -> int:
     """The value of `unmoved` for a row of half_message."""
-    if row["mode"] != "outbox":
-        return MOVED
-    return {0: WAITS, 2: REFUSED, 3: DROPPED}.get(row["relayed"], MOVED)
+    waiting = {0: WAITS} if row["mode"] == "outbox" else {}
+    return ({2: REFUSED, 3: DROPPED, 4: REFUSED} | waiting).get(row["relayed"], MOVED)
 
 
 class _Log(Protocol):

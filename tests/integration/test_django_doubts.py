@@ -19,7 +19,9 @@ from notify.client.django import create_tables, drop_tables
 from notify.errors import BindingRefused
 from notify.movers.relay.relay import Relay
 from notify.testing import Crashed, InMemoryServer, crashing
+from notify.testing.ports import free_port
 from notify.testing.reachable import NotAvailable
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.django_project import shop as shops
 from tests.support.django_project.dying import POINTS, order_and_die
@@ -42,6 +44,22 @@ def test_a_process_that_seems_to_die(shop: Shop) -> None:
     assert len(shop.server.halves(shop.topic)) == 2
     shop.server.advance(10)
     assert shop.delivered() == shop.items() == ["b"]
+
+
+def test_what_is_left_behind_without_a_server_is_sent_by_another_process(shop: Shop) -> None:
+    with shop.new_producer(mode="auto", half_timeout=0.25, url=f"http://127.0.0.1:{free_port()}") as alone:
+        for item in "ab":
+            with shop.atomic():
+                shop.add(item)
+                alone.send(Message(shop.topic, item, key="k"))
+    assert (shop.items(), shop.rows(), shop.server.messages(shop.topic)) == (["a", "b"], 2, [])
+    with shop.new_producer(mode="auto") as other:
+        other.start()
+        eventually(lambda: len(shop.server.messages(shop.topic)) == 2, "the rows to be sent")
+        with shop.atomic():
+            other.send(Message(shop.topic, "c", key="k"))
+        assert other.flush(PATIENCE_SECONDS) == []
+    assert [message.text for message in shop.server.messages(shop.topic)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -77,7 +77,7 @@ def test_producers_of_the_setting(shop: Shop) -> None:
         ({"URL": "http://127.0.0.1:7400"}, "lacks GROUP"),
         ({"URL": "", "GROUP": "shop", "MODE": "half"}, "lacks URL"),
         ({"URL": "http://127.0.0.1:7400", "GROUP": "shop", "TIMEOUT": 3}, "unknown keys: TIMEOUT"),
-        ({"URL": "http://127.0.0.1:7400", "GROUP": "shop", "MODE": "hafl"}, "neither half nor outbox"),
+        ({"URL": "http://127.0.0.1:7400", "GROUP": "shop", "MODE": "hafl"}, "none of half, outbox, auto"),
         ({"URL": "http://127.0.0.1:7400", "GROUP": "no group"}, "producer_group"),
     ],
 )

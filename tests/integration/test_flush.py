@@ -106,7 +106,7 @@ def test_a_commit_whose_outcome_is_not_stored_succeeds_and_says_so(
 
 
 def test_an_outbox_has_no_outcome_to_wait_for(engine: sa.Engine, unique: str) -> None:
-    with pytest.raises(InvalidRequest, match="wait_for_outcome is for mode half"):
+    with pytest.raises(InvalidRequest, match="wait_for_outcome is not for mode outbox"):
         TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox", wait_for_outcome=True)
 
 

@@ -19,9 +19,9 @@ import sqlalchemy as sa
 
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_refused
+from notify.client.tables.outbox import Outbox as OutboxTable
 from notify.movers import pages, refused
 from notify.movers.outbox import LOCAL, source_name
-from notify.movers.outbox import Outbox as OutboxTable
 from notify.movers.refused import DROPPED_STATE
 from notify.movers.relay import relay
 from notify.movers.relay.leases import BUCKETS, Leases, MySqlLease, PostgreSqlLeases

@@ -76,6 +76,7 @@ BOUNDS = {
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
         kafka/topics.py:_largest client/tables/log_rows.py:_slots
+        client/producer/left_behind.py:_left client/producer/left_behind.py:_last
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
@@ -125,6 +126,7 @@ BOUNDS = {
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
         client/kafka/window.py:_lines client/handling/hand.py:_lines client/producer/running.py:_outcomes
+        client/producer/left_sender.py:_keys
         client/producer/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
         movers/sinks/order.py:topics movers/sinks/order.py:_keys movers/sinks/order.py:_refused
         movers/sinks/queue_server.py:items

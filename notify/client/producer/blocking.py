@@ -162,10 +162,11 @@ class BlockingSender:
         """Send a half, wait, and return its item; None if the loop has to send it. Raises Timeout."""
         if not self._taking_half.acquire(blocking=False):
             return None
+        until = time.monotonic() + self._seconds
         try:
             server = self._connect()
             body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
-            return None if server is None or body is None else self._ask(server, transaction_id, body)
+            return None if server is None or body is None else self._ask(server, transaction_id, body, until)
         except OSError:
             self._close_outcome_connection()  # a failure of one has most likely cut both
             return None
@@ -188,8 +189,9 @@ class BlockingSender:
             self._may_open = False
             self._close_outcome_connection()
             self._server = server
-            self._half_connection.open(server, OPEN_SECONDS)
-            self._outcome_connection.open(server, OPEN_SECONDS)
+            seconds = min(OPEN_SECONDS, self._seconds / 4)
+            self._half_connection.open(server, seconds)
+            self._outcome_connection.open(server, seconds)
             if not self._is_watched:
                 self._is_watched = True
                 self._thread.call(self._look_later)
@@ -201,10 +203,11 @@ class BlockingSender:
         silent = max(time.monotonic() - self._used_at, time.time() - self._used_at_time)
         return silent > SILENT_SECONDS + FROZEN_SECONDS
 
-    def _ask(self, server: HttpClient, transaction_id: str, body: bytes) -> Item | None:
+    def _ask(self, server: HttpClient, transaction_id: str, body: bytes, until: float) -> Item | None:
+        """`until`: when to give up, by the monotonic clock."""
         self._used_at, self._used_at_time = time.monotonic(), time.time()
         self._half_connection.send(server.request("POST", HALVES, body))
-        answer = self._half_connection.answer(self._seconds)
+        answer = self._half_connection.answer(max(0.001, until - time.monotonic()))
         if answer is None:
             self._half_connection.close()
             raise Timeout(f"no answer to POST {HALVES} within {self._seconds:g} s; it may have been carried out")

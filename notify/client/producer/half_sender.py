@@ -18,10 +18,12 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from notify.client.producer.left_behind import LeftBehind, may_be_left, means_away
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.packing import give_key, size_of_message
 from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
+from notify.client.tables.left_rows import waiting_keys
 from notify.client.tables.log_rows import LogRows
 from notify.client.tables.schemas import Place, Places
 from notify.errors import (
@@ -63,7 +65,9 @@ class Outgoing(Protocol):
 class PendingMessages:
     """The messages of one root transaction."""
 
-    __slots__ = ("_root", "dropped", "failed", "id", "prepared", "rolled_back", "sends", "session", "shard", "undone")
+    __slots__ = (
+        "_root", "dropped", "failed", "id", "is_left", "prepared", "rolled_back", "sends", "session", "shard", "undone",
+    )  # fmt: skip
 
     def __init__(self, root: Callable[[], Any]) -> None:
         """`root` returns the transaction, or None once it is garbage. For SQLAlchemy it is a weak reference: the
@@ -85,6 +89,8 @@ class PendingMessages:
         self.prepared = False
         self.id = ""
         self.shard: str | None = None
+        self.is_left = False
+        """Whether it is left behind: its rows have the messages, since the server may have no half of it."""
 
     def __del__(self) -> None:
         """A session that is garbage without having been closed fires no event."""
@@ -149,6 +155,9 @@ class HalfSender:
         self._rows: HalfRows | LogRows = LogRows(plan.group)
         if plan.rows:
             self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
+        self._group = plan.group
+        self._left_behind = plan.left_behind
+        self._left_rows = HalfRows(plan.group, plan.mode, left_behind=True)
         self._places = Places(plan.sources, SENDS[plan.mode], make_tables, make_in)
         self.is_closed = False
         """Whether messages and commits are refused."""
@@ -172,7 +181,7 @@ class HalfSender:
             raise InvalidRequest(
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
-        if self._mode == "outbox":
+        if self._mode != "half":
             _check_outbox(packed, pending.messages)
         pending.sends.append((savepoints, packed, late if callable(late.key) else None))
 
@@ -196,8 +205,7 @@ class HalfSender:
                 give_key(packed, late)
         messages = pending.messages
         if self._mode == "outbox":
-            with tracing.sending(messages):
-                pass  # the row carries the context; a bridge or relay moves it
+            _trace(messages)
         place = self._places.of(connection)
         for _ in range(MOST_PLACES):
             if self._is_written(connection, pending, messages, place):
@@ -213,8 +221,10 @@ class HalfSender:
         self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage], place: Place
     ) -> bool:
         """Store the half with the place's source, and insert the rows; False if they would not go to this place."""
-        pending.id = ids.to_text(ids.new_id())
-        if self._mode == "half":
+        pending.id, pending.shard = ids.to_text(ids.new_id()), None
+        if self._left_behind is not None:
+            self._store_or_leave(pending, messages, place.source, self._left_behind)
+        elif self._mode == "half":
             self._store_half(pending, messages, place.source)
         is_written = False
         try:
@@ -228,7 +238,36 @@ class HalfSender:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and pending.shard is not None:
                 self._outgoing.outcome_soon(pending.id, pending.shard, "ROLLBACK")
+            if not is_written and self._left_behind is not None:
+                self._left_behind.forget([pending.id])
+        if not is_written and self._left_behind is not None and not pending.is_left:
+            self._left_behind.meet(waiting_keys(connection, self._group, messages, place))
         return is_written
+
+    def _store_or_leave(
+        self, pending: PendingMessages, messages: list[PackedMessage], source: str, left_behind: LeftBehind
+    ) -> None:
+        """Store the half, or leave the transaction behind: if the server is away, cannot take the half now, or has to
+        get earlier transactions with the same keys first."""
+        pending.is_left = left_behind.holds(messages)
+        times_away = left_behind.times_away
+        if pending.is_left:
+            _trace(messages)
+        else:
+            try:
+                self._store_half(pending, messages, source)
+            except NotifyError as error:
+                cause = error.__cause__
+                if not isinstance(cause, NotifyError) or not may_be_left(cause):
+                    raise
+                pending.is_left = True
+                if means_away(cause):
+                    left_behind.away()
+            else:
+                # The outcome of an earlier transaction may have failed meanwhile.
+                pending.is_left = left_behind.times_away != times_away or left_behind.holds(messages)
+        if pending.is_left:
+            left_behind.leave(pending.id, messages)
 
     def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
         try:
@@ -247,12 +286,23 @@ class HalfSender:
         self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage], place: Place
     ) -> bool:
         """Insert the rows. A method of its own, since `notify.testing.crashing` lets a process die here."""
-        return self._rows.insert(connection, pending.id, pending.shard, messages, place)
+        rows = self._left_rows if pending.is_left else self._rows
+        return rows.insert(connection, pending.id, pending.shard, messages, place)
 
     def committed(self, pending: PendingMessages) -> None:
         """Send the outcome COMMIT to the server, in the background. Call it once the database's COMMIT has returned."""
-        if pending.prepared and self._mode == "half":
+        if not pending.prepared or self._mode == "outbox":
+            return
+        if pending.is_left and self._left_behind is not None:
+            self._left_behind.ended(pending.id)
+        else:
             self._outgoing.outcome_soon(pending.id, pending.shard, "COMMIT")
+
+
+def _trace(messages: list[PackedMessage]) -> None:
+    """Give messages that only a row carries the context of their trace."""
+    with tracing.sending(messages):
+        pass
 
 
 def check_driver(connection: Connection) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
 from notify.client.inbox.inbox import PURGE_AFTER_SECONDS
+from notify.client.producer.left_behind import LeftBehind
 from notify.client.producer.transactions import HALF_SECONDS
 from notify.client.tables.half_rows import MODES, Mode
 from notify.client.tables.purge import check_purge_after
@@ -74,6 +75,8 @@ class ProducerPlan:
     instance: str = field(init=False, default_factory=instance_name)
     """The name of this process among the instances of its group."""
     listeners: list[CheckMessageListener] = field(init=False, default_factory=list)
+    left_behind: LeftBehind | None = field(init=False, default=None)
+    """What this process has left behind; None in other modes than `auto`."""
 
     def __post_init__(self) -> None:
         self.sources = Sources(self.schema)
@@ -86,13 +89,15 @@ class ProducerPlan:
         self.half_timeout = number_of_seconds("half_timeout", self.half_timeout)
         check_between("half_timeout", self.half_timeout, HALF_MIN_SECONDS, HALF_MAX_SECONDS)
         if self.mode not in MODES:
-            raise InvalidRequest(f"mode {self.mode!r} is neither half nor outbox")
-        if self.mode == "outbox" and self.engine is None:
-            raise InvalidRequest("mode outbox needs the engine: messages wait in its half_message table")
+            raise InvalidRequest(f"mode {self.mode!r} is none of {', '.join(MODES)}")
+        if self.mode != "half" and self.engine is None:
+            raise InvalidRequest(f"mode {self.mode} needs the engine: messages wait in its half_message table")
         if not self.rows and (self.mode != "outbox" or self.engine.dialect.name != "postgresql"):
             raise InvalidRequest("rows=False is for mode outbox on PostgreSQL, whose log a bridge reads")
         if self.mode == "outbox" and self.wait_for_outcome:
-            raise InvalidRequest("wait_for_outcome is for mode half: a commit in mode outbox has no outcome")
+            raise InvalidRequest("wait_for_outcome is not for mode outbox: its commits have no outcome")
+        if self.mode == "auto":
+            self.left_behind = LeftBehind()
 
     def add_listener(self, listener: CheckMessageListener) -> None:
         """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""

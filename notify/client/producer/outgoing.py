@@ -84,6 +84,7 @@ class ThreadOutgoing:
                         raise Timeout(f"the producer's thread did not start within {START_SECONDS:g} s") from None
                     # Greenlets take turns anyway, and a socket of theirs belongs to one thread.
                     self._blocking = None if patched_by() else BlockingSender(thread, running, self._plan.half_timeout)
+                    running.finish_alone = self._finish_alone
                     self._started = thread, running
         return self._started
 
@@ -132,6 +133,7 @@ class ThreadOutgoing:
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait, and return its item. Raises Timeout, and the errors of `accepted`."""
+        until = time.monotonic() + self._plan.half_timeout
         thread, running = self.start()
         client = running.client
         blocking = self._blocking
@@ -144,7 +146,8 @@ class ThreadOutgoing:
             raise
         if item is not None:
             return accepted(item)
-        seconds = self._plan.half_timeout + 1
+        # In mode auto the commit goes on without the half; in mode half the loop's own, more telling error is awaited.
+        seconds = max(0.001, until - time.monotonic()) if self._plan.mode == "auto" else self._plan.half_timeout + 1
         try:
             item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages, source), seconds))
         except TimeoutError:
@@ -182,6 +185,10 @@ class ThreadOutgoing:
             why = str(error) or f"no answer within {seconds:g} s"
         if why:
             log.warning(NOT_STORED, transaction_id, why)
+
+    def _finish_alone(self) -> None:
+        if self._blocking is not None:
+            self._blocking.finish(0.0)
 
     def _replace(self, interrupted: BlockingSender | None) -> None:
         """Replace the connections and locks after an exception of a signal handler has interrupted a thread that sent
@@ -374,8 +381,10 @@ class LoopOutgoing:
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait in SQLAlchemy's greenlet, and return its item. Raises the errors of `accepted`."""
-        client = self.start().client
-        return accepted(await_only(client.half_soon(transaction_id, messages, source)))
+        answer = self.start().client.half_soon(transaction_id, messages, source)
+        if self._plan.mode == "auto":
+            return accepted(await_only(_answered(answer, self._plan.half_timeout)))
+        return accepted(await_only(answer))
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome; does nothing after `close`, or before the first half. With `wait_for_outcome`, wait in
@@ -417,6 +426,15 @@ class LoopOutgoing:
         running, self._running = self._running, None
         if running is not None:
             await running.close()
+
+
+async def _answered(answer: asyncio.Future[Item], seconds: float) -> Item:
+    """Wait for a half's answer. Raises Timeout, also if the half still waits to be sent."""
+    await asyncio.wait([answer], timeout=seconds)
+    if not answer.done():
+        answer.cancel()
+        raise Timeout(f"the half was not answered within {seconds:g} s")
+    return answer.result()
 
 
 def _say_forgotten(group: str, process: int) -> None:

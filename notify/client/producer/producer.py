@@ -119,12 +119,13 @@ class TransactionProducer(ThreadProducer):
     transactions run; `readers`: engines on which the same sessions only read, such as one of a replica; a commit is
     refused if the session wrote there. `schema`: the schema (on MySQL and MariaDB the database) of Notify's tables;
     None: where each transaction's connection finds them, by its `schema_translate_map`, search_path or current
-    database. `mode`: `half`, the default (a half message is stored with the server before the commit), or `outbox` (the
-    messages are rows of a table, which a relay or bridge moves to the server). `rows`: False, in mode `outbox` on
-    PostgreSQL: no row is written; the messages stand in the database's log only, from which `notify bridge` moves them.
-    A commit is refused unless a bridge has a slot there; what a lost slot held is lost. `keep_messages`: in mode `half`
-    the local rows keep the whole messages too, so that `notify audit --repair` can publish messages again that a server
-    lost with its disk.
+    database. `mode`: `half`, the default (a half message is stored with the server before the commit), `outbox` (the
+    messages are rows of a table, which a relay or bridge moves to the server), or `auto` (as `half`; if the server does
+    not store the half within `half_timeout`, the transaction commits with the messages in its rows, which a producer of
+    the group in mode `auto` sends once the server is back). `rows`: False, in mode `outbox` on PostgreSQL: no row is
+    written; the messages stand in the database's log only, from which `notify bridge` moves them. A commit is refused
+    unless a bridge has a slot there; what a lost slot held is lost. `keep_messages`: in mode `half` the local rows keep
+    the whole messages too, so that `notify audit --repair` can publish messages again that a server lost with its disk.
     `half_timeout`: seconds to wait for the server to store a half (0.01 to 3,600; default 3). `check_after`: seconds
     until the server asks for the outcome of a half; None: the server's default of 5. `batching`: whether halves of
     several threads share a request (default True). `answer_checks`: whether this process answers checks, from its

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from notify.check.listener import Outcome
 from notify.client.producer.checker import Checker
+from notify.client.producer.left_behind import LeftBehind
+from notify.client.producer.left_sender import LeftSender
 from notify.client.producer.options import ProducerPlan
-from notify.client.producer.transactions import NOT_NOW, TransactionClient
+from notify.client.producer.transactions import HALF_SECONDS, MOST_TOGETHER, NOT_NOW, OUTCOME_TRIES, TransactionClient
+from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.purge import RowPurge
 from notify.client.transport.http import error_of
 from notify.errors import NotifyError, Unavailable
@@ -27,24 +31,45 @@ class Running:
 
     def __init__(self, plan: ProducerPlan) -> None:
         self._plan = plan
-        self.client = TransactionClient(
-            plan.url,
-            plan.group,
-            instance=plan.instance,
-            batching=plan.batching,
-            half_seconds=plan.half_timeout,
-            check_after=plan.check_after,
-            token=plan.token,
-            tls=plan.tls,
-            chooser=plan.chooser,
-        )
+        self.client = self._make_client()
         self._outcomes: dict[str, tuple[str | None, str, asyncio.Future[Item] | None]] = {}
         """For the last transactions: shard, outcome, and the future of the server's answer (None: too many waited)."""
         self._sweep_at = SWEEP_AT
         self._checker: Checker | None = None
         self._purging: RowPurge | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._left_sender: LeftSender | None = None
+        self.finish_alone: Callable[[], None] | None = None
+        """Lets the loop send the last outcome that a thread has sent itself, if it is not answered."""
+        self._left_behind = plan.left_behind
+        if self._left_behind is not None:
+            self._left_sender = self._send_left_behind(self._left_behind)
         self.answer_checks()
+
+    def _make_client(self, half_seconds: float = 0.0) -> TransactionClient:
+        """A client; `half_seconds`: how long its halves may take at least."""
+        plan = self._plan
+        return TransactionClient(
+            plan.url,
+            plan.group,
+            instance=plan.instance,
+            batching=plan.batching,
+            half_seconds=max(plan.half_timeout, half_seconds),
+            # An outcome that does not reach the server is sent again before all that was left behind after it.
+            outcome_tries=1 if plan.mode == "auto" and not half_seconds else OUTCOME_TRIES,
+            check_after=plan.check_after,
+            token=plan.token,
+            tls=plan.tls,
+            chooser=plan.chooser,
+        )
+
+    def _send_left_behind(self, left_behind: LeftBehind) -> LeftSender:
+        plan = self._plan
+        database = DatabaseCalls(plan.engine, plan.sources)
+        schemas, client = (lambda: plan.sources.schemas), (lambda: self._make_client(HALF_SECONDS))
+        sender = LeftSender(plan.group, left_behind, database, schemas, self, client)
+        self._tasks.append(asyncio.get_running_loop().create_task(sender.run()))
+        return sender
 
     def answer_checks(self) -> None:
         """From now on, answer checks and purge old rows, if the producer has an engine or a listener."""
@@ -72,8 +97,35 @@ class Running:
         if len(self._outcomes) > self._sweep_at:
             self._forget_answered()
         future = self.client.outcome_soon(transaction_id, shard, outcome)
+        if self._left_behind is not None:
+            future.add_done_callback(self._note_answer)
         self._outcomes[transaction_id] = shard, outcome, future
         return future
+
+    def _note_answer(self, future: asyncio.Future[Item]) -> None:
+        """In mode auto, what commits from now on must not overtake an outcome that did not reach the server."""
+        if self._left_behind is not None and not _has_reached(future):
+            self._left_behind.away()
+
+    async def send_again(self) -> bool:
+        """Send the outcomes that have not reached the server, in order; whether all have reached it then."""
+        if self.finish_alone is not None:
+            self.finish_alone()
+            await asyncio.sleep(0)
+        unsent = self.unsent()
+        for begin in range(0, len(unsent), MOST_TOGETHER):
+            answers = []
+            for transaction_id in unsent[begin : begin + MOST_TOGETHER]:
+                shard, outcome, future = self._outcomes[transaction_id]
+                if future is None or future.done():
+                    self.queue_outcome(transaction_id, shard, outcome)
+                if (answer := self._outcomes[transaction_id][2]) is not None:
+                    answers.append(answer)
+            if answers:
+                await asyncio.wait(answers)
+            if not all(_has_reached(answer) for answer in answers):
+                return False
+        return True
 
     async def stored(self, transaction_id: str, shard: str | None, outcome: str, seconds: float) -> str:
         """Send an outcome and wait until the server has stored it; why it is not stored after `seconds`, or empty."""
@@ -112,7 +164,11 @@ class Running:
                     if self._unsent_of(wanted):
                         await asyncio.sleep(AGAIN_SECONDS)
                 await self.client.published()
-        return self._unsent_of(wanted)
+                while self._left_behind is not None and self._left_behind.ids():
+                    if self._left_sender is not None:
+                        self._left_sender.wake()
+                    await asyncio.sleep(AGAIN_SECONDS)
+        return [*self._unsent_of(wanted), *([] if self._left_behind is None else self._left_behind.ids())]
 
     def _unsent_of(self, wanted: dict[str, None]) -> list[str]:
         return [transaction_id for transaction_id in self.unsent() if transaction_id in wanted]
@@ -136,6 +192,8 @@ class Running:
             await self._checker.close()
         if self._purging is not None:
             await self._purging.close()
+        if self._left_sender is not None:
+            await self._left_sender.close()
         await self.client.close()
 
 

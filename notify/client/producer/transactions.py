@@ -78,6 +78,7 @@ class TransactionClient:
         instance: str,
         batching: bool = True,
         half_seconds: float = HALF_SECONDS,
+        outcome_tries: int = OUTCOME_TRIES,
         check_after: float | None = None,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
@@ -87,6 +88,7 @@ class TransactionClient:
         self.group = group
         self.instance = instance
         self._half_seconds = half_seconds
+        self._outcome_tries = outcome_tries
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """The deadline (in the loop's time) of each item that will be sent again, by id."""
@@ -334,13 +336,13 @@ class TransactionClient:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
         outcome_ids = [outcome.id for outcome in outcomes]
         target = self._lane_of_outcomes(shard)
-        for attempt in range(OUTCOME_TRIES):
+        for attempt in range(self._outcome_tries):
             try:
                 answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=target)
                 return items_for(outcome_ids, answer, self.http)
             except Unavailable as error:
                 # Check-back recovers outcomes that stay lost.
-                if attempt == OUTCOME_TRIES - 1 or _may_be_smaller(error, len(outcomes)):
+                if attempt == self._outcome_tries - 1 or _may_be_smaller(error, len(outcomes)):
                     raise
                 await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
         raise AssertionError("unreachable")

@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.client.tables.definitions import (
+    LEFT_BEHIND_INDEX,
     MAKES,
+    PARTIAL,
     columns_of,
     half_message,
     has_replay,
@@ -48,6 +50,7 @@ def _create(connection: Connection, schema: str | None) -> str:
     with naming(connection, _where_to_create(connection, schema)):
         _make_missing(connection)
         _add_columns(connection)
+        _add_index(connection)
         _add_replay(connection)
         if connection.dialect.name == "postgresql":
             _wake_relays(connection)
@@ -119,6 +122,25 @@ def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
         # Another process may have added the column meanwhile; anything else is an error.
         if column.name not in columns_of(connection, column.table):
             raise
+
+
+def _add_index(connection: Connection) -> None:
+    """Create the index for what producers leave behind, which an older version did not create; several processes may
+    try at the same time."""
+    index = next(each for each in half_message.indexes if each.name == LEFT_BEHIND_INDEX)
+    if connection.dialect.name not in PARTIAL or _has_index(connection):
+        return
+    try:
+        with _savepoint(connection):
+            connection.execute(sa.schema.CreateIndex(index))
+    except sa.exc.DBAPIError:
+        if not _has_index(connection):
+            raise
+
+
+def _has_index(connection: Connection) -> bool:
+    there = sa.inspect(connection).get_indexes(half_message.name, schema=named_by(connection) or None)
+    return any(index["name"] == LEFT_BEHIND_INDEX for index in there)
 
 
 def _here(connection: Connection, table: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -10,6 +12,16 @@ from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.runtime.schemas import named_by
 
 metadata = sa.MetaData()
+PARTIAL = ("postgresql", "sqlite")
+"""The databases with partial indexes."""
+LEFT_BEHIND_INDEX = "half_message_left_behind"
+
+
+def _has_partial_indexes(*given: Any, dialect: sa.Dialect, **more: Any) -> bool:
+    """Whether `create_all` makes an index with a condition on a database of this dialect."""
+    return dialect.name in PARTIAL
+
+
 MAKE_TABLES = "call notify.client.create_tables(engine) once, or make the tables with the Alembic helper"
 """The part of an error text that says how to create Notify's tables."""
 
@@ -47,8 +59,20 @@ sa.Index(
     sqlite_where=is_waiting,
     postgresql_where=is_waiting,
 )
+is_left_behind = half_message.c.relayed == sa.literal_column("4")
+"""The condition "left behind by a producer in mode auto", written like `is_waiting`."""
+# On MySQL and MariaDB, which have no partial indexes, half_message_waiting serves both.
+sa.Index(
+    LEFT_BEHIND_INDEX,
+    half_message.c.producer_group,
+    half_message.c.created_at,
+    sqlite_where=is_left_behind,
+    postgresql_where=is_left_behind,
+).ddl_if(callable_=_has_partial_indexes)
 """One row for each message. In mode half a row has no body, because the server has it, unless the producer keeps
-messages. In mode outbox a row has the whole message, and `relayed` is 0 until the relay has sent it. A tombstone is
+messages. In mode outbox a row has the whole message, and `relayed` is 0 until the relay has sent it. In mode auto a row
+whose half the server did not store has the whole message too, and `relayed` is 4 until a producer of the group has
+stored its half and `shards` names the shard; then it is like any other row of mode half. A tombstone is
 message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest` (notify/protocol/digest.py) is the
 digest of the body; it is NULL in a row of an older SDK, and missing in a table of an older version."""
 notify_source = sa.Table(
@@ -112,8 +136,12 @@ WITHOUT_ROWS_MS = 221_845_392_000_000
 _LATE = "a check could not exclude a commit that comes late, and its messages would be lost"
 _TWICE = "a message that is delivered again would take effect again"
 _SOURCE = Need(notify_source, sees=(SELECT,))
-SENDS = {"half": (Need(half_message, _LATE), _SOURCE), "outbox": (Need(half_message), _SOURCE)}
-"""A producer's needs, by its mode. It need not see its rows: the role that checks or moves them does."""
+SENDS = {
+    "half": (Need(half_message, _LATE), _SOURCE),
+    "outbox": (Need(half_message), _SOURCE),
+    "auto": (Need(half_message, _LATE, (SELECT, UPDATE)), _SOURCE),
+}
+"""A producer's needs, by its mode. Only in mode auto does it read its rows: the role that checks or moves them does."""
 CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
 CLAIMS = (Need(notify_inbox, _TWICE, (SELECT, INSERT)), _SOURCE)
 PURGES = (Need(half_message, sees=(SELECT, DELETE)), Need(notify_source, sees=(SELECT, UPDATE)))

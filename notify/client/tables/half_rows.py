@@ -11,18 +11,19 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.tables.definitions import half_message
+from notify.client.tables.definitions import PARTIAL, half_message
 from notify.client.tables.schemas import Place
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage
-from notify.runtime.databases import RELAYED, UNSENT, database_now
+from notify.runtime.databases import LEFT_BEHIND, RELAYED, UNSENT, database_now
 from notify.runtime.schemas import qualified, within
 
-Mode = Literal["half", "outbox"]
+Mode = Literal["half", "outbox", "auto"]
 """`half`: the server has the messages, and a row only says that the transaction committed; `outbox`: the rows contain
-the messages."""
-MODES: tuple[Mode, ...] = ("half", "outbox")
+the messages; `auto`: as `half` if the server stores the half in time, otherwise the row contains the messages and is
+left behind, for a producer of the group to send."""
+MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16
 """The most rows of one guarded statement."""
@@ -46,15 +47,18 @@ class _Insert:
 class HalfRows:
     """Inserts the rows of one producer group's transactions."""
 
-    def __init__(self, group: str, mode: Mode, *, keep_messages: bool = False) -> None:
-        """`keep_messages`: rows contain the messages in mode `half` too."""
+    def __init__(self, group: str, mode: Mode, *, keep_messages: bool = False, left_behind: bool = False) -> None:
+        """`keep_messages`: rows contain the messages in mode `half` too. `left_behind`: the rows are for transactions
+        in mode `auto` whose half is not stored."""
         self._group = group
-        self._mode = mode
-        self._with_bodies = keep_messages or mode == "outbox"
+        self._with_bodies = keep_messages or left_behind or mode == "outbox"
+        self._follows_left = mode == "auto" and not left_behind
+        """Whether rows are inserted only if none with their keys is left behind, where one statement can tell."""
+        waits = LEFT_BEHIND if left_behind else RELAYED
         self._fixed: dict[str, Any] = {
-            "mode": mode,
+            "mode": "outbox" if mode == "outbox" else "half",
             "state": "COMMITTED",
-            "relayed": UNSENT if mode == "outbox" else RELAYED,
+            "relayed": UNSENT if mode == "outbox" else waits,
         }
         self._inserts: dict[tuple[str, bool, int], _Insert] = {}
         """By the schema that the statement names, whether it has digests, and the number of its rows."""
@@ -70,7 +74,8 @@ class HalfRows:
     ) -> bool:
         """Insert a transaction's rows. `shard`: the shard that has its half.
 
-        False, and nothing is inserted, if the connection's statements do not go to `place`.
+        False, and nothing is inserted, if the connection's statements do not go to `place`, or (in mode auto, on
+        PostgreSQL and SQLite) if a transaction with one of the keys was left behind.
         """
         whose = {"transaction_id": transaction_id, "producer_group": self._group, "shards": shard or ""}
         rows: list[dict[str, Any]] = [
@@ -88,7 +93,7 @@ class HalfRows:
         if place.has_digest:
             for row, message in zip(rows, messages, strict=True):
                 row["digest"] = body_digest(message.body or b"")
-        if _needs_no_guard(connection.dialect.name, place):
+        if _needs_no_guard(connection.dialect.name, place) and not self._follows(connection):
             self._insert_many(connection, place, rows)
             return True
         together = rows[:TOGETHER]
@@ -103,6 +108,9 @@ class HalfRows:
         if len(rows) > TOGETHER:
             self._insert_many(connection, place, rows[TOGETHER:])
         return True
+
+    def _follows(self, connection: Connection) -> bool:
+        return self._follows_left and connection.dialect.name in PARTIAL
 
     def _insert_many(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> None:
         rows = [row | self._fixed for row in rows]
@@ -125,7 +133,8 @@ class HalfRows:
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
             columns += ["digest"] if place.has_digest else []
-            insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count))
+            follows = self._follows(connection)
+            insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count, follows))
         return insert
 
     def _keep(
@@ -163,17 +172,26 @@ def _expected(dialect: str, place: Place) -> dict[str, Any]:
     return {"its_schema": place.schema.encode().hex().upper()}
 
 
-def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int) -> Any:
+def _guarded(
+    connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int, follows: bool
+) -> Any:
     """INSERT … SELECT of rows under a condition that holds in the place only. `fixed`: columns with the same value in
-    all rows of this producer, which are part of the text: each parameter costs the driver a microsecond."""
+    all rows of this producer, which are part of the text: each parameter costs the driver a microsecond. `follows`: the
+    condition is also that no row of the group with one of the keys is left behind."""
     is_postgresql = connection.dialect.name == "postgresql"
     table = within(half_message, place.schema) if place.is_named else half_message
+    guard: Any
     if is_postgresql:
         name = qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
         guard = sa.text(f"pg_catalog.to_regclass('{name}') = CAST(:its_table AS oid)")
+    elif connection.dialect.name == "sqlite":
+        guard = sa.true()
     else:
         # Compared byte by byte: MySQL's own comparison takes T1 for t1.
         guard = sa.text("HEX(DATABASE()) = :its_schema")
+    ends = [""] if count == 1 else [f"_{number}" for number in range(count)]
+    if follows:
+        guard = sa.and_(guard, ~_left_behind_with(table.alias("left_row"), ends))
     selects = []
     for number in range(count):
         texts: dict[str, Any] = {
@@ -181,7 +199,7 @@ def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], column
         }
         values: list[Any] = []
         for name in columns:
-            end = "" if count == 1 else f"_{number}"
+            end = ends[number]
             kind = half_message.c[name].type
             value: Any = texts.get(name, sa.bindparam(f"{name}{end}", type_=kind))
             # In a UNION PostgreSQL must know the type of each value, also of NULL. SQLAlchemy writes the types of
@@ -191,6 +209,15 @@ def _guarded(connection: Connection, place: Place, fixed: dict[str, Any], column
         selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
+
+
+def _left_behind_with(table: Any, ends: list[str]) -> Any:
+    """The condition that a row of the group with one of the keys is left behind. `ends`: of the parameters' names."""
+    columns, kinds = table.c, half_message.c
+    keys = [sa.bindparam(f"key{end}", type_=kinds.key.type) for end in ends]
+    group = sa.bindparam(f"producer_group{ends[0]}", type_=kinds.producer_group.type)
+    is_left = sa.and_(columns.relayed == sa.literal_column("4"), columns.producer_group == group, columns.key.in_(keys))
+    return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(is_left))
 
 
 def _conversions_of(connection: Connection) -> dict[str, Callable[[Any], Any]]:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
+from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import half_message, notify_source
 from notify.client.tables.old_rows import (
     CLOCK_SKEW,
@@ -26,18 +27,16 @@ from notify.client.tables.old_rows import (
     note_purged,
     oldest_transactions,
 )
-from notify.client.threads.forks import no_fork
 from notify.client.transport.http import items_for
 from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, NotifyError, UnsafeTable
 from notify.protocol import ids
 from notify.protocol.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
 from notify.runtime.databases import (
+    LEFT_BEHIND,
     REFUSED,
     RELAYED,
     UNSENT,
-    in_transaction,
-    in_transaction_async,
     is_lost,
     reason_of,
 )
@@ -53,7 +52,6 @@ SMALL_BATCH = 500
 PAUSE_SECONDS = 0.2
 """The pause between two batches of a producer's purge, so that the purge takes little of the database and server."""
 EVERY_SECONDS = 3600.0
-CLOSE_SECONDS = 8.0
 FINAL = ("COMMITTED", "ROLLED_BACK")
 ASK_SECONDS = 30.0
 
@@ -146,21 +144,6 @@ def _delete(connection: Connection, transaction_ids: Sequence[str], older_than: 
     return delete_transactions(connection, transaction_ids)
 
 
-def _named(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
-    with naming(connection, schema):
-        return function(connection, *arguments)
-
-
-def _look(engine: Engine, sources: Sources) -> None:
-    with no_fork(), engine.connect() as connection:
-        sources.look(connection)
-
-
-async def _look_async(engine: Any, sources: Sources) -> None:
-    async with engine.connect() as connection:
-        await connection.run_sync(sources.look)
-
-
 class RowPurge:
     """Purges a producer's rows while it runs: once an hour, in small batches, beside its transactions.
 
@@ -172,8 +155,8 @@ class RowPurge:
     ) -> None:
         """`engine`: an Engine or an AsyncEngine; `purge_after` in seconds; `sources`: whose rows are purged."""
         self._sources = Sources() if sources is None else sources
-        self._http, self._group, self._engine, self._purge_after = http, group, engine, purge_after
-        self._current_call: asyncio.Future[Any] | None = None
+        self._http, self._group, self._purge_after = http, group, purge_after
+        self._database = DatabaseCalls(engine, self._sources)
 
     async def run(self) -> None:
         """Purge until cancelled. If the database or server is away, try again an hour later."""
@@ -190,7 +173,7 @@ class RowPurge:
     async def once(self) -> Purged:
         """Look at every old row of every schema once. Raises Unavailable, and the errors of the database."""
         result = Purged()
-        await self._look()
+        await self._database.look()
         schemas = self._sources.schemas
         for schema in schemas:
             try:
@@ -206,13 +189,13 @@ class RowPurge:
         # A server keeps ids for this time by default, even if rows are purged earlier.
         ids_retention = max(self._purge_after, IDS_RETENTION_SECONDS)
         while True:
-            rows, forgotten_ms = await self._call(
+            rows, forgotten_ms = await self._database.call(
                 _read_old, self._purge_after, ids_retention, SMALL_BATCH, after, schema=schema
             )
             own_rows = [row for row in rows if row.producer_group == self._group]
             final = await _final(self._http, own_rows, forgotten_ms)
             if final:
-                result.rows += await self._call(_delete, final, self._purge_after, schema=schema)
+                result.rows += await self._database.call(_delete, final, self._purge_after, schema=schema)
             result.looked_at += len(own_rows)
             result.kept += len(own_rows) - len(final)
             if len(rows) < SMALL_BATCH:
@@ -220,32 +203,9 @@ class RowPurge:
             after = rows[-1].id
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _call(self, function: Callable[..., T], *arguments: Any, schema: str) -> T:
-        """Call `function(connection, *arguments)` in a new transaction, in a schema, and return the result."""
-        if hasattr(self._engine, "sync_engine"):
-            return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
-        return await self._to_its_end(
-            asyncio.to_thread(_without_fork, self._engine, _named, schema, function, *arguments)
-        )
-
-    async def _look(self) -> None:
-        if hasattr(self._engine, "sync_engine"):
-            await self._to_its_end(_look_async(self._engine, self._sources))
-        else:
-            await self._to_its_end(asyncio.to_thread(_look, self._engine, self._sources))
-
-    async def _to_its_end(self, call: Coroutine[Any, Any, T]) -> T:
-        """If the purge is cancelled, the call still runs to its end: a connection that is interrupted within a
-        statement would be lost to its pool."""
-        self._current_call = asyncio.ensure_future(call)
-        self._current_call.add_done_callback(_retrieve)
-        result: T = await asyncio.shield(self._current_call)
-        return result
-
     async def close(self) -> None:
-        """Wait at most CLOSE_SECONDS for a call to the database; `run` is cancelled already."""
-        if self._current_call is not None and not self._current_call.done():
-            await asyncio.wait([self._current_call], timeout=CLOSE_SECONDS)
+        """Wait for a call to the database; `run` is cancelled already."""
+        await self._database.close()
 
 
 async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[str]) -> list[Item]:
@@ -271,17 +231,6 @@ async def _ask(http: Servers, group: str, shard: str, transaction_ids: Sequence[
             if item.id not in items or items[item.id].status == 404:
                 items[item.id] = item
     return [items[transaction_id] for transaction_id in transaction_ids]
-
-
-def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
-    with no_fork():
-        return in_transaction(engine, function, *arguments)
-
-
-def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Mark the exception as retrieved: otherwise asyncio reports it if the purge was cancelled."""
-    if not done.cancelled():
-        done.exception()
 
 
 def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = None) -> Purged:
@@ -314,4 +263,5 @@ def counts(engine: Engine, schema: str | None = None) -> dict[str, int]:
         "waiting_for_relay": by_state.get(UNSENT, 0),
         "done": by_state.get(RELAYED, 0),
         "refused_by_server": by_state.get(REFUSED, 0),
+        "left_behind": by_state.get(LEFT_BEHIND, 0),
     }

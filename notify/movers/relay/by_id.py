@@ -5,8 +5,8 @@ Several relays may move at the same time, even one that was frozen and wakes up,
 
 from __future__ import annotations
 
+from notify.client.tables.outbox import Outbox, Place
 from notify.errors import Backpressure
-from notify.movers.outbox import Outbox, Place
 from notify.movers.refused import Refusal
 from notify.movers.relay.mover import Relayed
 from notify.movers.relay.rows import Page, Rows

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from notify.client.tables.outbox import Outbox, Place
 from notify.errors import Conflict, InvalidRequest
-from notify.movers.outbox import OUTBOXES, Outbox, Place
+from notify.movers.outbox import OUTBOXES
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import Leases
 from notify.movers.relay.mover import MovesElsewhere, Relayed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from notify.client.tables.outbox import Outbox
 from notify.errors import Unavailable
-from notify.movers.outbox import Outbox
 
 
 @dataclass(slots=True)

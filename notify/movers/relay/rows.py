@@ -11,9 +11,10 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.client.tables.outbox import Outbox, Place
 from notify.errors import InvalidRequest, TooLarge
 from notify.movers import refused
-from notify.movers.outbox import OUTBOXES, Outbox, Place, source_name
+from notify.movers.outbox import OUTBOXES, source_name
 from notify.movers.pages import cut, readable
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import Leases

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.client.tables.outbox import Outbox
 from notify.errors import InvalidRequest, UnsafeTable
-from notify.movers.outbox import LOCAL, MOVES, OUTBOXES, SERVER, Outbox
+from notify.movers.outbox import LOCAL, MOVES, OUTBOXES, SERVER
 from notify.movers.relay.leases import Leases
 from notify.movers.relay.rows import Rows
 from notify.protocol.wire import RefusedReport

@@ -1,0 +1,331 @@
+"""LeftSender: sends what a producer group in mode `auto` has left behind, once the server is back.
+
+It stores the half that the server did not store before the commit, names its shard in the rows, and then sends the
+outcome: each step may be repeated, by this process or by another one of the group. Outcomes of earlier transactions
+that have not reached the server go first, and transactions go in the order of their rows, so that the order per key is
+kept. If the server takes a transaction later only, those with a key of it wait, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import sqlalchemy as sa
+
+from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, may_be_left, means_away
+from notify.client.producer.transactions import NOT_NOW, TransactionClient
+from notify.client.tables import left_rows
+from notify.client.tables.database_calls import DatabaseCalls
+from notify.client.tables.left_rows import Key, Look, Page
+from notify.client.tables.outbox import Place
+from notify.errors import NotifyError, TransactionRefused, Unavailable, UnsafeTable
+from notify.protocol.wire import BridgedTransaction, Item
+from notify.runtime.backoff import Backoff
+from notify.runtime.databases import is_lost, reason_of
+
+log = logging.getLogger("notify.client")
+
+LOOK_SECONDS = 10.0
+"""How often a process looks for what others of its group have left behind."""
+SCHEMAS_SECONDS = 60.0
+"""How often it looks for schemas that it has not met."""
+RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 1.0
+PAGE_TRANSACTIONS, PAGE_BYTES = 100, 8 << 20
+"""The most transactions, and bytes of bodies, that are sent together: their outcomes are one request, in order."""
+PROBE_SECONDS = 2.0
+ROLLED_BACK = "the server has recorded ROLLBACK for it, although its transaction is committed"
+
+
+class SendsAgain(Protocol):
+    """Sends outcomes that did not reach the server (`Running`)."""
+
+    async def send_again(self) -> bool:
+        """Send them in order; whether all have reached it."""
+        ...
+
+
+class LeftSender:
+    """Sends for one producer. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        group: str,
+        left_behind: LeftBehind,
+        database: DatabaseCalls,
+        schemas: Callable[[], Sequence[str]],
+        outcomes: SendsAgain,
+        client: Callable[[], TransactionClient],
+    ) -> None:
+        """`schemas`: the schemas that the producer has met. `client`: makes a client, which this one closes."""
+        self._group = group
+        self._left_behind = left_behind
+        self._database = database
+        self._schemas = schemas
+        self._outcomes = outcomes
+        self._make_client = client
+        self._client: TransactionClient | None = None
+        self._looked_for_schemas = float("-inf")
+        self._awake = asyncio.Event()
+        self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        self._complaint = ""
+        self._sent = self._times_away = 0
+        loop = asyncio.get_running_loop()
+        left_behind.told = lambda: _wake(loop, self._awake)
+
+    def wake(self) -> None:
+        """Look now."""
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            self._awake.clear()
+            try:
+                wait = await self._round()
+            except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
+                wait = self._backoff.next()
+                self._complain(error)
+            except Exception:
+                wait = RETRY_MAX_SECONDS
+                log.exception("what group %s left behind was not sent; again in %g s", self._group, wait)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._awake.wait()
+
+    async def _round(self) -> float:
+        """Send what waits; returns the seconds until the next round. Raises errors of the server and the database."""
+        left_behind = self._left_behind
+        self._times_away = left_behind.times_away
+        if left_behind.is_away:
+            await self._reach()
+        decided, began = left_behind.decided(), time.monotonic()
+        found = await self._look()
+        keys = frozenset[Key]().union(*(look.keys for look in found.values()))
+        left_behind.looked(keys, are_all=all(look.are_all for look in found.values()), began=began)
+        if not found:
+            left_behind.back(self._times_away)
+        reason: NotifyError | None = None
+        for schema, look in found.items():
+            reason = await self._send(schema, look.places) or reason
+            if reason is not None and means_away(reason):
+                left_behind.away()
+                break
+        await self._forget_decided(decided, list(found))
+        if reason is not None:
+            raise reason
+        self._backoff.reset()
+        if found:
+            return 0.0
+        if self._sent:
+            log.info("%d transactions that group %s had left behind are sent", self._sent, self._group)
+            self._sent = 0
+        self._complaint = ""
+        return COMMIT_SECONDS / 5 if left_behind.ids() else LOOK_SECONDS
+
+    async def _reach(self) -> None:
+        """Reach the server, and let it have the outcomes of earlier transactions. Raises Unavailable."""
+        try:
+            await self._client_of_mine().http.refresh(PROBE_SECONDS)
+        except Unavailable:
+            raise
+        except NotifyError as error:  # it answers: let it refuse the commits themselves
+            log.warning("the server refuses to list its members: %s", error)
+        if not await self._outcomes.send_again():
+            raise Unavailable("outcomes of earlier transactions do not reach the server")
+
+    async def _look(self) -> dict[str, Look]:
+        """What waits in each schema where something does."""
+        if time.monotonic() - self._looked_for_schemas > SCHEMAS_SECONDS:
+            await self._database.look()
+            self._looked_for_schemas = time.monotonic()
+        schemas = self._schemas()
+        if len(schemas) > 1:
+            schemas = await self._database.call(left_rows.with_waiting, schemas, schema=schemas[0])
+        found: dict[str, Look] = {}
+        for schema in schemas:
+            try:
+                found[schema] = await self._database.call(left_rows.look, self._group, schema=schema)
+            except sa.exc.DBAPIError as error:
+                if len(schemas) == 1 or is_lost(error):
+                    raise
+                log.warning("what was left behind in the schema %s cannot be read: %s", schema, reason_of(error))
+        return {schema: look for schema, look in found.items() if look.places}
+
+    async def _forget_decided(self, decided: Sequence[str], schemas: Sequence[str]) -> None:
+        """Forget transactions that had committed before the look, and do not wait: another process has sent them.
+        `schemas`: where some wait."""
+        waiting: set[str] = set()
+        if schemas:
+            decided = decided[: left_rows.MOST_LOOKED_AT]
+            for schema in schemas if decided else ():
+                waiting |= (await self._database.call(left_rows.shards_of, decided, schema=schema)).keys()
+        self._left_behind.forget(name for name in decided if name not in waiting)
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    async def _send(self, schema: str, places: Sequence[Place]) -> NotifyError | None:
+        """Send transactions in order; the reason if the server takes some of them later only."""
+        held = _Held()
+        for names in _pages(places):
+            page: Page = await self._database.call(left_rows.read, names, schema=schema)
+            await self._send_page(schema, page, held)
+            if held.reason is not None and means_away(held.reason):
+                break
+        return held.reason
+
+    async def _send_page(self, schema: str, page: Page, held: _Held) -> None:
+        refused = dict.fromkeys(page.unreadable, "its rows are no message")
+        stored = await self._store_halves(page, held, refused)
+        if stored:
+            shard_by_id = await self._database.call(left_rows.name_shards, stored, schema=schema)
+        else:
+            shard_by_id = {}
+        shard_by_id |= {each.id: shard for each, shard in page.transactions if shard}
+        sent, lost = await self._commit(page, shard_by_id, held, refused)
+        if lost:
+            await self._database.call(left_rows.unname_shards, lost, schema=schema)
+        if sent or refused:
+            await self._database.call(left_rows.note, sent, list(refused), schema=schema)
+        for name, why in refused.items():
+            log.error("%s was left behind, and the server refuses it: %s; see `notify refused`", name, why)
+        self._sent += len(sent)
+        self._left_behind.forget([*sent, *refused])
+        if held.reason is None or not means_away(held.reason):
+            self._left_behind.back(self._times_away)
+
+    async def _store_halves(self, page: Page, held: _Held, refused: dict[str, str]) -> dict[str, str]:
+        """Store the halves of transactions without a shard; the shard of each stored one."""
+        client = self._client_of_mine()
+        halves = [each for each, shard in page.transactions if not shard]
+        futures = [client.half_soon(each.id, each.messages, page.source) for each in halves]
+        stored = {}
+        for transaction, future in zip(halves, await _ended(futures), strict=True):
+            item = _result(future)
+            if isinstance(item, NotifyError):
+                if not may_be_left(item) and item.status not in (401, 403):
+                    refused[transaction.id] = f"{item} ({item.code})"
+                    continue
+                held.hold(transaction, item)
+            elif item.status not in (200, 201):
+                error = TransactionRefused(f"{item.detail} ({item.code})", item.code, item.status)
+                if item.status in NOT_NOW or item.status in (429, 507):
+                    held.hold(transaction, error)
+                else:
+                    refused[transaction.id] = str(error)
+            elif item.state == "ROLLED_BACK":
+                refused[transaction.id] = ROLLED_BACK
+            else:
+                stored[transaction.id] = item.shard or ""
+        return stored
+
+    async def _commit(
+        self, page: Page, shard_by_id: dict[str, str], held: _Held, refused: dict[str, str]
+    ) -> tuple[list[str], list[str]]:
+        """Send outcomes in order: the ids that the server has, and those that their shard has lost."""
+        client = self._client_of_mine()
+        ready = []
+        for transaction, _ in page.transactions:
+            if transaction.id in refused or transaction.id not in shard_by_id:
+                continue
+            if not held.holds(transaction):
+                ready.append(transaction)
+        futures = [client.outcome_soon(each.id, shard_by_id[each.id] or None, "COMMIT") for each in ready]
+        sent, lost = [], []
+        for transaction, future in zip(ready, await _ended(futures), strict=True):
+            item = _result(future)
+            if isinstance(item, NotifyError):
+                held.hold(transaction, item)
+            elif item.status == 200:
+                sent.append(transaction.id)
+            elif item.status == 404:
+                lost.append(transaction.id)
+                held.hold(transaction, Unavailable(f"shard {shard_by_id[transaction.id]} has lost {transaction.id}"))
+            elif item.status == 409:
+                refused[transaction.id] = ROLLED_BACK if item.state == "ROLLED_BACK" else f"{item.detail} ({item.code})"
+            else:
+                held.hold(transaction, Unavailable(f"{item.detail} ({item.code})"))
+        return sent, lost
+
+    def _client_of_mine(self) -> TransactionClient:
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def _complain(self, error: Exception) -> None:
+        """Log why nothing is sent, once for each reason."""
+        why = reason_of(error)
+        if isinstance(error, UnsafeTable) or not isinstance(error, sa.exc.SQLAlchemyError) or not is_lost(error):
+            kind = type(error).__name__
+        else:
+            kind = "the database"
+        if kind != self._complaint:
+            self._complaint = kind
+            log.warning("what group %s leaves behind waits in its rows: %s", self._group, why)
+
+    async def close(self) -> None:
+        """Close the connections; `run` is cancelled already."""
+        self._left_behind.told = None
+        await self._database.close()
+        if self._client is not None:
+            await self._client.close(0.0)
+
+
+class _Held:
+    """The keys of transactions that the server takes later only, and the first reason."""
+
+    def __init__(self) -> None:
+        self._keys: set[Key] = set()
+        self.reason: NotifyError | None = None
+
+    def hold(self, transaction: BridgedTransaction, reason: NotifyError) -> None:
+        self._keys |= _keys_of(transaction)
+        self.reason = self.reason or reason
+
+    def holds(self, transaction: BridgedTransaction) -> bool:
+        """Whether a transaction waits for an earlier one; those behind it then wait, too."""
+        keys = _keys_of(transaction)
+        if self._keys.isdisjoint(keys):
+            return False
+        self._keys |= keys
+        return True
+
+
+def _keys_of(transaction: BridgedTransaction) -> set[Key]:
+    return {(message.topic, message.key) for message in transaction.messages if message.key is not None}
+
+
+def _pages(places: Sequence[Place]) -> list[list[str]]:
+    """The ids of transactions in pages of bounded size."""
+    pages: list[list[str]] = [[]]
+    size = 0
+    for place in places:
+        if pages[-1] and (len(pages[-1]) == PAGE_TRANSACTIONS or size + place.size > PAGE_BYTES):
+            pages.append([])
+            size = 0
+        pages[-1].append(place.id)
+        size += place.size
+    return pages
+
+
+async def _ended(futures: Sequence[asyncio.Future[Item]]) -> Sequence[asyncio.Future[Item]]:
+    if futures:
+        await asyncio.wait(futures)
+    return futures
+
+
+def _result(future: asyncio.Future[Item]) -> Item | NotifyError:
+    """The item, or the error of the whole request."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    return error if isinstance(error, NotifyError) else Unavailable(str(error))
+
+
+def _wake(loop: asyncio.AbstractEventLoop, awake: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(awake.set)

@@ -1,0 +1,80 @@
+"""DatabaseCalls: what a producer's background work does in the service's database, beside its transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from sqlalchemy.engine import Connection, Engine
+
+from notify.check.sources import Sources
+from notify.client.threads.forks import no_fork
+from notify.runtime.databases import in_transaction, in_transaction_async
+from notify.runtime.schemas import naming
+
+T = TypeVar("T")
+CLOSE_SECONDS = 8.0
+
+
+class DatabaseCalls:
+    """Calls with an Engine, in threads, or with an AsyncEngine, one at a time. Belongs to one event loop."""
+
+    def __init__(self, engine: Any, sources: Sources) -> None:
+        self._engine = engine
+        self._sources = sources
+        self._current_call: asyncio.Future[Any] | None = None
+
+    async def call(self, function: Callable[..., T], *arguments: Any, schema: str) -> T:
+        """Call `function(connection, *arguments)` in a new transaction, in a schema, and return the result."""
+        if hasattr(self._engine, "sync_engine"):
+            return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
+        return await self._to_its_end(
+            asyncio.to_thread(_without_fork, self._engine, _named, schema, function, *arguments)
+        )
+
+    async def look(self) -> None:
+        """Look for the schemas with Notify's tables."""
+        if hasattr(self._engine, "sync_engine"):
+            await self._to_its_end(_look_async(self._engine, self._sources))
+        else:
+            await self._to_its_end(asyncio.to_thread(_look, self._engine, self._sources))
+
+    async def _to_its_end(self, call: Coroutine[Any, Any, T]) -> T:
+        """If the caller is cancelled, the call still runs to its end: a connection that is interrupted within a
+        statement would be lost to its pool."""
+        self._current_call = asyncio.ensure_future(call)
+        self._current_call.add_done_callback(_retrieve)
+        result: T = await asyncio.shield(self._current_call)
+        return result
+
+    async def close(self) -> None:
+        """Wait at most CLOSE_SECONDS for a call; its caller is cancelled already."""
+        if self._current_call is not None and not self._current_call.done():
+            await asyncio.wait([self._current_call], timeout=CLOSE_SECONDS)
+
+
+def _named(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    with naming(connection, schema):
+        return function(connection, *arguments)
+
+
+def _look(engine: Engine, sources: Sources) -> None:
+    with no_fork(), engine.connect() as connection:
+        sources.look(connection)
+
+
+async def _look_async(engine: Any, sources: Sources) -> None:
+    async with engine.connect() as connection:
+        await connection.run_sync(sources.look)
+
+
+def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
+    with no_fork():
+        return in_transaction(engine, function, *arguments)
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Mark the exception as retrieved: otherwise asyncio reports it if the caller was cancelled."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,144 @@
+"""Rows that a producer group has left behind: reads them in their order, and notes what became of them.
+
+A row that is left behind becomes an ordinary row of mode half in two steps. First it names the shard that has its half,
+and then, once the outcome is recorded there, it is marked as sent. Several processes may do this at the same time: the
+first shard that is named counts, and what is stored on another one is rolled back by its check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DataError
+
+from notify.check.question import read_source
+from notify.client.tables.definitions import half_message, is_left_behind
+from notify.client.tables.old_rows import instant_before
+from notify.client.tables.outbox import Outbox, among
+from notify.client.tables.outbox import Place as Waiting
+from notify.client.tables.schemas import Place
+from notify.protocol.wire import BridgedTransaction, PackedMessage
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.runtime.schemas import holding, within
+
+LEFT = Outbox(half_message, is_left_behind, half_message.c.created_at, (LEFT_BEHIND,))
+Key = tuple[str, str]
+"""A topic, and a key in it."""
+MOST_LOOKED_AT = 1000
+"""The most transactions that a look finds."""
+MOST_KEYS = 10_000
+"""The most keys that a look finds."""
+_NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
+_c = half_message.c
+
+
+class Look(NamedTuple):
+    """The oldest transactions that wait, the keys of those that wait, and whether these are the keys of all."""
+
+    places: list[Waiting]
+    keys: frozenset[Key]
+    are_all: bool
+
+
+class Page(NamedTuple):
+    """Transactions with the shard that has the half of each ("": none is named), those whose rows are no messages, and
+    the id of their source."""
+
+    transactions: list[tuple[BridgedTransaction, str]]
+    unreadable: list[str]
+    source: str
+
+
+def look(connection: Connection, group: str) -> Look:
+    """What a producer group has left behind in a schema."""
+    places = LEFT.oldest(connection, MOST_LOOKED_AT, _c.producer_group == group)
+    if not places:
+        return Look([], frozenset(), True)
+    keyed = sa.select(_c.topic, _c.key).where(is_left_behind, _c.producer_group == group, _c.key.is_not(None))
+    rows = connection.execute(keyed.distinct().limit(MOST_KEYS + 1)).all()
+    return Look(places, frozenset((str(topic), str(key)) for topic, key in rows), len(rows) <= MOST_KEYS)
+
+
+def with_waiting(connection: Connection, schemas: Sequence[str]) -> list[str]:
+    """Those of these schemas in which something is left behind, by a few statements for all of them."""
+    return holding(connection, {schema: {half_message.name: f"relayed = {LEFT_BEHIND}"} for schema in schemas})
+
+
+def waiting_keys(connection: Connection, group: str, messages: Sequence[PackedMessage], place: Place) -> frozenset[Key]:
+    """The keys of these messages with which a producer group has left transactions behind."""
+    columns = within(half_message, place.schema).c if place.is_named else _c
+    keys = [message.key for message in messages if message.key is not None]
+    query = sa.select(columns.topic, columns.key).where(
+        columns.relayed == sa.literal_column("4"), columns.producer_group == group, columns.key.in_(keys)
+    )
+    left = {str(key) for _, key in connection.execute(query.distinct())}
+    return frozenset((message.topic, message.key) for message in messages if message.key in left)
+
+
+def read(connection: Connection, transaction_ids: Sequence[str]) -> Page:
+    """Those of these transactions that still wait, in this order."""
+    shards = shards_of(connection, transaction_ids)
+    waiting = [name for name in transaction_ids if name in shards]
+    source = read_source(connection)[0]
+    try:
+        found = LEFT.read(connection, waiting)
+        unreadable: list[str] = []
+    except _NOT_A_MESSAGE:
+        found, unreadable = _one_by_one(connection, waiting)
+    return Page([(each, shards[each.id]) for each in found], unreadable, source)
+
+
+def _one_by_one(connection: Connection, transaction_ids: Sequence[str]) -> tuple[list[BridgedTransaction], list[str]]:
+    found, unreadable = [], []
+    for name in transaction_ids:
+        try:
+            found += LEFT.read(connection, [name])
+        except _NOT_A_MESSAGE:
+            unreadable.append(name)
+    return found, unreadable
+
+
+def name_shards(connection: Connection, shard_by_id: dict[str, str]) -> dict[str, str]:
+    """Note the shard that has the half of each transaction, unless another one is named; returns the named ones."""
+    by_shard: dict[str, list[str]] = {}
+    for name, shard in shard_by_id.items():
+        by_shard.setdefault(shard, []).append(name)
+    for shard, names in by_shard.items():
+        is_unnamed = sa.and_(among(connection, _c.transaction_id, names), is_left_behind, _c.shards == "")
+        connection.execute(half_message.update().where(is_unnamed).values(shards=shard))
+    return shards_of(connection, list(shard_by_id))
+
+
+def unname_shards(connection: Connection, transaction_ids: Sequence[str]) -> None:
+    """The named shard does not know these transactions: it has lost its disk."""
+    condition = sa.and_(among(connection, _c.transaction_id, transaction_ids), is_left_behind)
+    connection.execute(half_message.update().where(condition).values(shards=""))
+
+
+def shards_of(connection: Connection, transaction_ids: Sequence[str]) -> dict[str, str]:
+    """The shards that the rows name of those of these transactions that wait."""
+    query = sa.select(_c.transaction_id, _c.shards).where(
+        among(connection, _c.transaction_id, transaction_ids), is_left_behind, _c.message_no == 0
+    )
+    return {str(name): str(shards) for name, shards in connection.execute(query)}
+
+
+def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) -> None:
+    """Mark what is sent, and what the server refuses for good."""
+    LEFT.mark(connection, sent, RELAYED)
+    LEFT.mark(connection, refused, REFUSED)
+
+
+def counted(connection: Connection) -> tuple[int, str, float]:
+    """How many transactions are left behind in a schema; since when, by the database's clock (RFC 3339, "": none is);
+    and for how many seconds."""
+    oldest = sa.func.min(_c.created_at, type_=_c.created_at.type)
+    query = sa.select(sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
+    number, since = connection.execute(query).one()
+    if since is None:
+        return int(number), "", 0.0
+    return int(number), since.isoformat() + "Z", (instant_before(connection, 0) - since).total_seconds()

@@ -1,0 +1,277 @@
+"""Mode auto: the half first, and a row with the whole message where the server does not store the half in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from notify.check.listener import CheckUnavailable, HalfMessage, Outcome
+from notify.check.local import LocalTransactionCheck
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer
+from notify.client.tables.definitions import half_message
+from notify.client.tables.left_rows import counted
+from notify.errors import InvalidRequest, TransactionRefused
+from notify.movers.relay.relay import Relay
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.testing.ports import free_port
+from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.http import ask
+from tests.support.servers import stop_if_running
+
+BOUND = 0.25
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that is not running yet, but whose address is known."""
+    made = ServerProcess(tmp_path / "data")
+    made.url = f"http://127.0.0.1:{made._port}"
+    yield made
+    stop_if_running(made)
+
+
+@pytest.fixture
+def up(away: ServerProcess) -> ServerProcess:
+    return away.start()
+
+
+def auto(server: ServerProcess, engine: Any, group: str, **options: Any) -> TransactionProducer:
+    return TransactionProducer(
+        server.url, group=group, engine=engine, mode="auto", **{"half_timeout": BOUND, **options}
+    )
+
+
+def send(producer: TransactionProducer, topic: str, *bodies: str, key: str | None = None) -> None:
+    """One transaction for each body."""
+    for body in bodies:
+        with Session(producer._plan.engine) as session, session.begin():
+            producer.send(session, Message(topic, body, key=key))
+
+
+def rows(engine: sa.Engine) -> list[tuple[int, str]]:
+    """`relayed` and `shards` of each row, in order."""
+    columns = half_message.c
+    query = sa.select(columns.relayed, columns.shards).order_by(columns.transaction_id, columns.message_no)
+    with engine.connect() as connection:
+        return [(int(relayed), str(shards)) for relayed, shards in connection.execute(query)]
+
+
+def delivered(url: str, topic: str) -> list[str]:
+    """The bodies of a topic's committed messages, in the order of each of its queues."""
+    bodies: list[str] = []
+    queue = offset = 0
+    while True:
+        status, answer = ask(url, "GET", f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=1000")
+        if status != 200:
+            return bodies
+        bodies += [message["body"] for message in answer["messages"]]
+        queue, offset = (queue, answer["next_offset"]) if answer["messages"] else (queue + 1, 0)
+
+
+def test_commits_without_a_server_and_sends_once_it_is_there(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, *"abc", key="k")
+        send(producer, unique, "x")
+        with pytest.raises(RuntimeError), Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "rolled back", key="k"))
+            raise RuntimeError
+        assert rows(engine) == [(LEFT_BEHIND, "")] * 4
+        with engine.connect() as connection:
+            assert counted(connection)[0] == 4
+        assert len(producer.flush(0.01)) == 4
+        away.start()
+        assert producer.flush(PATIENCE_SECONDS) == []
+        assert [body for body in delivered(away.url, unique) if body != "x"] == ["a", "b", "c"]
+        assert sorted(delivered(away.url, unique)) == ["a", "b", "c", "x"]
+        assert {relayed for relayed, _ in rows(engine)} == {RELAYED}
+        assert all(shard for _, shard in rows(engine))
+        left_behind = producer._plan.left_behind
+        assert left_behind is not None
+        eventually(lambda: not left_behind.is_away, "the circuit to close")
+        send(producer, unique, "d", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        assert [body for body in delivered(away.url, unique) if body != "x"] == ["a", "b", "c", "d"]
+
+
+def test_a_server_that_dies_and_comes_back_loses_doubles_and_reorders_nothing(
+    up: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    threads, stopping = 3, threading.Event()
+    sent: list[list[str]] = [[] for _ in range(threads)]
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        while not stopping.is_set():
+            body = f"{number}.{len(sent[number])}"
+            try:
+                send(producer, unique, body, key=str(number))
+            except BaseException as error:
+                failures.append(error)
+                return
+            sent[number].append(body)
+
+    with auto(up, engine, unique) as producer:
+        working = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for thread in working:
+            thread.start()
+        for _ in range(3):
+            before = [len(bodies) for bodies in sent]
+            eventually(lambda: all(len(s) > b + 5 for s, b in zip(sent, before, strict=True)), "commits")  # noqa: B023
+            up.kill()
+            before = [len(bodies) for bodies in sent]
+            eventually(lambda: all(len(s) > b + 5 for s, b in zip(sent, before, strict=True)), "commits")  # noqa: B023
+            up.start()
+        stopping.set()
+        for thread in working:
+            thread.join()
+        assert failures == []
+        assert producer.flush(PATIENCE_SECONDS) == []
+    stored = delivered(up.url, unique)
+    for number in range(threads):
+        assert [body for body in stored if body.startswith(f"{number}.")] == sent[number]
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_half_that_is_stored_late_and_its_row_are_one_message(
+    up: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    with auto(up, engine, unique) as producer:
+        send(producer, unique, "before", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        assert up.process is not None
+        os.kill(up.process.pid, signal.SIGSTOP)
+        try:
+            send(producer, unique, "late", "after", key="k")
+            assert [relayed for relayed, _ in rows(engine)] == [RELAYED, LEFT_BEHIND, LEFT_BEHIND]
+        finally:
+            os.kill(up.process.pid, signal.SIGCONT)
+        assert producer.flush(PATIENCE_SECONDS) == []
+        assert delivered(up.url, unique) == ["before", "late", "after"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_what_the_server_refuses_for_good_fails_the_commit(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    away._environment = {"NOTIFY_CREATE_TOPICS": "false"}
+    away.start()
+    with auto(away, engine, unique, half_timeout=PATIENCE_SECONDS) as producer:
+        with pytest.raises(TransactionRefused) as refused:
+            send(producer, unique, "nowhere")
+        assert refused.value.code == "unknown_topic"
+        assert rows(engine) == []
+    with pytest.raises(InvalidRequest, match="engine"):
+        TransactionProducer(away.url, group=unique, mode="auto")
+
+
+def test_the_next_process_of_the_group_sends_what_one_left(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, "a", "b", key="k")
+    assert rows(engine) == [(LEFT_BEHIND, "")] * 2
+    away.start()
+    asyncio.run(Relay(engine, away.url).run(once=True))
+    assert rows(engine) == [(LEFT_BEHIND, "")] * 2, "a relay does not know which shard may have the half"
+    with auto(away, engine, unique) as producer:
+        producer.outgoing.start()
+        eventually(lambda: rows(engine)[-1][0] == RELAYED, "the rows to be sent")
+        send(producer, unique, "c", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+    assert delivered(away.url, unique) == ["a", "b", "c"]
+
+
+def test_several_processes_send_the_same_rows_once(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    with auto(away, engine, unique) as first, auto(away, engine, unique) as second:
+        for number in range(60):
+            send((first, second)[number % 2], unique, str(number), key="k")
+        away.start()
+        assert first.flush(PATIENCE_SECONDS) == second.flush(PATIENCE_SECONDS) == []
+    assert delivered(away.url, unique) == [str(number) for number in range(60)]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_commit_follows_rows_that_another_process_left(up: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with auto(up, engine, unique) as producer:
+        send(producer, unique, "0", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        with TransactionProducer(nowhere, group=unique, engine=engine, mode="auto", half_timeout=BOUND) as alone:
+            send(alone, unique, "1", "2", key="k")
+        send(producer, unique, "other", key="another")
+        send(producer, unique, "3", "4", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        eventually(lambda: {relayed for relayed, _ in rows(engine)} == {RELAYED}, "all rows to be sent")
+    assert [body for body in delivered(up.url, unique) if body != "other"] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_check_does_not_overtake_rows_that_wait(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, "a")
+    with engine.connect() as connection:
+        name = connection.scalar(sa.select(half_message.c.transaction_id))
+        source = connection.scalar(sa.text("SELECT id FROM notify_source"))
+
+    def check(shard: str) -> Outcome:
+        half = HalfMessage(id=name, shard=shard, source=source, producer_group=unique, attempt=1, messages=[])
+        return LocalTransactionCheck(engine).check(half)
+
+    with pytest.raises(CheckUnavailable, match="waits"):
+        check("one")
+    with engine.begin() as connection:
+        connection.execute(half_message.update().values(shards="one"))
+    with pytest.raises(CheckUnavailable, match="waits"):
+        check("one")
+    assert check("another") is Outcome.ROLLBACK
+    with engine.begin() as connection:
+        connection.execute(half_message.update().values(relayed=RELAYED))
+    assert (check("one"), check("another")) == (Outcome.COMMIT, Outcome.ROLLBACK)
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_row_that_the_server_refuses_later_holds_up_no_other(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    away._environment = {"NOTIFY_CREATE_TOPICS": "false"}
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, "nowhere")
+        away.start()
+        eventually(lambda: rows(engine) == [(REFUSED, "")], "the refusal")
+        assert producer.flush(PATIENCE_SECONDS) == []
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_coroutines(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}[engine.dialect.name]
+
+    async def work() -> None:
+        an_engine = create_async_engine(engine.url.set(drivername=driver))
+        if engine.dialect.name == "sqlite":
+            from notify.client import use_explicit_begin
+
+            use_explicit_begin(an_engine)
+        producer = AsyncTransactionProducer(away.url, group=unique, engine=an_engine, mode="auto", half_timeout=BOUND)
+        async with producer:
+            async with AsyncSession(an_engine) as session:
+                for body in "ab":
+                    async with session.begin():
+                        await producer.send(session, Message(unique, body, key="k"))
+            assert rows(engine) == [(LEFT_BEHIND, "")] * 2
+            await asyncio.to_thread(away.start)
+            assert await producer.flush(PATIENCE_SECONDS) == []
+            async with AsyncSession(an_engine) as session, session.begin():
+                await producer.send(session, Message(unique, "c", key="k"))
+            assert await producer.flush(PATIENCE_SECONDS) == []
+        await an_engine.dispose()
+
+    asyncio.run(work())
+    assert delivered(away.url, unique) == ["a", "b", "c"]
