@@ -129,7 +129,7 @@ def message_of(row: Any) -> PackedMessage:
     """A row as a message. Raises ValueError or MsgspecError if the row is not a message."""
     deliver_at = row["deliver_at"]
     if isinstance(deliver_at, str):  # MySQL's driver returns a date as text if the calendar does not have it
-        raise ValueError(f"deliver_at is no time: {deliver_at!r}")
+        raise ValueError(f"deliver_at is not a time: {deliver_at!r}")
     return PackedMessage(
         topic=row["topic"],
         body=bytes(row["body"] or b""),
