@@ -69,7 +69,7 @@ def foreign_to(connection: Connection, position: Position) -> Position | None:
         from notify.binlog_bridge.postgresql.slot import current_position as end_of_wal
 
         end = end_of_wal(connection)
-        # Of another timeline it may be until the bridge has read what follows a failover.
+        # A place of another timeline may be left until the bridge has read what follows a failover.
         is_ours = isinstance(position, WalPosition) and replace(end, timeline=0).reaches(position)
         return None if is_ours else end
     from notify.binlog_bridge.binlog.source import contradicts, current_position

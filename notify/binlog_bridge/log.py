@@ -18,7 +18,7 @@ adds the epoch and the position before the batch. A batch to `prepare` has no po
 
 
 class Retained(NamedTuple):
-    """What a source keeps for one reader. Sizes of its log are in bytes."""
+    """The part of the log that a source keeps for one reader. Sizes of its log are in bytes."""
 
     kept: int
     left: int | None

@@ -62,7 +62,7 @@ WORDS = {
     "replay": "replays effects",
     "settled_above": "acknowledged out of order",
 }
-"""What people read for the names of fields."""
+"""The words that people read for the names of fields."""
 
 
 def in_words(answer: Any) -> Any:

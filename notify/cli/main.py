@@ -74,10 +74,10 @@ def _output_errors() -> Iterator[None]:
 class AllCommands(Commands):
     """Imports a command when it runs or shows its own help."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, _: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, _: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
         return stand_in(cmd_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -86,18 +87,19 @@ def heard(figures: dict[str, Any]) -> list[dict[str, Any]]:
 ROWS = 10
 """How many groups and topics `top` shows."""
 LISTED = 1000
-"""Of how many groups and topics, by name, `top` chooses them."""
+"""The first groups and topics by name, from which `top` chooses."""
 
 
 class _Rates:
-    """How many messages a second each topic gets, by its ends in two updates."""
+    """The messages per second that each topic gets, by its ends in two updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._ends: dict[str, int] = {}
         self._at = 0.0
 
     def of(self, ends: dict[str, int]) -> dict[str, float]:
-        now = time.monotonic()
+        now = self._monotonic()
         passed, self._at = now - self._at, now
         before, self._ends = self._ends, ends
         return {name: max(0, end - before.get(name, end)) / passed for name, end in ends.items()}

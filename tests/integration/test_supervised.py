@@ -1,4 +1,4 @@
-"""What supervises a process is told when it is ready, makes progress, and stops: by systemd's socket, or a file."""
+"""A supervisor is told when a process is ready, makes progress, and stops: by systemd's socket, or a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
 
 
 def told_until(manager: socket.socket, state: str) -> list[str]:
-    """What the manager is told up to a state."""
+    """The states that the manager is told, up to one."""
     told = [manager.recv(4096).decode()]
     while told[-1] != state:
         told.append(manager.recv(4096).decode())

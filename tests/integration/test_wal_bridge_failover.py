@@ -92,7 +92,7 @@ def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_
 def test_a_new_primary_without_the_last_transactions_of_the_old_one_stops_it(
     servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
 ) -> None:
-    """What the bridge has moved and the new primary lost is told apart from what is only missing in its slot."""
+    """Messages that the new primary lost are told apart from those that are only missing in its slot."""
     primary, standby = servers
     subscribe(server.url, unique, unique)
     outbox(primary.url, unique, range(4))

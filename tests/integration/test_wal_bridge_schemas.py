@@ -149,7 +149,7 @@ def test_what_is_refused_is_on_its_schemas_own_list(
 def test_a_later_schema_that_no_publication_has_stops_a_bridge_that_is_no_superuser(
     schemas: Schemas, owner: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the error says mends it, and nothing is lost or doubled."""
+    """The remedy that the error names mends it, and nothing is lost or doubled."""
     monkeypatch.setattr(announcing, "ANNOUNCE_SECONDS", 0.1)
     subscribe(server.url, unique, unique)
     mine = Schemas(owner)

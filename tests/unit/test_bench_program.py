@@ -31,7 +31,7 @@ def test_each_target_of_the_makefile_names_a_bench() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("bridge", "--dsn", "nonsense"), "no URL of a database"),
+        (("bridge", "--dsn", "nonsense"), "not a database URL"),
         (("bridge", "--dsn", "sqlite:///x.db"), "sqlite has no binlog"),
         (("delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
         (("delivery", "--mode", "broadcast"), "--mode must be shared, ordered, failover or exclusive"),

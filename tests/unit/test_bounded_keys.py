@@ -46,7 +46,8 @@ BOUNDS = {
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         client/consumer/session.py:_polls server/app.py:_admin_routes
-        cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer protocol/wire.py:_to_the_second
+        cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
+        protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
         storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/inputs/damage.py:_tables

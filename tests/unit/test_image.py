@@ -17,7 +17,7 @@ TEXT = (ROOT / "Dockerfile").read_text()
 
 
 def requirements() -> list[str]:
-    """What the first RUN writes to requirements.txt."""
+    """The lines that the first RUN writes to requirements.txt."""
     (program,) = re.findall(r'RUN python -c "(.*?)"', TEXT, re.DOTALL)
     joined = program.replace("\\\n", "")  # as Docker joins lines
     command = [sys.executable, "-c", joined]

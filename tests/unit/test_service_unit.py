@@ -24,7 +24,7 @@ HARDENING = {
     "RestrictSUIDSGID": "yes", "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "SystemCallArchitectures": "native", "SystemCallFilter": "~@privileged @resources", "DynamicUser": "yes",
 }  # fmt: skip
-"""What each unit has; `systemd-analyze security` weighs each. Of a key that is repeated, the last value."""
+"""The directives that each unit has; `systemd-analyze security` weighs each. A repeated key has its last value."""
 
 
 def read(path: Path) -> configparser.ConfigParser:

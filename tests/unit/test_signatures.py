@@ -50,8 +50,8 @@ def test_options_have_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("producer", [TransactionProducer, AsyncTransactionProducer])
-def test_a_mode_is_one_of_two_words(producer: type) -> None:
-    assert get_args(get_type_hints(producer.__init__)["mode"]) == ("half", "outbox")  # type: ignore[misc]
+def test_a_mode_is_one_of_three_words(producer: type) -> None:
+    assert get_args(get_type_hints(producer.__init__)["mode"]) == ("half", "outbox", "auto")  # type: ignore[misc]
 
 
 def test_a_transactional_coroutine_function_stays_one() -> None:

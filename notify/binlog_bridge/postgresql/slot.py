@@ -25,7 +25,7 @@ log = logging.getLogger("notify.binlog_bridge")
 
 PREFIX = "notify_"
 SERVER_SUFFIX = "_server"
-"""Of the publication of a server's table."""
+"""The suffix of the publication of a server's table."""
 _NAME_BYTES = 63
 MAKE_SECONDS = 60.0
 """How long a slot may take to be made: PostgreSQL waits for the end of every transaction that writes."""
@@ -126,7 +126,7 @@ def make(engine: Engine, name: str) -> None:
 
 
 class Kept(NamedTuple):
-    """What a database keeps for a bridge."""
+    """The slot and publications that a database keeps for a bridge."""
 
     slot: str
     found: bool
@@ -139,7 +139,7 @@ class Kept(NamedTuple):
 
 
 def kept_for(connection: Connection, name: str) -> Kept:
-    """What is kept for the bridge whose slot has this name. Raises Unfit if a bridge reads it."""
+    """The objects of the bridge whose slot has this name. Raises Unfit if a bridge reads it."""
     state = next(iter(states(connection, name)), None)
     if state is not None and state.is_active:
         raise Unfit(f"slot {name} is being read: stop its bridge first")

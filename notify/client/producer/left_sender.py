@@ -139,7 +139,7 @@ class LeftSender:
             raise Unavailable("outcomes of earlier transactions do not reach the server")
 
     async def _look(self) -> dict[str, Look]:
-        """What waits in each schema where something does."""
+        """The rows that wait in each schema where something does."""
         if time.monotonic() - self._looked_for_schemas > SCHEMAS_SECONDS:
             await self._database.look()
             self._looked_for_schemas = time.monotonic()

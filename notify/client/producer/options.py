@@ -76,7 +76,7 @@ class ProducerPlan:
     """The name of this process among the instances of its group."""
     listeners: list[CheckMessageListener] = field(init=False, default_factory=list)
     left_behind: LeftBehind | None = field(init=False, default=None)
-    """What this process has left behind; None in other modes than `auto`."""
+    """The keys and schemas that this process has left behind; None in other modes than `auto`."""
 
     def __post_init__(self) -> None:
         self.sources = Sources(self.schema)

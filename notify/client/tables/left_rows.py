@@ -54,7 +54,7 @@ class Page(NamedTuple):
 
 
 def look(connection: Connection, group: str) -> Look:
-    """What a producer group has left behind in a schema."""
+    """The rows that a producer group has left behind in a schema."""
     places = LEFT.oldest(connection, MOST_LOOKED_AT, _c.producer_group == group)
     if not places:
         return Look([], frozenset(), True)
