@@ -283,7 +283,9 @@ def main(arguments: list[str]) -> None:
             found = figures(root)
             command = [sys.executable, str(Path(__file__)), "--traced", str(root)]
             run = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True)
-            found["walks"] |= json.loads(run.stdout) if run.returncode == 0 else {"1 to 3": run.stderr[-500:]}
+            found["walks"] |= (
+                json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {"1 to 3": run.stderr[-500:]}
+            )
         print(json.dumps({"revision": revision or "working tree"} | found, indent=1))
 
 
