@@ -97,7 +97,7 @@ def test_a_dead_letter_that_took_effect_says_so(spark: Any, tmp_path: Path) -> N
             explain(inputs, trade.message(n), tmp_path / "explained", (5, 5), effects=effects).sentence
             for n in (*KEPT, DROPPED)
         ]
-    assert ["took effect nevertheless" in sentence for sentence in sentences] == [True, True, False, False]
+    assert ["took effect anyway" in sentence for sentence in sentences] == [True, True, False, False]
     assert all("DEAD" in sentence for sentence in sentences[:3]) and "LEFT_OUT" not in sentences[3]
 
 
