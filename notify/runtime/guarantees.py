@@ -421,7 +421,8 @@ def _takes_for_same(index: _Index, table: _Table) -> bool:
 
 def _named_by(table: sa.Table) -> Iterator[str]:
     """The columns with names by which rows are found. Ids have no capital letters, so that no collation matters."""
-    indexed = {column.name for index in table.indexes for column in index.columns}
+    whole = [index for index in table.indexes if index.dialect_options["postgresql"]["where"] is None]
+    indexed = {column.name for index in whole for column in index.columns}
     for column in table.columns:
         of_mysql = column.type.dialect_impl(mysql.dialect())
         if not str(getattr(of_mysql, "collation", None) or "").endswith("_bin") or isinstance(of_mysql, mysql.CHAR):

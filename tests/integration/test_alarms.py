@@ -155,7 +155,7 @@ def test_dead_letters_and_stuck_consumers_are_alarms_until_they_are_seen_to(watc
     caller.settle(caller.receive("tasks", max=2), "dead_letter", reason="no such customer")
     eventually(lambda: names(watched) == {"dead_letters"}, "the alarm")
     (alarm,) = admin(url, "GET", "overview")["alarms"]
-    assert (alarm["target"], alarm["severity"]) == ("workers", "warning") and "has 2 dead letters that nobody" in alarm[
+    assert (alarm["target"], alarm["severity"]) == ("workers", "warning") and "has 2 unresolved dead letters" in alarm[
         "text"
     ]
     assert "redrive" in alarm["meaning"]

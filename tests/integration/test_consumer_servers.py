@@ -163,7 +163,7 @@ def test_a_stop_says_what_it_left(notify_server: InMemoryServer, caplog: pytest.
         consumer.stop()
     may_end.set()
     assert (consumer.handled, lag(url, "g")) == (0, 1)
-    said = [record.getMessage() for record in caplog.records if "not settled" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "unsettled" in record.getMessage()]
     assert len(said) == 1 and notify_server.messages("t")[0].id in said[0]
     notify_server.advance(31)
     assert Caller(url, "g", "other").receive("t")[0]["attempt"] == 1, "no attempt counts"

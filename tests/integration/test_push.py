@@ -211,7 +211,7 @@ def test_the_console_says_where_and_why(server: InMemoryServer, receiver: Receiv
     publish(server.url, unique, ["a"])
     eventually(lambda: failure(server.url, unique), "a call that fails")
     page = str(ask(server.url, "GET", f"/groups/{unique}")[1])
-    assert f"posted to {receiver.url}, 7 a call" in page and "answered 503" in page
+    assert f"posted to {receiver.url}, at most 7 per call" in page and "answered 503" in page
 
 
 def test_it_ends_when_it_is_told_to(server: InMemoryServer, receiver: Receiver, unique: str) -> None:
