@@ -290,7 +290,7 @@ def test_coroutines(away: ServerProcess, engine: sa.Engine, unique: str) -> None
                 for body in "ab":
                     async with session.begin():
                         await producer.send(session, Message(unique, body, key="k"))
-            assert rows(engine) == [(LEFT_BEHIND, "")] * 2
+            assert await asyncio.to_thread(rows, engine) == [(LEFT_BEHIND, "")] * 2  # the sender needs the loop
             await asyncio.to_thread(away.start)
             assert await producer.flush(PATIENCE_SECONDS) == []
             async with AsyncSession(an_engine) as session, session.begin():

@@ -189,7 +189,7 @@ def test_what_makes_no_session_is_refused(memory: InMemoryServer, tmp_path: Path
         for factory, said in (
             (bare, r"write @producer.transactional\(sessionmaker\(engine\)\)"),
             (engine, "takes a session factory, not a Engine"),
-            (lambda: None, "made a NoneType, which is no session"),
+            (lambda: None, "made a NoneType, which is not a session"),
             (lambda: AsyncSession(of_async), "made a AsyncSession: use AsyncTransactionProducer"),
         ):
             with pytest.raises(InvalidRequest, match=said):

@@ -96,7 +96,7 @@ def test_servers_refuse_transaction_mode(direct: str, pooled: Pooled, tmp_path: 
     with pytest.raises(Unavailable):
         queue.start()
     assert "pool_mode = session" in "".join(queue.output)
-    for words in (("upgrade",), ("members",), ("key-map", "--shards", "main")):
+    for words in (("upgrade",), ("nodes",), ("key-map", "--shards", "main")):
         code, refused = cli("storage", *words, "--storage", through, "--json")
         assert code == 2 and "pool_mode = session" in refused["text"], "its lock would exclude nobody"
     assert bounds_of(through) == bounds_of(direct)

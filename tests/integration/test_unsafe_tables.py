@@ -386,7 +386,7 @@ def test_a_server_that_may_not_see_its_tables_does_not_start(few: Few, table: st
     assert opens(few.text) == ""
     few.hide(table)
     assert f"public.{table}" in opens(few.text)
-    for words in (["upgrade"], ["members"], ["key-map"], ["forget", "a"]):
+    for words in (["upgrade"], ["nodes"], ["key-map"], ["forget", "a"]):
         assert f"public.{table}" in refused("storage", *words, "--storage", few.text)
 
 
