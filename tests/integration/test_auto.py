@@ -214,6 +214,31 @@ def test_a_commit_follows_rows_that_another_process_left(up: ServerProcess, engi
     assert [body for body in delivered(up.url, unique) if body != "other"] == ["0", "1", "2", "3", "4"]
 
 
+def test_another_process_sends_no_row_before_an_outcome_that_was_lost(
+    up: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """The server dies after it has stored the half of "1"; who sends what "1"'s process left knows of no outcome."""
+
+    def kill(connection: sa.Connection) -> None:
+        if threading.current_thread() is threading.main_thread():
+            up.kill()
+
+    with auto(up, engine, unique) as first:
+        send(first, unique, "0", key="k")
+        assert first.flush(PATIENCE_SECONDS) == []
+        sa.event.listen(engine, "commit", kill)
+        send(first, unique, "1", key="k")
+        sa.event.remove(engine, "commit", kill)
+        send(first, unique, "2", "3", key="k")
+        assert len(first.flush(0.01)) == 3
+    assert [relayed for relayed, _ in rows(engine)] == [RELAYED, RELAYED, LEFT_BEHIND, LEFT_BEHIND]
+    up.start()
+    with auto(up, engine, unique) as second:
+        second.outgoing.start()
+        eventually(lambda: rows(engine)[-1][0] == RELAYED, "the rows to be sent")
+    assert delivered(up.url, unique) == ["0", "1", "2", "3"]
+
+
 def test_a_check_does_not_overtake_rows_that_wait(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     with auto(away, engine, unique) as producer:
         send(producer, unique, "a")

@@ -78,6 +78,7 @@ BOUNDS = {
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
         kafka/topics.py:_largest client/tables/log_rows.py:_slots
         client/producer/left_behind.py:_left client/producer/left_behind.py:_last
+        client/producer/left_sender.py:_known
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known

@@ -184,8 +184,7 @@ READ_A_CLOCK = {
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
     ),
     "it holds processes, connections and leases of a database, which live in real time": (
-        "client.producer.blocking client.producer.left_sender server.workers.acceptor server.workers.parent "
-        "storage.sql.placing"
+        "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

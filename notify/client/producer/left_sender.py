@@ -2,8 +2,8 @@
 
 It stores the half that the server did not store before the commit, names its shard in the rows, and then sends the
 outcome: each step may be repeated, by this process or by another one of the group. Outcomes of earlier transactions
-that have not reached the server go first, and transactions go in the order of their rows, so that the order per key is
-kept. If the server takes a transaction later only, those with a key of it wait, too.
+that have not reached the server go first, also those of other processes, and transactions go in the order of their
+rows, so that the order per key is kept. If the server takes a transaction later only, those with a key of it wait, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -38,6 +38,8 @@ RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 1.0
 PAGE_TRANSACTIONS, PAGE_BYTES = 100, 8 << 20
 """The most transactions, and bytes of bodies, that are sent together: their outcomes are one request, in order."""
 PROBE_SECONDS = 2.0
+MOST_KNOWN = 200_000
+"""The most transactions that are remembered because the server has their outcome. Others may be sent once more."""
 ROLLED_BACK = "the server has recorded ROLLBACK for it, although its transaction is committed"
 
 
@@ -60,6 +62,7 @@ class LeftSender:
         schemas: Callable[[], Sequence[str]],
         outcomes: SendsAgain,
         client: Callable[[], TransactionClient],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`schemas`: the schemas that the producer has met. `client`: makes a client, which this one closes."""
         self._group = group
@@ -68,12 +71,15 @@ class LeftSender:
         self._schemas = schemas
         self._outcomes = outcomes
         self._make_client = client
+        self._monotonic = monotonic
         self._client: TransactionClient | None = None
         self._looked_for_schemas = float("-inf")
         self._awake = asyncio.Event()
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._complaint = ""
         self._sent = self._times_away = 0
+        self._known: set[str] = set()
+        """Transactions whose outcome the server has, as long as something waits."""
         loop = asyncio.get_running_loop()
         left_behind.told = lambda: _wake(loop, self._awake)
 
@@ -103,7 +109,7 @@ class LeftSender:
         self._times_away = left_behind.times_away
         if left_behind.is_away:
             await self._reach()
-        decided, began = left_behind.decided(), time.monotonic()
+        decided, began = left_behind.decided(), self._monotonic()
         found = await self._look()
         keys = frozenset[Key]().union(*(look.keys for look in found.values()))
         left_behind.looked(keys, are_all=all(look.are_all for look in found.values()), began=began)
@@ -111,7 +117,7 @@ class LeftSender:
             left_behind.back(self._times_away)
         reason: NotifyError | None = None
         for schema, look in found.items():
-            reason = await self._send(schema, look.places) or reason
+            reason = await self._send(schema, look) or reason
             if reason is not None and means_away(reason):
                 left_behind.away()
                 break
@@ -121,10 +127,13 @@ class LeftSender:
         self._backoff.reset()
         if found:
             return 0.0
+        self._known = set()
         if self._sent:
             log.info("%d transactions that group %s had left behind are sent", self._sent, self._group)
             self._sent = 0
         self._complaint = ""
+        if left_behind.is_away:  # something failed since this round began
+            return RETRY_SECONDS
         return COMMIT_SECONDS / 5 if left_behind.ids() else LOOK_SECONDS
 
     async def _reach(self) -> None:
@@ -140,9 +149,9 @@ class LeftSender:
 
     async def _look(self) -> dict[str, Look]:
         """The rows that wait in each schema where something does."""
-        if time.monotonic() - self._looked_for_schemas > SCHEMAS_SECONDS:
+        if self._monotonic() - self._looked_for_schemas > SCHEMAS_SECONDS:
             await self._database.look()
-            self._looked_for_schemas = time.monotonic()
+            self._looked_for_schemas = self._monotonic()
         schemas = self._schemas()
         if len(schemas) > 1:
             schemas = await self._database.call(left_rows.with_waiting, schemas, schema=schemas[0])
@@ -168,15 +177,41 @@ class LeftSender:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    async def _send(self, schema: str, places: Sequence[Place]) -> NotifyError | None:
+    async def _send(self, schema: str, look: Look) -> NotifyError | None:
         """Send transactions in order; the reason if the server takes some of them later only."""
         held = _Held()
-        for names in _pages(places):
+        await self._repeat_earlier(schema, look, held)
+        if held.reason is not None and means_away(held.reason):
+            return held.reason
+        for names in _pages(look.places):
             page: Page = await self._database.call(left_rows.read, names, schema=schema)
             await self._send_page(schema, page, held)
             if held.reason is not None and means_away(held.reason):
                 break
         return held.reason
+
+    async def _repeat_earlier(self, schema: str, look: Look, held: _Held) -> None:
+        """Send the outcomes of transactions with the same keys that committed just before, also by other processes."""
+        found = await self._database.call(left_rows.earlier, self._group, look, schema=schema)
+        earlier = [each for each in found if each.id not in self._known]
+        client = self._client_of_mine()
+        for begin in range(0, len(earlier), PAGE_TRANSACTIONS):
+            # One request after the other: concurrent ones may overtake each other.
+            part = earlier[begin : begin + PAGE_TRANSACTIONS]
+            futures = [client.outcome_soon(each.id, each.shard or None, "COMMIT") for each in part]
+            for each, future in zip(part, await _ended(futures), strict=True):
+                item = _result(future)
+                if isinstance(item, NotifyError):
+                    held.hold(each.keys, item)
+                elif item.status in NOT_NOW:
+                    held.hold(each.keys, Unavailable(f"{item.detail} ({item.code})"))
+                else:  # the server has it, or never will: it was rolled back, or its shard has lost it
+                    self._know([each.id])
+
+    def _know(self, transaction_ids: Sequence[str]) -> None:
+        if len(self._known) > MOST_KNOWN:
+            self._known = set()
+        self._known.update(transaction_ids)
 
     async def _send_page(self, schema: str, page: Page, held: _Held) -> None:
         refused = dict.fromkeys(page.unreadable, "its rows are no message")
@@ -193,6 +228,7 @@ class LeftSender:
             await self._database.call(left_rows.note, sent, list(refused), schema=schema)
         for name, why in refused.items():
             log.error("%s was left behind, and the server refuses it: %s; see `notify refused`", name, why)
+        self._know(sent)
         self._sent += len(sent)
         self._left_behind.forget([*sent, *refused])
         if held.reason is None or not means_away(held.reason):
@@ -210,11 +246,11 @@ class LeftSender:
                 if not may_be_left(item) and item.status not in (401, 403):
                     refused[transaction.id] = f"{item} ({item.code})"
                     continue
-                held.hold(transaction, item)
+                held.hold(_keys_of(transaction), item)
             elif item.status not in (200, 201):
                 error = TransactionRefused(f"{item.detail} ({item.code})", item.code, item.status)
                 if item.status in NOT_NOW or item.status in (429, 507):
-                    held.hold(transaction, error)
+                    held.hold(_keys_of(transaction), error)
                 else:
                     refused[transaction.id] = str(error)
             elif item.state == "ROLLED_BACK":
@@ -239,16 +275,18 @@ class LeftSender:
         for transaction, future in zip(ready, await _ended(futures), strict=True):
             item = _result(future)
             if isinstance(item, NotifyError):
-                held.hold(transaction, item)
+                held.hold(_keys_of(transaction), item)
             elif item.status == 200:
                 sent.append(transaction.id)
             elif item.status == 404:
                 lost.append(transaction.id)
-                held.hold(transaction, Unavailable(f"shard {shard_by_id[transaction.id]} has lost {transaction.id}"))
+                held.hold(
+                    _keys_of(transaction), Unavailable(f"shard {shard_by_id[transaction.id]} has lost {transaction.id}")
+                )
             elif item.status == 409:
                 refused[transaction.id] = ROLLED_BACK if item.state == "ROLLED_BACK" else f"{item.detail} ({item.code})"
             else:
-                held.hold(transaction, Unavailable(f"{item.detail} ({item.code})"))
+                held.hold(_keys_of(transaction), Unavailable(f"{item.detail} ({item.code})"))
         return sent, lost
 
     def _client_of_mine(self) -> TransactionClient:
@@ -282,8 +320,8 @@ class _Held:
         self._keys: set[Key] = set()
         self.reason: NotifyError | None = None
 
-    def hold(self, transaction: BridgedTransaction, reason: NotifyError) -> None:
-        self._keys |= _keys_of(transaction)
+    def hold(self, keys: Collection[Key], reason: NotifyError) -> None:
+        self._keys.update(keys)
         self.reason = self.reason or reason
 
     def holds(self, transaction: BridgedTransaction) -> bool:

@@ -21,6 +21,7 @@ from notify.client.tables.old_rows import instant_before
 from notify.client.tables.outbox import Outbox, among
 from notify.client.tables.outbox import Place as Waiting
 from notify.client.tables.schemas import Place
+from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction, PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
 from notify.runtime.schemas import holding, within
@@ -32,6 +33,11 @@ MOST_LOOKED_AT = 1000
 """The most transactions that a look finds."""
 MOST_KEYS = 10_000
 """The most keys that a look finds."""
+EARLIER_MS = 30_000
+"""How much older than what waits the transactions are whose outcomes may not have reached the server: an outcome is
+given up after 10 s, or after 20 s if a thread sent it itself, and then commits leave rows."""
+MOST_EARLIER = 20_000
+"""The most rows that are read of them, the newest first."""
 _NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
 _c = half_message.c
 
@@ -53,6 +59,14 @@ class Page(NamedTuple):
     source: str
 
 
+class Earlier(NamedTuple):
+    """A transaction that went the ordinary way, the shard that has its half, and its keys."""
+
+    id: str
+    shard: str
+    keys: frozenset[Key]
+
+
 def look(connection: Connection, group: str) -> Look:
     """The rows that a producer group has left behind in a schema."""
     places = LEFT.oldest(connection, MOST_LOOKED_AT, _c.producer_group == group)
@@ -61,6 +75,36 @@ def look(connection: Connection, group: str) -> Look:
     keyed = sa.select(_c.topic, _c.key).where(is_left_behind, _c.producer_group == group, _c.key.is_not(None))
     rows = connection.execute(keyed.distinct().limit(MOST_KEYS + 1)).all()
     return Look(places, frozenset((str(topic), str(key)) for topic, key in rows), len(rows) <= MOST_KEYS)
+
+
+def earlier(connection: Connection, group: str, found: Look) -> list[Earlier]:
+    """Transactions with a key of those that a look found, which committed just before them and were not left behind.
+
+    The outcome of one may not have reached the server. Only the process that committed it would know, but that is not
+    always the one that sends what it left. Ids rise with time, so that the primary key finds the rows.
+    """
+    waiting = sorted(place.id for place in found.places)
+    valid = [name for name in ids.from_texts(waiting) if isinstance(name, bytes)]
+    since = max(0, int.from_bytes(valid[0][:6]) - EARLIER_MS) if valid else 0
+    query = sa.select(_c.transaction_id, _c.shards, _c.topic, _c.key).where(
+        _c.transaction_id.between(ids.to_text(since.to_bytes(6) + bytes(10)), waiting[-1]),
+        _c.producer_group == group,
+        _c.relayed == RELAYED,
+        _c.mode == "half",
+        _c.state == "COMMITTED",
+        _c.key.is_not(None),
+    )
+    rows = connection.execute(query.order_by(_c.created_at.desc(), _c.transaction_id.desc()).limit(MOST_EARLIER)).all()
+    shards: dict[str, str] = {}
+    keys: dict[str, set[Key]] = {}
+    for name, shard, topic, key in reversed(rows):
+        shards[str(name)] = str(shard)
+        keys.setdefault(str(name), set()).add((str(topic), str(key)))
+    return [
+        Earlier(name, shards[name], frozenset(its_keys))
+        for name, its_keys in keys.items()
+        if not found.are_all or not found.keys.isdisjoint(its_keys)
+    ]
 
 
 def with_waiting(connection: Connection, schemas: Sequence[str]) -> list[str]:
