@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.runtime.databases import BODY, ID, INSTANT, KEY, NAME, TEXT
+from notify.runtime.databases import BODY, ID, INSTANT, KEY, LEFT_BEHIND, NAME, TEXT
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.runtime.schemas import named_by
 
@@ -59,7 +59,7 @@ sa.Index(
     sqlite_where=is_waiting,
     postgresql_where=is_waiting,
 )
-is_left_behind = half_message.c.relayed == sa.literal_column("4")
+is_left_behind = half_message.c.relayed == sa.literal_column(str(LEFT_BEHIND))
 """The condition "left behind by a producer in mode auto", written like `is_waiting`."""
 # On MySQL and MariaDB, which have no partial indexes, half_message_waiting serves both.
 sa.Index(
@@ -118,6 +118,13 @@ notify_refused = sa.Table(
 )
 """One row for each transaction that its target refuses, with the target's last answer (`status`, `code`, `detail`) and
 the decision of an operator (`state`, `reason`): see notify/movers/refused.py."""
+
+
+def left_behind_with(columns: Any, group: Any, keys: Any) -> sa.ColumnElement[bool]:
+    """The condition that a row of a producer group with one of these keys is left behind. `columns`: of half_message in
+    a schema, or of an alias of it."""
+    is_left = columns.relayed == sa.literal_column(str(LEFT_BEHIND))
+    return sa.and_(is_left, columns.producer_group == group, columns.key.in_(keys))
 
 
 def columns_of(connection: Connection, table: sa.Table, schema: str | None = None) -> set[str]:

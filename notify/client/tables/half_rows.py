@@ -11,13 +11,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.tables.definitions import PARTIAL, half_message
-from notify.client.tables.schemas import Place
+from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
+from notify.client.tables.schemas import Place, name_in_text
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, RELAYED, UNSENT, database_now
-from notify.runtime.schemas import qualified, within
+from notify.runtime.schemas import within
 
 Mode = Literal["half", "outbox", "auto"]
 """`half`: the server has the messages, and a row only says that the transaction committed; `outbox`: the rows contain
@@ -182,8 +182,7 @@ def _guarded(
     table = within(half_message, place.schema) if place.is_named else half_message
     guard: Any
     if is_postgresql:
-        name = qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
-        guard = sa.text(f"pg_catalog.to_regclass('{name}') = CAST(:its_table AS oid)")
+        guard = sa.text(f"pg_catalog.to_regclass('{name_in_text(connection, place)}') = CAST(:its_table AS oid)")
     elif connection.dialect.name == "sqlite":
         guard = sa.true()
     else:
@@ -213,10 +212,10 @@ def _guarded(
 
 def _left_behind_with(table: Any, ends: list[str]) -> Any:
     """The condition that a row of the group with one of the keys is left behind. `ends`: of the parameters' names."""
-    columns, kinds = table.c, half_message.c
+    kinds = half_message.c
     keys = [sa.bindparam(f"key{end}", type_=kinds.key.type) for end in ends]
     group = sa.bindparam(f"producer_group{ends[0]}", type_=kinds.producer_group.type)
-    is_left = sa.and_(columns.relayed == sa.literal_column("4"), columns.producer_group == group, columns.key.in_(keys))
+    is_left = left_behind_with(table.c, group, keys)
     return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(is_left))
 
 

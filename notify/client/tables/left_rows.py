@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DataError
 
 from notify.check.question import read_source
-from notify.client.tables.definitions import half_message, is_left_behind
+from notify.client.tables.definitions import half_message, is_left_behind, left_behind_with
 from notify.client.tables.old_rows import instant_before
 from notify.client.tables.outbox import Outbox, among
 from notify.client.tables.outbox import Place as Waiting
@@ -116,10 +116,8 @@ def waiting_keys(connection: Connection, group: str, messages: Sequence[PackedMe
     """The keys of these messages with which a producer group has left transactions behind."""
     columns = within(half_message, place.schema).c if place.is_named else _c
     keys = [message.key for message in messages if message.key is not None]
-    query = sa.select(columns.topic, columns.key).where(
-        columns.relayed == sa.literal_column("4"), columns.producer_group == group, columns.key.in_(keys)
-    )
-    left = {str(key) for _, key in connection.execute(query.distinct())}
+    query = sa.select(columns.key).where(left_behind_with(columns, group, keys)).distinct()
+    left = {str(key) for key in connection.scalars(query)}
     return frozenset((message.topic, message.key) for message in messages if message.key in left)
 
 

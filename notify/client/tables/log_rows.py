@@ -12,12 +12,12 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from notify.client.tables.definitions import WITHOUT_ROWS_MS, half_message, notify_source
-from notify.client.tables.schemas import Place
+from notify.client.tables.schemas import Place, name_in_text
 from notify.errors import BindingRefused
 from notify.protocol.logged import PREFIX, LoggedTransaction, encode
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import BODY
-from notify.runtime.schemas import qualified, within
+from notify.runtime.schemas import within
 
 MOST_PLACES = 10_000
 """The most schemas whose slots are remembered; then all are looked for again."""
@@ -60,8 +60,7 @@ class LogRows:
         """Write a transaction's messages; nothing is written if this returns False: the connection's statements do not
         go to `place`. Raises BindingRefused if no bridge has a slot."""
         content = encode(LoggedTransaction(place.schema, transaction_id, self._group, messages))
-        table = qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
-        statement = sa.text(_WRITE.format(table=table)).bindparams(_CONTENT)
+        statement = sa.text(_WRITE.format(table=name_in_text(connection, place))).bindparams(_CONTENT)
         known = self._slots.get(place)
         for slots in (known, None):
             if slots is None:

@@ -22,7 +22,7 @@ from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_messa
 from notify.errors import BindingRefused, NotifyError, TransactionRefused
 from notify.runtime.databases import is_column_missing, is_table_missing, quoted
 from notify.runtime.guarantees import Need, pool_of, verify
-from notify.runtime.schemas import SQLITE, found_in, named_by
+from notify.runtime.schemas import SQLITE, found_in, named_by, qualified
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -43,6 +43,12 @@ class Place:
     is_named: bool
     has_digest: bool
     table: int = 0
+
+
+def name_in_text(connection: Connection, place: Place) -> str:
+    """The name of half_message as the statements of a transaction in a place write it, within a text of PostgreSQL's
+    SQL."""
+    return qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
 
 
 class Places:
