@@ -47,11 +47,13 @@ cluster-demo: install
 		$(if $(AUDIT),--audit notify-audit,)
 
 # Everything but what is marked `long`, in 10 minutes at most; the slowest tests are named. Most tests wait for servers: five
-# workers keep two cores busy (tests/support).
+# workers keep two cores busy (tests/support). RERUNS=1: a test that fails is run once more, and the run names it with its
+# traceback; for continuous integration, where thousands of tests of real servers share a machine that nobody knows.
 WORKERS ?= 5
+RERUNS ?= 0
 test: install
 	@$(MAKE) --no-print-directory --jobs=2 check compiled mysql
-	$(PY) -m pytest -n $(WORKERS) --durations=25
+	$(PY) -m pytest -n $(WORKERS) --durations=25 --reruns $(RERUNS) --rerun-show-tracebacks
 
 # Compiles the code and the tests, whose assertions pytest rewrites, once: otherwise each worker of a new checkout does so,
 # which takes 9 s of a processor. The run itself shows what cannot be collected.

@@ -28,6 +28,7 @@ from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.http import post
 from tests.support.shop import make_engine
+from tests.support.transactions import when_free
 
 HOUR = 3600.0
 
@@ -63,17 +64,7 @@ def commit_row(
 
 
 def answer(engine: sa.Engine, half: HalfMessage) -> Outcome:
-    """The answer to a check: another test may hold a lock on its own schema of the same server at the moment."""
-
-    def asked() -> Outcome | None:
-        try:
-            return LocalTransactionCheck(engine).check(half)
-        except CheckUnavailable as error:
-            if "locked at the moment" not in str(error):
-                raise
-            return None
-
-    return eventually(asked, "all schemas to be free") or Outcome.UNKNOWN
+    return when_free(lambda: LocalTransactionCheck(engine).check(half))
 
 
 def rows(engine: sa.Engine) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,10 @@ too, or of the transaction; by the connection's, or an engine's, `schema_transla
 class Tenants:
     """The schemas of a database. A name of one begins with the database's, because a MySQL's are shared by all."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, admin_url: str | None = None) -> None:
+        """`url`: of the services; `admin_url`: of who makes the schemas, by default the same."""
         self.url = url
+        self._admin_url = admin_url or url
         self.engine = make_engine(url)
         self.is_postgresql = self.engine.dialect.name == "postgresql"
         database = str(sa.make_url(url).database)
@@ -63,7 +65,7 @@ class Tenants:
         self.run(f"DROP SCHEMA {self.quoted(schema)}" + (" CASCADE" if self.is_postgresql else ""))
 
     def run(self, *statements: str) -> None:
-        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        engine = sa.create_engine(self._admin_url, poolclass=sa.NullPool)
         with engine.begin() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
@@ -114,10 +116,32 @@ class Tenants:
 
 @pytest.fixture(params=KINDS)
 def tenants(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Tenants]:
-    with empty_database(request.param, database_urls, tmp_path) as url:
-        tenants = Tenants(url)
+    with empty_database(request.param, database_urls, tmp_path) as url, ExitStack() as stack:
+        own = url if request.param == "postgresql" else stack.enter_context(user_of_schemas(url))
+        tenants = Tenants(own, admin_url=url)
         yield tenants
         tenants.close()
+
+
+@contextmanager
+def user_of_schemas(url: str) -> Iterator[str]:
+    """The URL of a user of MySQL who sees only the schemas whose names begin with the database's.
+
+    The tests share a server. A check asks all schemas that its user sees, and is not answered while one is locked: it
+    would wait for other tests.
+    """
+    name = str(sa.make_url(url).database)
+    account = f"'{name}'@'127.0.0.1'"
+    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with admin.connect() as connection:
+        connection.exec_driver_sql(f"CREATE USER {account} IDENTIFIED BY '{name}'")
+        connection.exec_driver_sql(f"GRANT ALL ON `{name}%%`.* TO {account}")
+        connection.exec_driver_sql(f"GRANT PROCESS ON *.* TO {account}")
+    try:
+        yield sa.make_url(url).set(username=name, password=name).render_as_string(hide_password=False)
+    finally:
+        with admin.connect() as connection:
+            connection.exec_driver_sql(f"DROP USER {account}")
 
 
 @pytest.fixture
