@@ -44,10 +44,18 @@ def is_there(pid: int) -> bool:
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value[1] if "cli" in value[0] else value[0],
 )
 def test_a_program_that_is_told_to_end_leaves_nothing_running(words: tuple[str, ...], number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as told:
-        eventually(lambda: has_a_server(told.pid), "its server")
-        started = usage.children(told.pid)
-        told.send_signal(number)
-        # A campaign says INCONCLUSIVE, whatever ends it.
-        assert told.wait(PATIENCE_SECONDS) == (INCONCLUSIVE if words[0].startswith("tests.") else 128 + number)
+    def heeds_it() -> None:
+        signal.signal(number, signal.SIG_DFL)  # under nohup a child ignores SIGHUP
+
+    with subprocess.Popen(
+        [sys.executable, "-m", *words], preexec_fn=heeds_it, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as told:
+        try:
+            eventually(lambda: has_a_server(told.pid), "its server")
+            started = usage.children(told.pid)
+            told.send_signal(number)
+            # A campaign says INCONCLUSIVE, whatever ends it.
+            assert told.wait(PATIENCE_SECONDS) == (INCONCLUSIVE if words[0].startswith("tests.") else 128 + number)
+        finally:
+            told.terminate()
     eventually(lambda: not any(map(is_there, started)), "the end of what it started")
