@@ -29,7 +29,6 @@ from tests.history.processes import Actor, by_fork
 from tests.support import databases, workers
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import (
-    LIKE_POSTGRESQL,
     MARIADB_11,
     MOST,
     drop_slots,
@@ -137,24 +136,11 @@ def impatient_writers(patient_writers: None, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(writer, "GIVE_UP_SECONDS", 0.5)
 
 
-LIKE_MYSQL = ("test_bridge_refusals.py", "test_bridge_retries.py", "test_bridge_schemas.py")
-"""These ask nothing of a source in which MariaDB differs from MySQL: they run on it in `make test-long`."""
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave what MySQL does as PostgreSQL does to `make test-long`."""
-    given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    if "mysql" in given and item.path.stem in LIKE_POSTGRESQL:
-        item.add_marker(pytest.mark.long)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what reads a binlog on each kind of server that can be had."""
     if "binlog_server" in metafunc.fixturenames and "/test_bridge" in str(metafunc.definition.path):
-        file = metafunc.definition.path.name
-        marks = [pytest.mark.long] if file in LIKE_MYSQL else []
-        kinds: list[Any] = [pytest.param("mariadb", marks=marks), "mysql"]
-        if file == "test_bridge_events.py":
+        kinds: list[Any] = ["mariadb", "mysql"]
+        if metafunc.definition.path.name == "test_bridge_events.py":
             kinds.append(pytest.param(MARIADB_11, marks=pytest.mark.long))
         metafunc.parametrize("binlog_server", kinds, indirect=True)
 

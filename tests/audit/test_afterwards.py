@@ -140,6 +140,7 @@ def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, tr
     assert [(line.name, line.kind) for line in result.coverage if not line.is_whole] == [("database shop", "shard")]
 
 
+@pytest.mark.long
 def test_many_messages_that_were_lost_and_published_again_are_repaired(spark: Any, trade: Trade) -> None:
     """They took effect, and the log never had them under their own ids. From ten of them on, another log was missed,
     nothing could be judged, and no plan had an item."""

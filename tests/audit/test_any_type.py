@@ -70,6 +70,7 @@ def odd_rows(trade: Trade, service: str, table: sa.Table) -> int:
     return int(count)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_window", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_type_in_every_column_is_named(spark: Any, trade: Trade, is_window: bool) -> None:
     rows = spoil(trade, "shop", half_message, iter(range(0, trade.count, 2)))

@@ -33,6 +33,7 @@ def go_on(spark: Any, trade: Trade, report: Path, plan: Plan = PLAN) -> tuple[Re
         return result, chosen
 
 
+@pytest.mark.long
 def test_an_audit_reads_what_came_since_the_last_one(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

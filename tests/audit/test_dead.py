@@ -106,6 +106,7 @@ def audited(spark: Any, trade: Trade, plan: Plan) -> Result:
         return Audit(spark, plan, inputs, trade.directory / "scratch").run()
 
 
+@pytest.mark.long
 def test_dead_letters_are_counted(spark: Any, tmp_path: Path) -> None:
     trade = make_trade(tmp_path / "trade")
     asyncio.run(die(trade))

@@ -90,6 +90,7 @@ def test_a_disaster_is_named_before_messages_are_read(
     assert any(re.search(disaster.reason, reason) for reason in reasons), reasons
 
 
+@pytest.mark.long
 def test_what_harms_nothing_passes(spark: Any, trade: Trade, tmp_path: Path) -> None:
     world = World(trade, trade, {service: trade.url(service) for service in SERVICES}, [trade.log])
     results: list[Result] = []
@@ -142,6 +143,7 @@ def test_a_database_that_is_given_twice(trade: Trade, tmp_path: Path) -> None:
 # --- logs that are not whole ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_retention_dropped_is_no_loss(spark: Any, trade: Trade) -> None:
     """The log's checkpoint records it."""
 
@@ -186,6 +188,7 @@ def of_yesterday(segments: list[Path]) -> None:
     segments[2].write_bytes(data[:at] + bytes(len(data) - at))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

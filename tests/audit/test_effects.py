@@ -94,6 +94,7 @@ def standing(inputs: Inputs, plan: RepairPlan, scratch: Path) -> dict[str, str |
     return {name: fate.why if fate is not None else None for name, fate in settled.items()}
 
 
+@pytest.mark.long
 def test_effects_of_no_known_group_are_not_sent_again_and_hide_nothing(
     spark: Any, trade: Trade, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_effects_of_no_known_group_are_not_sent_again_and_hide_nothing(
         assert sent == messages(trade, GONE) - messages(trade, PROVEN)
 
 
+@pytest.mark.long
 def test_a_group_that_nobody_knows_proves_nothing_and_nothing_is_sent_again(
     spark: Any, trade: Trade, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def flags(trade: Trade, report: Path, services: Sequence[str] = SERVICES) -> lis
     return ["audit", "run", *named, "--log", str(trade.log), "--report", str(report), *times]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_is_there")
 def test_verdicts_have_their_codes(trade: Trade, tmp_path: Path) -> None:
     code, said = cli(*flags(trade, tmp_path / "report"), "--json")
@@ -74,6 +75,7 @@ def test_doubt_alone_has_its_code(trade: Trade, tmp_path: Path) -> None:
     assert (code, said["verdict"], said["inconclusive"], said["exit_code"]) == (2, "INCONCLUSIVE", True, 2)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_is_there")
 def test_people_read_what_was_covered_first_and_the_verdict_last(trade: Trade, tmp_path: Path) -> None:
     harmed = trade.copy(tmp_path / "harmed")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from notify.protocol import ids
 from notify.spark.explain.explained import explain
 from notify.spark.inputs.databases import Database
@@ -18,6 +20,7 @@ ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT", "UNGUARDED"}
 EACH = 2
 
 
+@pytest.mark.long
 def test_planted_faults_are_explained_with_their_class(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     made = made_run(tmp_path, url, 600, segment_bytes=48 << 10)

@@ -83,6 +83,7 @@ def log_of(
     return log
 
 
+@pytest.mark.long
 def test_a_segment_takes_two_kilobytes_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
     for segments in (3, SEGMENTS):  # the first time is for what modules keep

@@ -31,6 +31,7 @@ def server(tmp_path: Path) -> Any:
     process.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ["half_message", "notify_inbox", "notify_source"])
 def test_an_audit_of_hidden_rows_is_inconclusive(
     server: ServerProcess, shop: Shop, spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str

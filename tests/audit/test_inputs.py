@@ -227,6 +227,7 @@ def test_purged_rows_are_no_ghosts(spark: Any, run: tuple[Made, str], tmp_path: 
     assert (result.verdict, result.totals["committed"]) == ("PASS", COUNT // 2 - 1)
 
 
+@pytest.mark.long
 def test_producers_that_write_no_rows_leave_an_audit_nothing_to_compare(
     spark: Any, run: tuple[Made, str], tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_was_settled_before_the_inbox_began_is_no_finding_and_is_not_sent_a
         assert [item["status"] for item in said["result"]["items"]] == [201]
 
 
+@pytest.mark.long
 def test_a_message_that_another_group_had_before_is_judged(spark: Any, trade: Trade) -> None:
     """The inbox began between the acknowledgements of two groups: the later one has to have its row."""
     number, began_us = trade.count, trade.at(trade.count) + 5000

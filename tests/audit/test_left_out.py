@@ -104,6 +104,7 @@ def test_each_cause_is_told_with_who_when_and_why(
             assert explained.exit_code == 0
 
 
+@pytest.mark.long
 def test_what_took_effect_was_not_left_out_and_the_rest_was_not_delivered(
     spark: Any, trade: Trade, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_what_took_effect_was_not_left_out_and_the_rest_was_not_delivered(
             assert f"LEFT_OUT: {group} never" not in explained.sentence, (group, how, explained.sentence)
 
 
+@pytest.mark.long
 def test_a_cause_that_nobody_recorded_is_told_as_unknown(spark: Any, trade: Trade, tmp_path: Path) -> None:
     leaving = leave(trade, recorded=False)
     result = audited(spark, trade, tmp_path)

@@ -56,6 +56,7 @@ def done(url: str, method: str, path: str, **body: Any) -> None:
     assert status == 200, answer
 
 
+@pytest.mark.long
 def test_each_action_is_told_from_the_log_and_its_records(
     logs: tuple[ServerProcess, list[Path]], tmp_path: Path
 ) -> None:

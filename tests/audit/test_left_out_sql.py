@@ -102,6 +102,7 @@ def cluster(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tm
         yield cluster
 
 
+@pytest.mark.long
 def test_a_reset_at_the_queue_server_is_told_with_who_and_why(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     """The record is in the servers' database, and so is the half of each message."""
     begun_us = time.time_ns() // 1000

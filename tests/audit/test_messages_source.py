@@ -84,6 +84,7 @@ def test_a_stream_of_messages_each_once(reading: Any, server: ServerProcess, tmp
     assert sum(last[topic]["next"].values()) == 40  # offsets by queue, for people to read
 
 
+@pytest.mark.long
 def test_a_stream_begins_at_the_end_by_default_and_ends_where_it_was_when_it_began(reading: Any) -> None:
     with InMemoryServer() as server:
         topic = make(server.url, "from-the-end", 1)

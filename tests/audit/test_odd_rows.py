@@ -67,6 +67,7 @@ def insert(trade: Trade, service: str, table: sa.Table, rows: Sequence[dict[str,
     engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what",
     [
@@ -210,6 +211,7 @@ async def stored(trade: Trade, names: Sequence[bytes], **fields: Any) -> None:
     await store.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what",
     ["digest", *(pytest.param(what, marks=pytest.mark.long) for what in ("watch", "full", "window"))],

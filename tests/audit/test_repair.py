@@ -339,6 +339,7 @@ class Killed(BaseException):
     """Stands for the death of the process."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", ["before the call", "after the call"])
 def test_a_repair_that_is_killed_goes_on(
     point: str, server: ServerProcess, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,7 @@ def insert(trade: Trade, service: str, table: sa.Table, *rows: dict[str, Any]) -
     engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_restored", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_what_was_lost_with_the_disk_is_told_from_other_losses(
     spark: Any, trade: Trade, tmp_path: Path, is_restored: bool

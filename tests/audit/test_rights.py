@@ -141,6 +141,7 @@ def test_columns_that_a_user_may_not_read_are_named(kind: str, database_urls: di
             engine.dispose()
 
 
+@pytest.mark.long
 def test_an_inbox_whose_marks_of_purges_are_gone_proves_nothing_and_nothing_is_sent_again(
     spark: Any, trade: Trade, tmp_path: Path
 ) -> None:

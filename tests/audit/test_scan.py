@@ -182,6 +182,7 @@ def test_the_source_reads_the_same_by_index_and_by_log(log: Any) -> None:
     assert len(rows_of(log[0], table="acks")) == 4
 
 
+@pytest.mark.long
 def test_the_source_is_read_by_spark(spark: Any, log: Any) -> None:
     spark.dataSource.register(NotifyLogSource)
     queue = spark.read.format("notify_log").options(path=str(log[0]), table="queue").load()

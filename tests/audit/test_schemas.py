@@ -104,6 +104,7 @@ def audited(spark: Any, tenants: Tenants, schemas: Schemas, scratch: Path, metho
         return Audit(spark, plan, inputs, scratch).run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tenants", KINDS, indirect=True)
 def test_schemas_of_one_database_are_sources(spark: Any, tenants: Tenants, tmp_path: Path) -> None:
     trade = tenants.trade

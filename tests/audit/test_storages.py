@@ -157,6 +157,7 @@ def test_a_ghost_over_storages_is_explained_and_a_message_of_no_database_is_none
     assert [verdict.finding for verdict in told] == ["GHOST", ""]
 
 
+@pytest.mark.long
 def test_a_message_of_no_database_is_no_ghost_after_its_half_is_deleted(
     spark: Any, sharded: Trade, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def of_class(result: Result, name: str) -> list[Found]:
     return [case for case in result.found if case.finding == name]
 
 
+@pytest.mark.long
 def test_the_causes_of_real_inputs(result: Result, trade: Trade) -> None:
     sentences = {cause.finding: cause.sentence for cause in result.causes}
     last = instant_text(trade.at(COUNT - 2) + 4000)

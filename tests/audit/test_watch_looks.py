@@ -129,6 +129,7 @@ def test_what_is_no_longer_retained_is_not_looked_at(shop: Shop) -> None:
     assert shop.looked and min(start for start, _ in shop.looked) >= 91
 
 
+@pytest.mark.long
 def test_findings_that_are_forgotten_are_not_said_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "MOST_KNOWN", 20)
     shop.faults = {second: f"t{second}" for second in range(100)}
@@ -238,6 +239,7 @@ def test_a_look_that_fails_does_not_hold_up_the_watch(tmp_path: Path, receiver: 
     assert any("failed 3 times" in detail for detail in details)
 
 
+@pytest.mark.long
 def test_a_finding_that_is_back_after_its_revision_is_an_alarm_of_its_own(tmp_path: Path, receiver: Receiver) -> None:
     shop = Shop(tmp_path, receiver.url)
     with contextlib.closing(shop.watch):
@@ -276,6 +278,7 @@ def test_a_look_that_fails_in_each_round_is_an_alarm_in_each_round(tmp_path: Pat
     assert len(set(receiver.names)) == len(receiver.names) == 3
 
 
+@pytest.mark.long
 def test_each_round_looks_for_rows_with_ids_from_before_the_watch(tmp_path: Path) -> None:
     watched = Scripted(tmp_path, lambda start: Result("PASS", totals={"committed": 1})).run(400)
     strays = [plan for plan in watched.plans if plan.with_strays]

@@ -33,6 +33,7 @@ def rolled(
         return asyncio.run(rolling.run(made, steps, each, callers=4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["mariadb", pytest.param("postgresql", marks=pytest.mark.long)])
 def test_a_server_is_upgraded_and_taken_back_under_load(
     database: str, database_urls: Mapping[str, str], first_version: Path, directory: Path

@@ -208,6 +208,7 @@ def test_several_workers_refuse_a_body_as_one_server_does(
         assert together == alone, (path, answers)
 
 
+@pytest.mark.long
 def test_several_workers_read_a_query_as_one_server_does(memory: InMemoryServer, with_workers: ServerProcess) -> None:
     """`before=²` was a fault; `max=+5` was another number for a worker than for the one that combines the answers."""
     odd = ("²", "٣", "9" * 5000, "-1", "1_0", "+5", "5.0", "", "nan", "t", "off")

@@ -282,6 +282,7 @@ def test_a_head_that_never_ends_is_cut(server: ServerProcess) -> None:
     assert ask(server.url, "GET", "/readyz")[0] == 200
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     body=st.binary(max_size=200)

@@ -134,6 +134,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
 
 
+@pytest.mark.long
 def test_what_was_published_without_a_transaction_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """A row without a producer group is moved. The queue refused it: acknowledged, and never delivered."""
     subscribe(server.url, unique, unique)
@@ -410,6 +411,7 @@ def test_several_sources_in_one_process(
         binlog_server.execute(f"DROP DATABASE {database.database}")
 
 
+@pytest.mark.long
 def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """The bridge moves a large commit of `publish` in parts. The parts had no producer group, and were refused."""
     subscribe(server.url, unique, unique)

@@ -25,6 +25,7 @@ def url(binlog_url: str) -> str:
     return binlog_url
 
 
+@pytest.mark.long
 def test_a_transaction_that_is_in_the_binlog_and_not_yet_in_the_table_is_not_passed(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
@@ -91,6 +92,7 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_session_that_says_it_is_later_has_nothing_taken_for_moved(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:

@@ -205,6 +205,7 @@ def replica(url: URL, second: BinlogServer, binlog_server: BinlogServer) -> Iter
     second.restore_variables()
 
 
+@pytest.mark.long
 def test_settings_of_one_candidate_are_not_those_of_another(
     url: URL, replica: BinlogServer, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
@@ -214,6 +215,7 @@ def test_settings_of_one_candidate_are_not_those_of_another(
     assert move([text(at(replica, str(url.database))), text(url)], server).totals.stored == 2
 
 
+@pytest.mark.long
 def test_a_candidate_that_purged_the_position_is_passed_over(
     url: URL, replica: BinlogServer, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:

@@ -168,6 +168,7 @@ def _message(values: dict[str, Any]) -> Message:
 
 
 # mysql-replication still names the database as PyMySQL did once.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:'db' is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_both_decoders_read_the_same_messages(binlog_url: str, binlog_server: BinlogServer, count: int) -> None:

@@ -125,6 +125,7 @@ def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     assert [t for t in in_doubt if t["source"] == bridge.name] == []
 
 
+@pytest.mark.long
 def test_a_large_transaction_of_thousands_of_messages_is_moved(
     url: str, server: ServerProcess, unique: str, session: Session
 ) -> None:

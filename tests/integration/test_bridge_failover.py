@@ -74,6 +74,7 @@ def take_over(replica: MariaDbServer, primary: MariaDbServer) -> None:
     primary.follow(replica)
 
 
+@pytest.mark.long
 def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
     logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:

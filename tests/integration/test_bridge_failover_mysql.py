@@ -86,6 +86,7 @@ def test_a_bridge_continues_with_the_replica_that_is_promoted(
     assert numbers(server, unique, 6) == [0, 1, 2, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_new_primary_that_lacks_what_was_moved_stops_it(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_new_primary_that_lacks_what_was_moved_stops_it(
     assert numbers(server, unique, 6) == [0, 1, 4, 5, 8, 9]
 
 
+@pytest.mark.long
 def test_a_replica_that_is_behind_is_asked_again(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -145,6 +147,7 @@ def _has_received(server: MySqlServer, wanted: str) -> bool:
     return server.execute(query + "replication_connection_status") == [(1,)]
 
 
+@pytest.mark.long
 def test_what_a_replica_commits_out_of_order_is_moved_once(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
 ) -> None:
@@ -184,6 +187,7 @@ def test_what_a_replica_commits_out_of_order_is_moved_once(
     assert numbers(server, unique, 4) == [0, 2, 1, 4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [pytest.param("clone", marks=pytest.mark.long), "dump"])
 def test_a_server_made_from_a_copy_is_read_from_where_the_copy_was_made(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str, how: str

@@ -33,6 +33,7 @@ def left(url: str) -> int:
     return int(rows or 0)
 
 
+@pytest.mark.long
 def test_a_row_that_is_refused_while_a_purge_runs_stays(
     url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_the_first_file_of_a_mysql_needs_one_more_right(
     assert move(text(few), server).totals.stored == 2
 
 
+@pytest.mark.long
 def test_what_cannot_be_marked_is_not_sent_again(
     few: URL,
     url: URL,

@@ -134,6 +134,7 @@ def test_several_schemas_need_a_name(schemas: Schemas, server: ServerProcess) ->
             once(Bridge([schemas.server_url], server.url, **wrong))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fill", [pytest.param(False, id="binlog"), pytest.param(True, id="backfill", marks=pytest.mark.long)]
 )

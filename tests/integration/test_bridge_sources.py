@@ -64,6 +64,7 @@ def text(url: URL) -> str:
     return url.render_as_string(hide_password=False)
 
 
+@pytest.mark.long
 def test_a_database_whose_name_the_source_folds_is_read(url: URL, server: ServerProcess, unique: str) -> None:
     """The binlog says `shop` where the address says `Shop`: every row was skipped silently."""
     subscribe(server.url, unique, unique)

@@ -22,6 +22,7 @@ DEMO_SECONDS = 900
 """Seconds; the demo's own bounds end it before."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(DEMO_SECONDS + 60)
 @pytest.mark.parametrize(
     "database",

@@ -134,6 +134,7 @@ def about(answer: Mapping[str, Any], words: str) -> list[str]:
     return [each for each in answer["findings"] if words in each]
 
 
+@pytest.mark.long
 def test_nothing_is_wrong(own: BinlogServer, memory: InMemoryServer) -> None:
     assert doctor(memory, own.url)["findings"] == doctor(memory, own.url, bridge=True)["findings"] == []
 
@@ -256,6 +257,7 @@ def galera() -> Iterator[GaleraCluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_a_galera_cluster_is_told_to_write_at_one_node(galera: GaleraCluster, memory: InMemoryServer) -> None:
     """Reads that are not causal, writers at several nodes, and nodes that were not looked at."""
     first, second = galera.nodes

@@ -42,6 +42,7 @@ def publish(url: str, keys: list[str]) -> None:
             producer.publish(Message("kept", b"", key=key))
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_killed_and_started_again_and_nothing_is_lost(tmp_path: Path) -> None:
     with serving(tmp_path / "data", 5) as server:
         publish(server.url, KEYS)
@@ -116,6 +117,7 @@ os.read(os.pipe()[0], 1)
 """Starts two workers that are never ready: the first one as it is told, while the second one waits for its parent."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("does", "said"),
     [

@@ -215,6 +215,7 @@ def run_green(server: InMemoryServer, tmp_path: Path, *words: str, dsn: str = ""
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("library", ["gevent", pytest.param("eventlet", marks=LONG)])
 @pytest.mark.parametrize(
     ("when", "loop"),
@@ -247,6 +248,7 @@ def celery(*options: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pool",
     [

@@ -134,6 +134,7 @@ def test_a_bridge_that_dies_before_it_has_marked_what_it_sent_again_sends_it_onc
     assert numbers(url, unique, 3) == [0, 1, 4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decided", ["before the next bridge", pytest.param("after it", marks=pytest.mark.long)])
 def test_a_bridge_that_dies_between_a_refusals_note_and_its_position_leaves_the_rest_to_the_list(
     url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch, decided: str
@@ -208,6 +209,7 @@ def refused_number(source: sa.Engine, name: str) -> int:
         return int(json.loads(bytes(body or b""))["n"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("repeated", ["by the command", pytest.param("by a plain start", marks=pytest.mark.long)])
 def test_a_backfill_that_is_cut_off_goes_on_where_it_stood(
     url: str, binlog_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch, repeated: str

@@ -92,6 +92,7 @@ def test_killed_on_its_first_message_a_consumer_loses_nothing(kafka: str, unique
         eventually(lambda: seen.texts == ["slow"], "the message again")
 
 
+@pytest.mark.long
 def test_after_a_kill_only_what_was_not_done_comes_again(kafka: str, unique: str, tmp_path: Path) -> None:
     make_topic(kafka, unique)
     produce(kafka, unique, ["slow", "a", "b", "c"])
@@ -242,6 +243,7 @@ def test_a_partition_moves_with_what_is_done_and_comes_back(kafka: str, unique: 
     assert Counter(seen.texts) == Counter(texts)
 
 
+@pytest.mark.long
 def test_a_retry_that_waits_survives_rebalances(kafka: str, unique: str) -> None:
     """Retry partitions whose records are not due leave and come back; an earlier version skipped their records."""
     make_topic(kafka, unique, 2)

@@ -137,6 +137,7 @@ def interrupted_release(url: str, method: str, number: int) -> None:
         signal.pause()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "number"),
     [
@@ -307,6 +308,7 @@ def test_slots_that_wait_go_to_another_releaser_and_come_back(kafka_node: KafkaN
         eventually(lambda: first.total.released == 11, "all to be released")
 
 
+@pytest.mark.long
 def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

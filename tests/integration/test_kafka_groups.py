@@ -127,6 +127,7 @@ def test_topics_are_shown_with_their_groups(kafka_url: str, server: ServerProces
     assert ask(server.url, "GET", f"/v1/admin/topics/{groups.dead_letter_topic(group.name)}")[0] == 404
 
 
+@pytest.mark.long
 def test_a_group_is_paused_and_reset_through_the_control_topic(kafka_url: str, server: ServerProcess) -> None:
     group = Group(kafka_url)
     group.write(group.topic, 0, 6)

@@ -46,6 +46,7 @@ def server(kafka_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
+@pytest.mark.long
 def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: ServerProcess) -> None:
     group = Group(kafka_url)
     group.bury(0, 3)
@@ -101,6 +102,7 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: Ser
         assert not {records.REASON, records.EXPIRES} & headers.keys()
 
 
+@pytest.mark.long
 def test_letters_are_sent_again_once_beside_the_redrive_of_another_group(kafka_url: str) -> None:
     """All groups note their redrives in one topic. A transaction of another group that was open there hid the notes
     behind it, and letters were sent a second time."""
@@ -146,6 +148,7 @@ def until_waiting(server: ServerProcess, group: Group, count: int) -> None:
     eventually(lambda: counted() == count, f"{count} dead letters to wait")
 
 
+@pytest.mark.long
 def test_letters_that_are_dropped_are_never_sent_again(kafka_url: str, server: ServerProcess) -> None:
     group = Group(kafka_url)
     group.bury(0, 3)
@@ -272,6 +275,7 @@ def test_a_letter_that_is_sent_again_reaches_its_group(kafka_url: str, server: S
     assert len(handled) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", [pytest.param("ids", marks=pytest.mark.long), "job"])
 def test_large_letters_are_sent_again_without_gathering_them(
     kafka_url: str, by: str, monkeypatch: pytest.MonkeyPatch

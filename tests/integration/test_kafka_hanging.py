@@ -26,6 +26,7 @@ from tests.support.kafka_consumers import make_topic, produce, progress
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("call", "mode", "is_made"),
     [

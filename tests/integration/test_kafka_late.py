@@ -633,6 +633,7 @@ SOME = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
 def test_what_a_consumer_settles_beside_what_is_late(node: KafkaNode, verdicts: Verdicts, mode: str) -> None:
     verdicts.take(f"a {mode} consumer", moved(node, SOME, Refusing, mode))

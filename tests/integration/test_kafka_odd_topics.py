@@ -264,6 +264,7 @@ def done_at(url: str, group: str, place: tuple[str, int], offset: int) -> bool:
     return known is not None and known.offset >= offset
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("exclusive", marks=pytest.mark.long)])
 def test_a_partition_without_a_leader_keeps_nobody_from_beginning(
     kafka_url: str, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -430,6 +431,7 @@ def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
         eventually(lambda: held[-1], "the group to be paused")
 
 
+@pytest.mark.long
 def test_what_is_deleted_before_a_group_has_handled_it_is_said(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -125,6 +125,7 @@ def test_every_part_says_that_the_password_is_wrong(
         server.stop()
 
 
+@pytest.mark.long
 def test_names_and_passwords_with_signs_are_taken_as_they_are(
     secured: SecuredKafka, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +180,7 @@ def texts(secured: SecuredKafka, topic: str, wanted: int) -> list[str]:
     return [record.value().decode() for record in committed(secured.cluster.url, topic, wanted)]
 
 
+@pytest.mark.long
 def test_a_bridge_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str) -> None:
     topic = f"orders.{unique}"
     url = secured.url(secured.user(rights.of_bridge(unique, [topic])))
@@ -260,6 +262,7 @@ def noted_by(url: str) -> set[str]:
     return {key.decode().partition("/")[0] for key in newest(Cluster.of(url), SUBSCRIPTIONS)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "exclusive", pytest.param("broadcast", marks=pytest.mark.long)])
 def test_a_consumer_needs_these_rights_and_no_more(secured: SecuredKafka, unique: str, mode: str) -> None:
     topic, plain = f"orders.{unique}", secured.cluster.url
@@ -307,6 +310,7 @@ def test_a_retry_that_may_not_be_written_undoes_nothing_beside_it(secured: Secur
     assert sorted(handled.texts) == ["bad", "bad", "fine", "good"]
 
 
+@pytest.mark.long
 def test_a_server_needs_these_rights_and_no_more(
     secured: SecuredKafka, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +416,7 @@ def test_what_brokers_hide_from_an_audit_is_named(secured: SecuredKafka, unique:
 # --- what comes and goes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_right_that_is_withdrawn_for_a_while_costs_a_bridge_nothing(secured: SecuredKafka, unique: str) -> None:
     topic = f"orders.{unique}"
     user = secured.user(rights.of_bridge(unique, [topic]))

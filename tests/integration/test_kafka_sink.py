@@ -179,6 +179,7 @@ def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pyt
     assert Counting.records < 1100
 
 
+@pytest.mark.long
 def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique: str) -> None:
     """A transaction that is open there when a source is claimed may be in front of its newest position."""
     make_topics(Cluster.of(url), [POSITIONS], compacted=True)
@@ -377,6 +378,7 @@ def test_what_comes_with_a_record_that_is_refused_is_not_refused(url: str, uniqu
     assert texts(url, unique, 5) == [f"{n}" for n in range(5)]
 
 
+@pytest.mark.long
 def test_what_kafka_never_takes_is_listed_and_the_bridge_goes_on(url: str, binlog_url: str, unique: str) -> None:
     outbox(binlog_url, "none", range(0))
     engine = sa.create_engine(binlog_url)

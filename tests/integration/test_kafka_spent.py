@@ -235,6 +235,7 @@ def test_a_sink_takes_no_other_client_if_another_bridge_came(kafka_url: str, uni
     assert sorted(texts_of(kafka_url, unique)) == ["first", "second"]
 
 
+@pytest.mark.long
 def test_a_late_claim_of_its_own_does_not_end_a_bridge(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,6 +254,7 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "LEASE_SECONDS", 3600.0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_haste")
 def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Step by step, without servers: an open half holds up the second step, one in doubt does not."""
@@ -403,6 +404,7 @@ def shards_of_keys(server: ServerProcess) -> tuple[set[str], set[str]]:
     return {item["shard"] for item in items if item["status"] == 201}, refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "is_older",
     [pytest.param(False, marks=pytest.mark.long), True],
@@ -444,6 +446,7 @@ def test_one_database_grows_to_two(
         eventually(lambda: shards_of_keys(new) == ({"a", "b"}, set()), "keys to be in both")
 
 
+@pytest.mark.long
 def test_a_new_shard_does_not_take_the_registrys_place(databases: dict[str, str], tmp_path: Path) -> None:
     """The registry is in the first shard by name: servers with an earlier one had a registry of their own."""
     with ExitStack() as stack:

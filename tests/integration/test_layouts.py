@@ -266,6 +266,7 @@ def shop(layout: Layout, engine: sa.Engine, mode: str, unique: str) -> Iterator[
         yield opened
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "ordered", pytest.param("ordered in batches", marks=pytest.mark.long)])
 def test_a_shop_keeps_its_promises(layout: Layout, shop: Shop, mode: str) -> None:
     fails, stranger = shop.number("ann", 2, "fails"), shop.number("ben", 3, "stranger")

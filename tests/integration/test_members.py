@@ -53,6 +53,7 @@ def three(
         yield started
 
 
+@pytest.mark.long
 def test_each_step_may_pass_another_server(three: Started) -> None:
     """Half, check, answer and a repetition go to different servers; an answer with a stale token is refused."""
     a, b, c = (server.url for server in three.servers)
@@ -211,6 +212,7 @@ def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("mariadb", marks=pytest.mark.long)])
 def test_traffic_follows_servers_that_come_and_go(kind: str, database_urls: Mapping[str, str], tmp_path: Path) -> None:
     """A server that is added gets a share of the requests; of one that is killed no message is lost."""
@@ -389,6 +391,7 @@ def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping
         assert ask(queue.url, "POST", "/v1/messages", body, token)[0] in (200, 403)
 
 
+@pytest.mark.long
 def test_a_change_that_cannot_be_recorded_is_refused(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     """While the registry is away; the group was paused, and the answer was 500, a fault of the server."""
     with ExitStack() as stack:

@@ -57,6 +57,7 @@ def test_forgotten_tables_are_named_by_the_commit(memory: InMemoryServer, unique
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_server_that_is_not_notify_is_asked_about() -> None:
     class Other(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -56,6 +56,7 @@ def stands_at(server: ServerProcess, bridge: Bridge) -> Position:
     return position
 
 
+@pytest.mark.long
 def test_a_position_of_a_megabyte_is_bridged(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
     """12,500 intervals were refused, also with --backfill; 8,000 took half a minute to read."""
     subscribe(server.url, unique, unique)
@@ -76,6 +77,7 @@ def test_a_position_of_a_megabyte_is_bridged(mysql: MySqlServer, url: str, serve
     assert took < 10
 
 
+@pytest.mark.long
 def test_transactions_with_tags_are_bridged(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
     """One of them, by anybody, and no bridge read the server until its GTIDs were reset."""
     subscribe(server.url, unique, unique)
@@ -115,6 +117,7 @@ def test_a_binlog_is_read_from_its_first_file(mysql: MySqlServer, url: str, serv
     assert numbers(server, unique, 9) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "more", [0, pytest.param(40, marks=pytest.mark.long)], ids=["the same numbers", "more than before"]
 )
@@ -161,6 +164,7 @@ def test_a_server_with_less_than_the_bridge_has_read_stops_it(
         move(url, server)
 
 
+@pytest.mark.long
 def test_a_restored_server_without_the_position_stops_it(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_restored_server_without_the_position_stops_it(
     assert sorted(numbers(server, unique, 10)) == [0, 1, 4, 5, 8, 9, 12, 13, 16, 17]
 
 
+@pytest.mark.long
 def test_what_is_purged_while_the_bridge_is_stopped_stops_it(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -273,6 +278,7 @@ def test_a_stream_that_the_source_kills_ends_with_an_error(mysql: MySqlServer, u
     stream.close()
 
 
+@pytest.mark.long
 def test_an_event_as_large_as_packets_can_be(mysql: MySqlServer, url: str) -> None:
     """An event of 16 MiB - 2 fills a packet, and an empty one follows."""
     engine = sa.create_engine(url)

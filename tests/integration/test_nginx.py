@@ -70,6 +70,7 @@ def drain_all(server: ServerProcess, topic: str, count: int) -> list[dict[str, s
     return drain(server.url, topic, topic, count)
 
 
+@pytest.mark.long
 def test_a_relay_makes_smaller_requests_and_lets_others_go_on(
     server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
 ) -> None:

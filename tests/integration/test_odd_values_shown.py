@@ -67,6 +67,7 @@ def operations(server: InMemoryServer) -> Iterator[tuple[str, str, dict[str, Any
                 yield method.upper(), path, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
 
 
+@pytest.mark.long
 def test_pages_show_whatever_a_write_has_taken(server: InMemoryServer) -> None:
     """Each field of each write gets each odd value; what is taken is then shown. `{"since": "yesterday"}` of an audit
     was taken, and its page was 500 from then on."""
@@ -95,6 +96,7 @@ def test_pages_show_whatever_a_write_has_taken(server: InMemoryServer) -> None:
     assert statuses[200] > 100 and statuses[422] > 1000, statuses
 
 
+@pytest.mark.long
 def test_an_odd_query_or_name_is_refused_or_found_nowhere(server: InMemoryServer) -> None:
     session = requests.Session()
     document = ask(server.url, "GET", "/openapi.json")[1]

@@ -264,6 +264,7 @@ def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", POINTS_OF_BATCHES)
 def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
     queue: Queue, unique: str, point: str, inbox_engine: sa.Engine, inbox_url: str

@@ -115,6 +115,7 @@ def test_a_failure_blocks_its_key_and_no_other(queue: Queue, unique: str) -> Non
     assert texts.index("z0") < texts.index("z1") and texts.count("z0") == 1
 
 
+@pytest.mark.long
 def test_handlers_see_each_key_in_order(queue: Queue, unique: str) -> None:
     """Over several queues, with two consumers, of which one comes later, and some failures."""
     queue.make_topic(unique, 4)

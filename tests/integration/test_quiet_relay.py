@@ -199,6 +199,7 @@ def test_a_decision_of_an_operator_wakes_the_relay(outbox: Outbox, server: Serve
     relaying(outbox, server.url, work)
 
 
+@pytest.mark.long
 def test_with_a_long_interval_no_session_is_kept(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

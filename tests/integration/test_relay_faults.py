@@ -279,6 +279,7 @@ def test_a_relay_finds_a_list_that_is_made_while_it_runs(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProcess, unique: str) -> None:
     """9 MB of transactions are several requests. They were one, which no server takes: the relay always ended."""
     for n in range(450):

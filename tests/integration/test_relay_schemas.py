@@ -203,6 +203,7 @@ def test_two_services_in_two_schemas_have_a_relay_each(tenants: Tenants, server:
     two_services(tenants, server, unique, 300)
 
 
+@pytest.mark.long
 def test_one_relay_serves_many_tenants(tenants: Tenants, server: ServerProcess, unique: str) -> None:
     many_tenants(tenants, server, unique, 5, 40, 3000)
 
@@ -246,6 +247,7 @@ def test_tenants_come_and_go(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_tenant_that_cannot_be_read_holds_up_no_other(tenants: Tenants, server: ServerProcess, unique: str) -> None:
     """One is locked by a migration, and the table of one lacks a column."""
     subscribe(server.url, unique, unique)

@@ -152,6 +152,7 @@ def test_a_redriven_message_that_fails_again_is_dead_again(server: ServerProcess
     assert {m["headers"]["notify-dead-letter-topic"] for m in listed} == {unique}
 
 
+@pytest.mark.long
 def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: Path) -> None:
     total = 3 * runner.BATCH
     # The server dies when a part of the job's batch is on the disk, before the job has noted that: at the third sync of

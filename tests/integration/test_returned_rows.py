@@ -52,6 +52,7 @@ def test_rows_of_weeks_ago_wait_for_an_operator(outbox: sa.Engine, server: Serve
     assert list(listed(outbox)) == [old[0]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_over_kafka_what_is_older_than_what_was_sent_waits(outbox: sa.Engine, kafka_url: str, unique: str) -> None:
     """Kafka knows no ids. A relay that was stopped for weeks sends what waits: nothing newer was sent before it."""

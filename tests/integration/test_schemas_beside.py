@@ -104,6 +104,7 @@ def test_a_backup_without_a_key(tenants: Tenants) -> None:
         check.check(dead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commits", [False, True])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_locked_tenant_holds_up_no_commit_of_others(

@@ -22,6 +22,7 @@ def cluster(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[list[S
         yield servers
 
 
+@pytest.mark.long
 def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerProcess]) -> None:
     first, second, third = cluster
     status, answer = ask(

@@ -92,6 +92,7 @@ def test_what_is_stored_is_shipped_through_a_kill(server: ServerProcess, tmp_pat
     assert ">Shipping<" in ask(server.url, "GET", "/")[1]
 
 
+@pytest.mark.long
 def test_the_administrators_records_are_shipped(server: ServerProcess, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     server.start()
@@ -125,6 +126,7 @@ def test_what_was_stored_before_is_shipped(tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_a_store_of_another_log_is_refused_at_the_start(server: ServerProcess, tmp_path: Path) -> None:
     server.start()
     publish(server, "1")
@@ -135,6 +137,7 @@ def test_a_store_of_another_log_is_refused_at_the_start(server: ServerProcess, t
     assert bodies(f"file://{tmp_path}/store", tmp_path) == [b"1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["relative/path", "nope://x", "s3://key:secret@bucket"])
 def test_a_url_that_is_no_store_is_refused_at_the_start(url: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="setting ship_to: ") as raised:

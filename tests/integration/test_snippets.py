@@ -197,6 +197,7 @@ with crashing("after_local_commit", die=lambda _: os.kill(os.getpid(), signal.SI
 """The files that a Django project has besides the page's code, each block of which says where it belongs."""
 
 
+@pytest.mark.long
 def test_a_django_project(server: ServerProcess, tmp_path: Path) -> None:
     """It is migrated and tested; then a process dies between its commit and the outcome, another one answers the check,
     and a consumer handles the message."""

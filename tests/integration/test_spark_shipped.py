@@ -111,6 +111,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     server.stop()
 
 
+@pytest.mark.long
 def test_every_message_once_over_the_seam(world: World) -> None:
     assert sorted(world.numbers(rowsPerPartition=9)) == list(range(COUNT))
     here = world.numbers(store="")

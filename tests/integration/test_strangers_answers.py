@@ -224,6 +224,7 @@ def test_a_relay_refuses_nothing_and_keeps_the_order(
     assert [message.json()["n"] for message in memory.messages(unique)] == [n for n in range(12) if n % 4 != 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["413", pytest.param("403", marks=pytest.mark.long), "nothing"])
 def test_what_a_proxy_does_not_pass_on_waits_alone(
     between: Stranger, memory: InMemoryServer, unique: str, engine: sa.Engine, name: str
@@ -259,6 +260,7 @@ def _texts(memory: InMemoryServer, topic: str) -> set[str]:
     return {message.text for message in memory.messages(topic)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [

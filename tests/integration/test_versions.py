@@ -224,6 +224,7 @@ def test_the_first_sdk_gets_on_with_this_server(
     assert lived == EFFECTS | {"code": str(first_version / "notify" / "__init__.py")}
 
 
+@pytest.mark.long
 def test_this_sdk_gets_on_with_the_first_server(first_version: Path, unique: str, tmp_path: Path) -> None:
     old = server_of(first_version, tmp_path / "data").start()
     try:

@@ -43,6 +43,7 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
     assert shown["rows"] == 45 and shown["lag_seconds"] >= 0 and shown["silent_seconds"] >= 0
 
 
+@pytest.mark.long
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
     """Bodies are long: the log has them with an update only if the replica identity is FULL."""
     subscribe(server.url, unique, unique)
@@ -99,6 +100,7 @@ def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: Server
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_what_follows_a_lost_slot_is_backfilled(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))

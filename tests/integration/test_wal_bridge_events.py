@@ -45,6 +45,7 @@ def execute(engine: sa.Engine, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
+@pytest.mark.long
 def test_what_is_rolled_back_to_a_savepoint_is_no_message(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -62,6 +63,7 @@ def test_what_is_rolled_back_to_a_savepoint_is_no_message(
     assert numbers(server, unique, 3) == [0, 1, 4]
 
 
+@pytest.mark.long
 def test_a_prepared_transaction_is_moved_when_it_commits(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -177,6 +179,7 @@ def test_a_column_of_the_service_may_have_a_type_without_a_binary_form(
     assert numbers(server, unique, 1) == [0]
 
 
+@pytest.mark.long
 def test_a_row_that_the_source_itself_cannot_send_stops_it(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:

@@ -54,6 +54,7 @@ def servers() -> Iterator[tuple[PostgreSqlServer, PostgreSqlServer]]:
         yield primary, standby
 
 
+@pytest.mark.long
 def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_slot_lacked(
     servers: tuple[PostgreSqlServer, PostgreSqlServer],
     server: ServerProcess,
@@ -89,6 +90,7 @@ def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_
         move(primary.url, server)
 
 
+@pytest.mark.long
 def test_a_new_primary_without_the_last_transactions_of_the_old_one_stops_it(
     servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_slot_of_another_history_stops_it(url: str, engine: sa.Engine, server:
         move(url, server)
 
 
+@pytest.mark.long
 def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:

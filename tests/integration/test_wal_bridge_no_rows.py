@@ -111,6 +111,7 @@ def test_with_django(url: str, engine: sa.Engine, server: ServerProcess, unique:
     assert rows(engine) == 0
 
 
+@pytest.mark.long
 def test_a_commit_is_refused_while_no_bridge_keeps_the_log(
     url: str, engine: sa.Engine, producer: TransactionProducer, server: ServerProcess, unique: str
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_large_transaction_is_sent_in_parts_with_rows_between(
     assert numbers(server, unique, 12) == list(range(12))
 
 
+@pytest.mark.long
 def test_a_message_that_no_queue_takes_gets_a_row_and_can_be_tried_again(
     url: str, engine: sa.Engine, producer: TransactionProducer, server: ServerProcess, unique: str
 ) -> None:
@@ -215,6 +217,7 @@ def test_messages_of_other_programs_are_none_of_ours(
     assert numbers(server, unique, 1) == [0]
 
 
+@pytest.mark.long
 def test_a_schemas_messages_go_with_the_bridge_of_their_schema(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:

@@ -80,6 +80,7 @@ def numbers(server: ServerProcess, topic: str, count: int) -> list[int]:
     return [json.loads(m["body"])["n"] for m in drain(server.url, topic, topic, count)]
 
 
+@pytest.mark.long
 def test_one_slot_serves_schemas_that_come_and_go(
     schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -112,6 +113,7 @@ def test_one_slot_serves_schemas_that_come_and_go(
         assert drain(server.url, topic, topic, 0) == []
 
 
+@pytest.mark.long
 def test_a_bridge_of_one_schema_leaves_the_others(
     schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -146,6 +148,7 @@ def test_what_is_refused_is_on_its_schemas_own_list(
             assert connection.scalars(sa.select(notify_refused.c.transaction_id)).all() == [bad[name]]
 
 
+@pytest.mark.long
 def test_a_later_schema_that_no_publication_has_stops_a_bridge_that_is_no_superuser(
     schemas: Schemas, owner: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

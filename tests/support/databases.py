@@ -36,14 +36,7 @@ DATABASES = ("sqlite", "postgresql", "mariadb", "mysql")
 """The kinds of databases that the SDK and SQL storage support. What differs between them has a contract suite
 (tests/contract/test_dialects.py), which runs on all of them."""
 MOST: tuple[Any, ...] = ("sqlite", "postgresql", "mysql", pytest.param("mariadb", marks=pytest.mark.long))
-"""The kinds that all other tests of them run on: one of MySQL and MariaDB in `make test`, both in `make test-long`."""
-LIKE_POSTGRESQL = (
-    "test_commands", "test_consumer", "test_digest", "test_django", "test_django_doubts", "test_django_inbox",
-    "test_django_project", "test_flush", "test_lost_answers", "test_queues_batches",
-    "test_queues_handling", "test_refused", "test_replay_effects", "test_session_binding", "test_testing",
-)  # fmt: skip
-"""Files that ask nothing of a database in which MySQL differs from PostgreSQL but its SQL, which contract suites run on
-each kind: they run on MySQL in `make test-long`."""
+"""The kinds that all other tests of them run on in `make test-long`; see tests/support/workers.py for `make test`."""
 
 
 class Urls(dict[str, str]):

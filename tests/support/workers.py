@@ -8,6 +8,8 @@ by one.
 from __future__ import annotations
 
 import gc
+import zlib
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,33 @@ def rank(nodeid: str) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.nodeid))
+    leave_kinds_to_long(items)
+
+
+SERVERS = ("postgresql", "mysql", "mariadb")
+
+
+def leave_kinds_to_long(items: list[pytest.Item]) -> None:
+    """Mark tests as `long`, so that in `make test` each test of the integration folder runs on one kind of database
+    server, beside SQLite, and one of three of those that run on the queue server and on Kafka runs on Kafka.
+
+    The checksum of its name says which, so that each subject meets each kind. What differs between kinds has contract
+    suites (tests/contract), which run on all.
+    """
+    cases: dict[tuple[str, str], list[tuple[str, pytest.Item]]] = defaultdict(list)
+    for item in items:
+        if item.nodeid.startswith("tests/integration/") and hasattr(item, "callspec"):
+            assert isinstance(item, pytest.Function)
+            kinds = {*SERVERS, "Kafka"} & {value for value in item.callspec.params.values() if isinstance(value, str)}
+            if len(kinds) == 1 and item.get_closest_marker("long") is None:
+                cases[item.nodeid.partition("::")[0], item.originalname].append((kinds.pop(), item))
+    for (_, name), of_test in cases.items():
+        turn = zlib.crc32(name.encode())
+        kinds_of_it = sorted({kind for kind, _ in of_test})
+        for kind, item in of_test:
+            is_left = turn % 3 > 0 if kind == "Kafka" else kind != kinds_of_it[turn % len(kinds_of_it)]
+            if is_left:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -591,6 +591,7 @@ def test_a_strangers_body_comes_in_few_parts(path: bytes, token: bytes) -> None:
     virtual_loop.run(run())
 
 
+@pytest.mark.long
 def test_a_large_body_waits_for_room_and_is_not_cut() -> None:
     """As many of the largest bodies as there is room for are read at a time; the others are not read meanwhile."""
 

@@ -35,8 +35,7 @@ EXITING = """
 import signal, sys, time
 from notify.runtime.signals import exit_on_signal
 
-if sys.argv[1:] == ["nohup"]:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1:] == ["nohup"] else signal.SIG_DFL)
 with exit_on_signal():
     try:
         print("begun", flush=True)

@@ -22,6 +22,7 @@ from tests.support.clock import PATIENCE_SECONDS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_a_server_needs_no_more_than_its_extra() -> None:
     """`pip install 'notify-tx[server]'` installs none of these; a server, its console and its commands run without."""
     lines = ["import sys"]

@@ -278,8 +278,11 @@ sys.exit(peers.main([], [Sleeping()]))
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
+    def heeds_it() -> None:
+        signal.signal(number, signal.SIG_DFL)  # under nohup a child ignores SIGHUP
+
     words = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=heeds_it) as process:
         assert process.stdout is not None
         started = next(int(line) for line in process.stdout if line.strip().isdecimal())
         process.send_signal(number)
@@ -334,6 +337,7 @@ def test_a_driver_that_hangs_is_killed(started: Driver, monkeypatch: pytest.Monk
         started.ask("stuck")
 
 
+@pytest.mark.long
 def test_the_page_shows_what_the_run_prints() -> None:
     page = (ROOT / "docs" / "measuring.md").read_text()
     assert "`make bench-peers`" in page

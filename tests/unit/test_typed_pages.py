@@ -38,6 +38,7 @@ def mypy(directory: Path, *files: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_mypy_is_strict_with_them(modules: Path, tmp_path: Path) -> None:
     """It finds the one fault that is planted in a copy of a page, and no other."""
     wrong = tmp_path / "wrong.py"
