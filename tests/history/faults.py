@@ -95,6 +95,7 @@ class Faults:
         self.died: list[str] = []
         """A sentence for each server that ended by itself."""
         self._over = threading.Event()
+        self._only_changes = threading.Event()
         self._changes = Changes(stage, self._chance, self._over).kinds()
         self._calm_until = time.monotonic() + calm_seconds
         pauses = PAUSES_OVER_KAFKA if stage.scene.kafka else PAUSES
@@ -124,6 +125,11 @@ class Faults:
         return [name for kinds, _ in self._kinds for name in kinds if not self.done[name]]
 
     @property
+    def lacks_only_changes(self) -> bool:
+        """Whether nothing but changes was never made."""
+        return all(name in self._changes for name in self.never_made)
+
+    @property
     def kills(self) -> list[str]:
         """The kinds that kill one process, a database among them, and start it again."""
         return [name for kinds, _ in self._kinds for name in kinds if name.endswith((" killed", " restarted"))]
@@ -131,6 +137,10 @@ class Faults:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def only_changes(self) -> None:
+        """Make no other fault from now on: beside stops a group on a busy machine never catches up, to be replayed."""
+        self._only_changes.set()
 
     def stop(self) -> None:
         """Stop, with everything running again."""
@@ -150,7 +160,7 @@ class Faults:
         name = "none yet"
         try:
             while not self._over.wait(pause * self._stage.scene.slower * 2 * self._chance.random()):
-                if self._is_calm and kinds is not self._changes and not is_of_actors:
+                if kinds is not self._changes and (self._only_changes.is_set() or (self._is_calm and not is_of_actors)):
                     continue
                 if not waiting:
                     new = [name for name in kinds if not self.done[name]] if kinds is self._changes else []

@@ -164,8 +164,10 @@ def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
             has_messages = has_messages or committed_by(stage) >= least.messages
         if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):
             break
-        # A group is replayed only once it has caught up, which it does while callers wait.
+        # A group is replayed only once it has caught up, which it does while callers wait and nothing is stopped.
         stage.hold_or_not(always=least.is_of_campaign and has_messages)
+        if has_messages and has_faults and faults.lacks_only_changes:
+            faults.only_changes()
         time.sleep(LOOK_SECONDS)  # the pause between two looks
 
 
@@ -235,11 +237,11 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def least_of(options: argparse.Namespace) -> Least:
-    """The least that is asked for. A history over Kafka goes on for as long again."""
+    """The least that is asked for."""
     seconds: float = options.seconds
     if options.over_kafka:
         faults = {"node killed": round(NODE_KILLS * seconds)}
-        return Least(round(MESSAGES * seconds), faults, seconds, is_of_campaign=True)
+        return Least(round(MESSAGES * seconds), faults, LONGER * seconds, is_of_campaign=True)
     is_asked = bool(options.messages or options.kills)
     return Least(options.messages, {}, LONGER * seconds, options.kills, is_of_campaign=is_asked)
 
