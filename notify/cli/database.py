@@ -106,20 +106,26 @@ def check(
     schema: str | None = SCHEMA,
     schemas: str | None = SCHEMAS,
 ) -> None:
-    """Answer checks from a database's half_message tables while its application is down.
+    """Stand in for a producer group while its application is down: answer its checks from a database's half_message
+    tables, and send what it has left behind there (mode=auto).
 
     It answers for all schemas that have the tables, or for those that --schema or --schemas name; later ones are found.
     """
     one_way(schema, schemas)
     stop = threading.Event()
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     with heeding_signals(stop.set), opened(dsn) as engine:
         sources = Sources(schema, schemas or ALL)
         _check_ready(engine, sources)
-        plan = ProducerPlan(url=url, group=group, engine=engine)
+        plan = ProducerPlan(url=url, group=group, engine=engine, mode="auto")
         plan.sources = sources
         with contextlib.closing(ThreadOutgoing(plan)) as answering:
             answering.start()
-            say(f"answers checks of group {group} ({plan.instance}) at {url}, until Ctrl-C", err=True)
+            say(
+                f"answers checks of group {group} ({plan.instance}) at {url}, and sends what it left behind, "
+                "until Ctrl-C",
+                err=True,
+            )
             stop.wait()
 
 

@@ -218,15 +218,16 @@ def _bridges_and_members(url: str) -> list[str]:
 
 
 def _left_behind(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
-    """The finding about rows that wait for a producer; rows of the last minute may just be on their way."""
+    """The findings about rows that wait for a producer; rows of the last minute may just be on their way."""
     with engine.connect() as connection:
-        number, since, seconds = counted(connection)
-    facts["left_behind_since"] = since
-    if seconds < LEFT_SECONDS:
-        return []
+        groups = counted(connection)
+    facts["left_behind_since"] = min((each.since for each in groups), default="")
     return [
-        f"{transactions(number)} left behind since {since} by producers in mode auto: start a process of their group, "
-        "with the server's address; if one runs, its log says why the server does not take them"
+        f"producer group {each.group}: {transactions(each.transactions)} left behind since {each.since}, in mode auto: "
+        f"start a process of the group, or run `notify check --dsn … --group {each.group}`, which sends them; if one "
+        "runs, its log says why the server does not take them"
+        for each in groups
+        if each.seconds >= LEFT_SECONDS
     ]
 
 

@@ -216,6 +216,16 @@ class RefusedReport(Fields):
     transactions: list[RefusedTransaction] = []
 
 
+class LeftBehindReport(Fields):
+    """How many transactions a producer group in mode auto has left behind in a database, and the seconds since the
+    oldest."""
+
+    producer_group: str
+    source: str
+    transactions: int
+    seconds: float = 0.0
+
+
 # --- consumers ------------------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,7 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         _add_sources(exposition, await running.queues.groups.sources())
     if core.has_queues:
         _add_queues(exposition, core)
+    _add_left_behind(exposition, core.left_behind.shown())
     if running.shipping is not None:
         _add_shipping(exposition, running.shipping)
     if running.workers is not None:
@@ -178,6 +179,15 @@ def _add_refused(exposition: Exposition, refused: Sequence[Mapping[str, Any]]) -
     waiting = [((row["source"],), row["waiting"]) for row in refused]
     text = "Refused transactions of a source that wait for a decision"
     exposition.gauges("notify_refused_transactions", text, ["source"], waiting)
+
+
+def _add_left_behind(exposition: Exposition, reports: Sequence[Mapping[str, Any]]) -> None:
+    for name, field, text in (
+        ("notify_left_behind_transactions", "transactions", "Transactions that a group in mode auto has left behind"),
+        ("notify_left_behind_seconds", "seconds", "Time since the oldest of them was left behind"),
+    ):
+        samples = [((row["source"], row["producer_group"]), row[field]) for row in reports]
+        exposition.gauges(name, text, ["source", "producer_group"], samples)
 
 
 def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:

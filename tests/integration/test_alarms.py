@@ -205,6 +205,26 @@ def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: 
     assert admin(url, "GET", "refused")["sources"] == []
 
 
+def test_what_a_group_has_left_behind_is_shown_until_it_is_sent(watched: InMemoryServer) -> None:
+    url, path = watched.url, "/v1/transactions/left-behind"
+    report = {"producer_group": "shop", "source": "shop-db", "transactions": 3, "seconds": 90}
+    assert ask(url, "POST", path, report)[0] == 200
+    eventually(lambda: "left_behind" in names(watched), "the alarm")
+    labels = '{producer_group="shop",source="shop-db"}'
+    assert metric(url, f"notify_left_behind_transactions{labels}") == 3
+    assert metric(url, f"notify_left_behind_seconds{labels}") >= 90
+    (row,) = admin(url, "GET", "left-behind")["left_behind"]
+    assert (row["source"], row["producer_group"], row["transactions"]) == ("shop-db", "shop", 3)
+    assert "notify check" in str(call(url, "GET", "/nodes"))
+    assert ask(url, "POST", path, report | {"transactions": 0})[0] == 200
+    eventually(lambda: "left_behind" not in names(watched), "the alarm to be cleared")
+    for bad in ({"transactions": -1}, {"seconds": -1}, {"source": ""}, {"producer_group": "a b"}):
+        assert ask(url, "POST", path, report | bad)[0] == 422
+    assert ask(url, "POST", path, report | {"seconds": 1})[0] == 200
+    watched.advance(3601)
+    assert admin(url, "GET", "left-behind")["left_behind"] == []
+
+
 def test_each_alarm_has_a_meaning_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text()
     for name, meaning in MEANING.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,8 @@ from sqlalchemy.orm import Session
 
 from notify.check.listener import CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck
-from notify.client import AsyncTransactionProducer, Message, TransactionProducer
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables
+from notify.client.producer import blocking
 from notify.client.tables.definitions import half_message
 from notify.client.tables.left_rows import counted
 from notify.errors import InvalidRequest, TransactionRefused
@@ -27,7 +30,9 @@ from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import ask
+from tests.support.proxy import Proxy
 from tests.support.servers import stop_if_running
+from tests.support.shop import make_engine
 
 BOUND = 0.25
 
@@ -90,7 +95,8 @@ def test_commits_without_a_server_and_sends_once_it_is_there(
             raise RuntimeError
         assert rows(engine) == [(LEFT_BEHIND, "")] * 4
         with engine.connect() as connection:
-            assert counted(connection)[0] == 4
+            (waiting,) = counted(connection)
+            assert (waiting.group, waiting.transactions) == (unique, 4)
         assert len(producer.flush(0.01)) == 4
         away.start()
         assert producer.flush(PATIENCE_SECONDS) == []
@@ -237,6 +243,70 @@ def test_another_process_sends_no_row_before_an_outcome_that_was_lost(
         second.outgoing.start()
         eventually(lambda: rows(engine)[-1][0] == RELAYED, "the rows to be sent")
     assert delivered(up.url, unique) == ["0", "1", "2", "3"]
+
+
+def test_an_outcome_that_a_thread_has_lost_opens_the_circuit(
+    up: ServerProcess, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is alone sends its outcomes itself: the loop, which sends them again, may be too late."""
+    monkeypatch.setattr(blocking, "OPEN_SECONDS", PATIENCE_SECONDS)
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    with (
+        Proxy("127.0.0.1", up._port) as proxy,
+        TransactionProducer(
+            f"http://127.0.0.1:{proxy.port}", group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
+        ) as producer,
+    ):
+        left_behind = producer._plan.left_behind
+        assert left_behind is not None
+        for body in "012":
+            send(producer, unique, body, key="k")
+            assert producer.flush(PATIENCE_SECONDS) == []
+        assert left_behind.times_away == 0
+        proxy.cut_at(b"transactions/outcomes", answer=False)
+        send(producer, unique, "3", key="k")
+        eventually(lambda: proxy.has_cut and left_behind.times_away > 0, "the circuit to open")
+        send(producer, unique, "4", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+    engine.dispose()
+    assert delivered(up.url, unique) == list("01234")
+
+
+def test_notify_check_sends_what_a_group_without_a_process_left(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, "a", "b", key="k")
+    with auto(away, engine, f"{unique}-2") as producer:
+        send(producer, unique, "another group's", key="k")
+    away.start()
+    dsn = engine.url.render_as_string(hide_password=False)
+    check = [sys.executable, "-m", "notify", "check", "--dsn", dsn, "--group", unique, "--url", away.url]
+    process = subprocess.Popen(check, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: sorted(r for r, _ in rows(engine)) == [RELAYED, RELAYED, LEFT_BEHIND], "the group's rows")
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+    assert delivered(away.url, unique) == ["a", "b"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_the_server_shows_what_waits(up: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    """The topic takes nothing for now, so that its rows wait although the server is there."""
+    assert ask(up.url, "PUT", f"/v1/admin/topics/{unique}", {"backlog": 1, "reason": "a test"})[0] == 200
+    assert ask(up.url, "PUT", f"/v1/groups/slow/subscriptions/{unique}", {"start": "earliest"})[0] == 200
+    with auto(up, engine, unique, half_timeout=PATIENCE_SECONDS) as producer:
+        send(producer, unique, "a", "b", "c")
+        (shown,) = eventually(lambda: ask(up.url, "GET", "/v1/admin/left-behind")[1]["left_behind"], "the report")
+        assert (shown["producer_group"], shown["transactions"] > 0, shown["seconds"] < 60) == (unique, True, True)
+        with engine.connect() as connection:
+            assert shown["source"] == connection.scalar(sa.text("SELECT id FROM notify_source"))
+        assert ask(up.url, "PUT", f"/v1/admin/topics/{unique}", {"backlog": 0, "reason": "a test"})[0] == 200
+        assert producer.flush(PATIENCE_SECONDS) == []
+        eventually(lambda: not ask(up.url, "GET", "/v1/admin/left-behind")[1]["left_behind"], "nothing to wait")
+    assert sorted(delivered(up.url, unique)) == ["a", "b", "c"]
 
 
 def test_a_check_does_not_overtake_rows_that_wait(away: ServerProcess, engine: sa.Engine, unique: str) -> None:

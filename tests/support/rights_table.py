@@ -89,6 +89,10 @@ def producing(room: Room) -> list[Case]:
         body = {"producer_group": t.producer, "instance": "i", "topics": [t.topic], "wait": 0, "max": 100}
         return Asked("POST", "/v1/checks/poll", body)
 
+    def leave(t: Things, o: Things) -> Asked:
+        report = {"producer_group": t.producer, "source": t.source, "transactions": 0}
+        return Asked("POST", "/v1/transactions/left-behind", report)
+
     own, others = needs("publish:{topic}"), needs("publish:{other_topic}")
     both = needs("publish:{topic} publish:{other_topic}")
     mixed = (Part(KNOWN, 200), Part(KNOWN, 409, is_foreign=True))
@@ -110,6 +114,7 @@ def producing(room: Room) -> list[Case]:
              parts=(Part(KNOWN, 410), Part(KNOWN, 409, is_foreign=True))),
         Case(post + "/outcomes", CHECK, outcomes(outcome="COMMIT"), what="COMMIT, of another's too", parts=mixed),
         Case(post + "/states", CHECK, states, what="of another's too", parts=mixed),
+        Case(post + "/left-behind", CHECK, leave),
         Case("POST /v1/checks/poll", CHECK, poll, shows=SECRET),
         Case("GET /v1/members", SOME, lambda t, o: Asked("GET", "/v1/members"), is_of_things=False),
     ]  # fmt: skip
@@ -259,8 +264,8 @@ def administration(room: Room) -> list[Case]:
 
 
 def _lists_and_alarms(add: Add) -> None:
-    for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "nodes", "settings",
-                 "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions", "audits",
+    for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "left-behind", "nodes",
+                 "settings", "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions", "audits",
                  "overview", "history", "dead-letters", "alarms"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})

@@ -69,6 +69,7 @@ BOUNDS = {
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
         server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/refusals.py:_received
+        server/core/left_behind.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers
@@ -105,7 +106,7 @@ BOUNDS = {
         movers/relay/relay.py:_due movers/relay/relay.py:_open_step movers/relay/relay.py:_held
         movers/relay/relay.py:_backoffs movers/relay/relay.py:_stands_by movers/relay/relay.py:_elsewhere
         movers/relay/relay.py:_publishers movers/relay/relay.py:_showings movers/relay/sources.py:by_schema
-        movers/relay/sources.py:unsafe binlog_bridge/batching.py:_savepoints
+        movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported binlog_bridge/batching.py:_savepoints
         binlog_bridge/binlog/position.py:_runs
         binlog_bridge/pump.py:_source_ids binlog_bridge/postgresql/reader.py:_by_id
         binlog_bridge/postgresql/reader.py:_sent binlog_bridge/postgresql/reader.py:_decided

@@ -276,6 +276,7 @@ class BlockingSender:
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
             self._thread.call(self._running.queue_outcome, *unanswered)
+            self._running.outcome_was_lost()
 
     # --- looking after the connections ------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.left_rows import Key, Look, Page
 from notify.client.tables.outbox import Place
-from notify.errors import NotifyError, TransactionRefused, Unavailable, UnsafeTable
-from notify.protocol.wire import BridgedTransaction, Item
+from notify.errors import Forbidden, NotFound, NotifyError, TransactionRefused, Unavailable, UnsafeTable
+from notify.protocol.wire import BridgedTransaction, Item, LeftBehindReport
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import is_lost, reason_of
 
@@ -38,6 +38,8 @@ RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 1.0
 PAGE_TRANSACTIONS, PAGE_BYTES = 100, 8 << 20
 """The most transactions, and bytes of bodies, that are sent together: their outcomes are one request, in order."""
 PROBE_SECONDS = 2.0
+REPORT_SECONDS = 10.0
+"""How often a process reports to the server what waits."""
 MOST_KNOWN = 200_000
 """The most transactions that are remembered because the server has their outcome. Others may be sent once more."""
 ROLLED_BACK = "the server has recorded ROLLBACK for it, although its transaction is committed"
@@ -80,6 +82,9 @@ class LeftSender:
         self._sent = self._times_away = 0
         self._known: set[str] = set()
         """Transactions whose outcome the server has, as long as something waits."""
+        self._reported: dict[str, tuple[str, float]] = {}
+        """By schema: the id of its source, and when it was last reported that something waits there."""
+        self._may_report = True
         loop = asyncio.get_running_loop()
         left_behind.told = lambda: _wake(loop, self._awake)
 
@@ -115,6 +120,7 @@ class LeftSender:
         left_behind.looked(keys, are_all=all(look.are_all for look in found.values()), began=began)
         if not found:
             left_behind.back(self._times_away)
+        await self._report(found)
         reason: NotifyError | None = None
         for schema, look in found.items():
             reason = await self._send(schema, look) or reason
@@ -174,6 +180,27 @@ class LeftSender:
             for schema in schemas if decided else ():
                 waiting |= (await self._database.call(left_rows.shards_of, decided, schema=schema)).keys()
         self._left_behind.forget(name for name in decided if name not in waiting)
+
+    async def _report(self, schemas: Collection[str]) -> None:
+        """Let the server show what waits in these schemas, every REPORT_SECONDS, and that nothing waits any more in
+        others."""
+        reports = []
+        for schema in schemas:
+            if self._monotonic() - self._reported.get(schema, ("", float("-inf")))[1] > REPORT_SECONDS:
+                report = await self._database.call(left_rows.report, self._group, schema=schema)
+                self._reported[schema] = report.source, self._monotonic()
+                reports.append(report)
+        for schema in self._reported.keys() - schemas:
+            source, _ = self._reported.pop(schema)
+            reports.append(LeftBehindReport(self._group, source, 0))
+        try:
+            for report in reports if self._may_report else ():
+                await self._client_of_mine().tell_left_behind(report, PROBE_SECONDS)
+        except (NotFound, Forbidden) as error:  # an older server has no such route
+            self._may_report = False
+            log.info("the server will not show what group %s leaves behind: %s", self._group, error)
+        except NotifyError as error:
+            log.info("the server was not told what group %s has left behind: %s", self._group, error)
 
     # --- sending ----------------------------------------------------------------------------------------------
 

@@ -103,8 +103,13 @@ class Running:
         return future
 
     def _note_answer(self, future: asyncio.Future[Item]) -> None:
-        """In mode auto, what commits from now on must not overtake an outcome that did not reach the server."""
-        if self._left_behind is not None and not _has_reached(future):
+        if not _has_reached(future):
+            self.outcome_was_lost()
+
+    def outcome_was_lost(self) -> None:
+        """An outcome did not reach the server. In mode auto, what commits from now on must not overtake it. Any thread
+        may call this."""
+        if self._left_behind is not None:
             self._left_behind.away()
 
     async def send_again(self) -> bool:

@@ -22,6 +22,7 @@ from notify.protocol import ids
 from notify.protocol.sources import NO_DATABASE
 from notify.protocol.wire import (
     Item,
+    LeftBehindReport,
     OutcomeItem,
     Outcomes,
     PackedMessage,
@@ -42,6 +43,7 @@ RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """The wait before an item of a batch is sent again that the server could not take at the moment."""
 HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
+LEFT_BEHIND = "/v1/transactions/left-behind"
 MOST_ITEMS, MOST_TOGETHER = 200, 100
 """The most items of a request with halves or outcomes, and of a request with both. In a request of this size the items
 cost far more than the request itself, and with two smaller requests client and server work at the same time."""
@@ -346,6 +348,14 @@ class TransactionClient:
                     raise
                 await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
+
+    # --- reports ----------------------------------------------------------------------------------------------
+
+    async def tell_left_behind(self, report: LeftBehindReport, seconds: float) -> None:
+        """Report what the group has left behind. Of servers with a log each, the same one gets every report."""
+        places = self.http.places()
+        body = encode_msgpack(report)
+        await self.http.call("POST", LEFT_BEHIND, body, seconds, shard=places[0] if places else None)
 
     # --- messages without a transaction -----------------------------------------------------------------------
 

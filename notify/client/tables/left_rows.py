@@ -22,7 +22,7 @@ from notify.client.tables.outbox import Outbox, among
 from notify.client.tables.outbox import Place as Waiting
 from notify.client.tables.schemas import Place
 from notify.protocol import ids
-from notify.protocol.wire import BridgedTransaction, PackedMessage
+from notify.protocol.wire import BridgedTransaction, LeftBehindReport, PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
 from notify.runtime.schemas import holding, within
 
@@ -65,6 +65,16 @@ class Earlier(NamedTuple):
     id: str
     shard: str
     keys: frozenset[Key]
+
+
+class Counted(NamedTuple):
+    """How many transactions a producer group has left behind, and since when, by the database's clock: in RFC 3339, and
+    in seconds before now."""
+
+    group: str
+    transactions: int
+    since: str
+    seconds: float
 
 
 def look(connection: Connection, group: str) -> Look:
@@ -175,12 +185,22 @@ def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) ->
     LEFT.mark(connection, refused, REFUSED)
 
 
-def counted(connection: Connection) -> tuple[int, str, float]:
-    """How many transactions are left behind in a schema; since when, by the database's clock (RFC 3339, "": none is);
-    and for how many seconds."""
+def counted(connection: Connection) -> list[Counted]:
+    """What each producer group has left behind in a schema."""
     oldest = sa.func.min(_c.created_at, type_=_c.created_at.type)
-    query = sa.select(sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
-    number, since = connection.execute(query).one()
-    if since is None:
-        return int(number), "", 0.0
-    return int(number), since.isoformat() + "Z", (instant_before(connection, 0) - since).total_seconds()
+    query = sa.select(_c.producer_group, sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
+    rows = connection.execute(query.group_by(_c.producer_group).order_by(_c.producer_group)).all()
+    now = instant_before(connection, 0) if rows else None
+    return [
+        Counted(str(group), int(number), since.isoformat() + "Z", (now - since).total_seconds())
+        for group, number, since in rows
+    ]
+
+
+def report(connection: Connection, group: str) -> LeftBehindReport:
+    """What a producer group has left behind in a schema, for a server's operators."""
+    source = read_source(connection)[0]
+    for each in counted(connection):
+        if each.group == group:
+            return LeftBehindReport(group, source, each.transactions, max(0.0, each.seconds))
+    return LeftBehindReport(group, source, 0)

@@ -1,4 +1,4 @@
-"""Admin routes of bridges, of refused messages, and of the registry's members."""
+"""Admin routes of bridges, of refused messages, of what was left behind, and of the registry's members."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.server.admin.writes import Desk
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes `bridges`, `refused` and `nodes`."""
+    """The routes `bridges`, `refused`, `left-behind` and `nodes`."""
 
     @routes.get("/bridges")
     async def bridges() -> dict[str, Any]:
@@ -30,6 +30,11 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     async def refused() -> dict[str, Any]:
         """List the sources whose refused messages wait for a decision, as bridges and relays report."""
         return {"sources": await desk.running.queues.groups.refused()}
+
+    @routes.get("/left-behind")
+    async def left_behind() -> dict[str, Any]:
+        """List the producer groups in mode auto with transactions that wait in their databases, as they report."""
+        return {"left_behind": desk.running.core.left_behind.shown()}
 
     @routes.get("/nodes")
     async def nodes() -> dict[str, Any]:

@@ -140,7 +140,9 @@ async def _nodes(api: Api, request: Request) -> dict[str, Any]:
             raise
         sources, away = None, str(error)
     bridges = None if sources is None else sources["bridges"]
-    return {"nodes": await api.get("nodes"), "bridges": bridges, "away": away, "refused": refused}
+    left_behind = (await api.get("left-behind"))["left_behind"]
+    shown = {"bridges": bridges, "away": away, "refused": refused, "left_behind": left_behind}
+    return {"nodes": await api.get("nodes")} | shown
 
 
 async def _audits(api: Api, request: Request) -> dict[str, Any]:

@@ -112,8 +112,8 @@ _PAGES = {
     "in_doubt": "/transactions?producer_group={}", "parked": "/transactions?state=PARKED", "no_consumers": "/groups/{}",
     "push": "/groups/{}",
     "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
-    "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes", "audit": "/audits",
-    "kafka": "/nodes",
+    "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
+    "left_behind": "/nodes", "audit": "/audits", "kafka": "/nodes",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
+from notify.server.core.left_behind import LeftBehindReports
 from notify.server.core.outcomes import Outcomes
 from notify.server.core.refusals import Refusals
 from notify.server.core.subscriptions import Subscriptions
@@ -119,6 +120,7 @@ class Core:
         )
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.refusals = Refusals(clock)
+        self.left_behind = LeftBehindReports(clock)
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that runs: the time for searches is bounded for all of them together."""
         self._retaining: asyncio.Task[None] | None = None

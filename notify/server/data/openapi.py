@@ -17,6 +17,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
     ("/v1/transactions/outcomes", "Record outcomes, answer checks", wire.Outcomes, wire.Items),
     ("/v1/transactions/states", "The states of transactions", wire.States, wire.Items),
+    ("/v1/transactions/left-behind", "Report what a group has left behind", wire.LeftBehindReport, None),
     ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
@@ -43,6 +44,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "/v1/transactions/outcomes": {"producer_group": "shop", "outcomes": [{"id": _ID, "outcome": "COMMIT"}]},
     "/v1/transactions/states": {"producer_group": "shop", "ids": [_ID]},
+    "/v1/transactions/left-behind": {"producer_group": "shop", "source": "shop-db", "transactions": 3, "seconds": 90},
     "/v1/checks/poll": {"producer_group": "shop", "instance": "shop-1", "wait": 20, "max": 100},
     "/v1/messages": {"messages": [{"topic": "order.placed", "body": "a book", "delay": 60}]},
     "/v1/groups/{group}/receive": {

@@ -51,6 +51,7 @@ _LARGE = {
     "/v1/transactions": ("check", LIMITS.request_bytes),
     "/v1/transactions/outcomes": ("check", LIMITS.request_bytes),
     "/v1/transactions/states": ("check", NO_CONTENT_BYTES),
+    "/v1/transactions/left-behind": ("check", NO_CONTENT_BYTES),
     "/v1/checks/poll": ("check", NO_CONTENT_BYTES),
     "/v1/messages": ("publish", LIMITS.request_bytes),
 }

@@ -23,6 +23,7 @@ from notify.protocol.wire import (
     JsonMessages,
     JsonTransactions,
     Leave,
+    LeftBehindReport,
     Outcomes,
     PackedBridgeBatch,
     PackedMessages,
@@ -106,6 +107,7 @@ _SETTLE = _decoders(Settle, Settle)
 _LEAVE = _decoders(Leave, Leave)
 _BRIDGE = _decoders(JsonBridgeBatch, PackedBridgeBatch)
 _REFUSED = _decoders(RefusedReport, RefusedReport)
+_LEFT_BEHIND = _decoders(LeftBehindReport, LeftBehindReport)
 _SUBSCRIBE = _decoders(Subscribe, Subscribe)
 _WHOLE_INBOX = _decoders(WholeInbox, WholeInbox)
 
@@ -117,6 +119,7 @@ class DataRoutes:
         ("POST", "/v1/transactions", "transactions"),
         ("POST", "/v1/transactions/outcomes", "outcomes"),
         ("POST", "/v1/transactions/states", "states"),
+        ("POST", "/v1/transactions/left-behind", "tell_left_behind"),
         ("POST", "/v1/checks/poll", "poll"),
         ("POST", "/v1/messages", "messages"),
         ("GET", "/v1/members", "members"),
@@ -230,6 +233,12 @@ class DataRoutes:
         body: States = request.decode(_STATES)
         check(request, "check", body.producer_group)
         return request.encode(Items(await self.core.outcomes.states(body.producer_group, body.ids)))
+
+    async def tell_left_behind(self, request: Request) -> bytes:
+        report: LeftBehindReport = request.decode(_LEFT_BEHIND)
+        check(request, "check", report.producer_group)
+        self.core.left_behind.tell(report)
+        return request.encode({"producer_group": report.producer_group})
 
     async def messages(self, request: Request) -> bytes:
         body: JsonMessages | PackedMessages = request.decode(_MESSAGES)

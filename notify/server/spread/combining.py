@@ -33,7 +33,12 @@ NAMED_BY = {
     "classes": ("name",),
 }
 """Lists whose rows are combined if they have the same name, and the fields with that name."""
-ONCE = {"alarms": ("name", "target"), "silences": ("name", "target"), "held_back": ("topic",)}
+ONCE = {
+    "alarms": ("name", "target"),
+    "silences": ("name", "target"),
+    "held_back": ("topic",),
+    "left_behind": ("source", "producer_group"),
+}
 """Lists in which several workers may have equal rows, and the fields that name a row: the first is shown."""
 ITEMS = "items"
 """The list of results of single messages: a worker that knows the message counts before workers that answer 404."""

@@ -17,6 +17,11 @@ MEANING = {
         "At least `alarm_parked` transactions are parked: their producers did not know the outcome, and an operator "
         "has to decide. Look in the producer's database, then commit, roll back or resume them."
     ),
+    "left_behind": (
+        "Transactions that producers in mode auto committed without the server have waited for over a minute in their "
+        "database. A running producer sends them: its log says why the server does not take them. If none runs, start "
+        "one, or run `notify check --dsn … --group …`."
+    ),
     "no_consumers": (
         "Messages are waiting for a group, and none of its consumers has polled for a while (setting "
         "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."

@@ -31,6 +31,8 @@ log = structlog.get_logger("notify.server")
 GROWTH_SAMPLES = 10
 """A lag grows if it has risen between all of this many samples, taken over `alarm_lag_growing_seconds`."""
 SMALLEST_LAG = 100
+LEFT_SECONDS = 60.0
+"""From this age on, what a producer has left behind is an alarm."""
 RESTARTED_US = 600_000_000
 """How long the alarm of a restarted worker lasts."""
 
@@ -121,6 +123,7 @@ class Alarms:
             current.append(("in_doubt", group, text))
         if settings.alarm_parked and in_doubt.parked >= settings.alarm_parked:
             current.append(("parked", "", f"{_are(in_doubt.parked, 'transaction')} parked, waiting for a decision"))
+        current += self._left_behind()
         disk = await in_thread(shutil.disk_usage, settings.data_dir)
         share = 1 - disk.free / disk.total
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
@@ -149,6 +152,13 @@ class Alarms:
         if core.retention_failed:
             current.append(("retention", "", f"Retention failed: {core.retention_failed}"))
         return current
+
+    def _left_behind(self) -> Iterator[tuple[str, str, str]]:
+        for row in self._core.left_behind.shown():
+            if row["seconds"] > LEFT_SECONDS:
+                group, number = row["producer_group"], _number(row["transactions"], "transaction")
+                text = f"Producer group {group} has left {number} behind in the database of source {row['source']}"
+                yield "left_behind", f"{row['source']}/{group}", f"{text}, since {duration(row['seconds'])}"
 
     def _groups(self, groups: Sequence[GroupState], now_us: int) -> Iterator[tuple[str, str, str]]:
         most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
