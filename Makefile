@@ -235,8 +235,8 @@ bench-consumers: install
 	@$(PY) -m tools.bench consumers --rounds $(or $(ROUNDS),3) --messages $(or $(MESSAGES),100000) --body $(or $(BODY),256) \
 		--seconds $(or $(SECONDS),3) $(if $(ONLY),--only $(ONLY),)
 
-# What a message adds to the CPU time of a SQLAlchemy session's transaction, in either mode, from threads and asyncio, on
-# SQLite and PostgreSQL: ROUNDS=15, CALLERS=1; 3 minutes.
+# What a message adds to the CPU time of a SQLAlchemy session's transaction, in each mode, from threads and asyncio, on
+# SQLite and PostgreSQL: ROUNDS=15, CALLERS=1; 4 minutes.
 bench-session: install
 	$(PY) -m tools.bench session --rounds $(or $(ROUNDS),15) --callers $(or $(CALLERS),1)
 

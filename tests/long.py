@@ -31,6 +31,7 @@ END_SECONDS = 120.0
 
 BRIDGE = ("-m", "tests.crash.bridge", "--kills", "15", "--rotations", "4")
 MOVERS = ("-m", "tests.history.run", "--over-databases", "--database", "mysql", "--seconds", "60")
+AUTO = ("-m", "tests.crash.auto", "--seconds", "40")
 AUDIT = ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25")
 STEPS = (
     Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 30),
@@ -44,6 +45,8 @@ STEPS = (
     Step("servers killed, PostgreSQL", ("-m", "tests.crash.cluster", "--database", "postgresql", "--seconds", "40"), 8),
     Step("a history over PostgreSQL and MySQL", MOVERS, 10),
     Step("a history over Kafka", ("-m", "tests.history.run", "--over-kafka", "--seconds", "180"), 20),
+    Step("mode auto, PostgreSQL", (*AUTO, "--database", "postgresql"), 8),
+    Step("mode auto, MySQL", (*AUTO, "--database", "mysql"), 8),
     Step("fuzzed routes", ("-m", "tests.fuzz", "--cases", "4000"), 10),
     Step("planted faults", AUDIT, 12),
     Step("planted faults, MySQL", (*AUDIT, "--database", "mysql", "--disasters", "0"), 6),

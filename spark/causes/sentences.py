@@ -19,7 +19,7 @@ REASON_CHARACTERS = 80
 # {n}: "4 messages"; {is}: "is" or "are"; {when}: "between … and …".
 _SENTENCES = {
     "LOST": "{who}: {n} committed and in no queue, {when}",
-    "UNSENT": "{who}: {n} committed and not sent by the relay or bridge, or refused, {when}",
+    "UNSENT": "{who}: {n} committed and not sent by the relay, bridge or producer, or refused, {when}",
     "DROPPED": "{who}: {n} dropped by a person, {when}",
     "CONFLICT": "{who}: {n} with opposite outcomes in the database and on the server, {when}",
     "IN_DOUBT": "{who}: {n} without an outcome, {when}",

@@ -61,10 +61,10 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "UNSENT",
-        "The database committed the transaction, and its relay or bridge has not sent the message, or the target "
-        "refuses it: no consumer receives it yet.",
-        "Start the relay or bridge; see which messages the target refuses: notify refused list. A repair does not send "
-        "the message again, because its relay still sends it.",
+        "The database committed the transaction, and its relay, its bridge or (mode auto) a producer of its group has "
+        "not sent the message, or the target refuses it: no consumer receives it yet.",
+        "Start the relay or bridge, or for mode auto a producer of the group or notify check; see which messages the "
+        "target refuses: notify refused list. A repair does not send the message again, because these still send it.",
         when="is_unsent AND is_closed",
     ),
     Finding(

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.tables.definitions import half_message
+from notify.client.tables.left_rows import Counted, counted
 from notify.movers.relay.relay import Relay
 from notify.protocol.wire import BridgeBatch
 from notify.spark.audit import Audit
@@ -24,10 +25,12 @@ from notify.spark.repair.plan import Item
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Found, Inputs, Result
 from notify.storage.log.store import LogStore
+from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
 from tests.audit.shop import TOPIC, Shop
 from tests.audit.trade import COUNT, make_trade, row_of
+from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.shop import make_engine
 
@@ -45,6 +48,11 @@ def changed(shop: Shop, name: str, relayed: int) -> None:
         connection.execute(half_message.update().where(of_name).values(relayed=relayed))
 
 
+def counted_in(engine: sa.Engine) -> list[Counted]:
+    with engine.connect() as connection:
+        return counted(connection)
+
+
 @pytest.mark.long
 def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
@@ -58,6 +66,12 @@ def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict
         )
         shop.order()
         sent = shop.transactions()
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        auto = TransactionProducer(nowhere, group="orders", engine=shop.engine, mode="auto", half_timeout=0.25)
+        with auto, Session(shop.engine) as session, session.begin():
+            auto.send(session, Message(TOPIC, {"n": 3}, key="k"))
+        (left,) = shop.transactions() - sent
+        sent.add(left)
         for n in range(3):
             with Session(shop.engine) as session, session.begin():
                 outbox.send(session, Message(TOPIC, {"n": n}, key="k"))
@@ -68,12 +82,16 @@ def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict
         wait_until_closed(database, AT_ONCE)
         inputs = Inputs([database], [LogInput(server.data_dir)])
         first = Audit(spark, AT_ONCE, inputs, tmp_path / "scratch").run()
-        assert found(first) == {"LOST": {lost}, "UNSENT": {waiting, refused}, "DROPPED": {dropped}}
+        assert found(first) == {"LOST": {lost}, "UNSENT": {waiting, refused, left}, "DROPPED": {dropped}}
         known = explain(inputs, waiting, tmp_path / "scratch", (1, 1))
         assert known.verdicts[0].finding == "UNSENT"
-        held = never_repeated(inputs, [waiting, refused, dropped], tmp_path / "scratch")
+        held = never_repeated(inputs, [waiting, refused, dropped, left], tmp_path / "scratch")
         assert "relay" in held[waiting] and "refuses" in held[refused] and "dropped" in held[dropped]
+        assert "left it behind" in held[left]
         asyncio.run(Relay(shop.engine, server.url).run(once=True))
+        with TransactionProducer(server.url, group="orders", engine=shop.engine, mode="auto") as auto:
+            auto.outgoing.start()
+            eventually(lambda: counted_in(shop.engine) == [], "what was left behind to be sent")
         inputs = Inputs([database], [LogInput(server.data_dir)])
         second = Audit(spark, AT_ONCE, inputs, tmp_path / "scratch").run()
         assert found(second)["UNSENT"] == {refused}

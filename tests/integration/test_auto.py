@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -30,11 +29,10 @@ from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import ask
+from tests.support.left_behind import BOUND, auto, delivered, rows, send
 from tests.support.proxy import Proxy
 from tests.support.servers import stop_if_running
 from tests.support.shop import make_engine
-
-BOUND = 0.25
 
 
 @pytest.fixture
@@ -49,39 +47,6 @@ def away(tmp_path: Path) -> Iterator[ServerProcess]:
 @pytest.fixture
 def up(away: ServerProcess) -> ServerProcess:
     return away.start()
-
-
-def auto(server: ServerProcess, engine: Any, group: str, **options: Any) -> TransactionProducer:
-    return TransactionProducer(
-        server.url, group=group, engine=engine, mode="auto", **{"half_timeout": BOUND, **options}
-    )
-
-
-def send(producer: TransactionProducer, topic: str, *bodies: str, key: str | None = None) -> None:
-    """One transaction for each body."""
-    for body in bodies:
-        with Session(producer._plan.engine) as session, session.begin():
-            producer.send(session, Message(topic, body, key=key))
-
-
-def rows(engine: sa.Engine) -> list[tuple[int, str]]:
-    """`relayed` and `shards` of each row, in order."""
-    columns = half_message.c
-    query = sa.select(columns.relayed, columns.shards).order_by(columns.transaction_id, columns.message_no)
-    with engine.connect() as connection:
-        return [(int(relayed), str(shards)) for relayed, shards in connection.execute(query)]
-
-
-def delivered(url: str, topic: str) -> list[str]:
-    """The bodies of a topic's committed messages, in the order of each of its queues."""
-    bodies: list[str] = []
-    queue = offset = 0
-    while True:
-        status, answer = ask(url, "GET", f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=1000")
-        if status != 200:
-            return bodies
-        bodies += [message["body"] for message in answer["messages"]]
-        queue, offset = (queue, answer["next_offset"]) if answer["messages"] else (queue + 1, 0)
 
 
 def test_commits_without_a_server_and_sends_once_it_is_there(

@@ -26,6 +26,7 @@ TOGETHER = {
         *(f"{_KAFKA}{part}" for part in ("made_anew", "taken_back", "late")),
         "tests/integration/test_kafka.py",
         "tests/integration/test_layouts.py",
+        "tests/integration/test_auto_everywhere.py",
         "tests/contract/test_sinks_by_position.py",
         "tests/audit/test_kafka_input.py",
     ),

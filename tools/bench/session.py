@@ -1,8 +1,9 @@
 """Measures the cost of a message for the process that sends it: CPU time a transaction of a real SQLAlchemy session.
 
 Each round runs the same number of transactions of each kind, one kind after the other: a session that inserts a row,
-the same with a message in mode half, and the same with a message in mode outbox. The cost of a message is the
-difference to the session without a message in the same round. Run as `python -m tools.bench.session`. The server is
+the same with a message in mode half, in mode outbox, and in mode auto, with the server there. The cost of a message is
+the difference to the session without a message in the same round; what auto costs more than half is also given as the
+ratio of their turns. Run as `python -m tools.bench.session`. The server is
 another process; SQLite runs in this process.
 """
 
@@ -12,12 +13,13 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,10 +43,14 @@ from notify.client.threads.loop import new_event_loop
 from notify.runtime.signals import exit_on_signal
 from notify.testing.databases import postgresql
 
-KINDS: tuple[Mode | None, ...] = (None, "half", "outbox")
+KINDS: tuple[Mode | None, ...] = (None, "half", "outbox", "auto")
 """Transactions without a message, and with a message in each mode."""
 TOPIC = "bench-session"
+GROUP = "bench-"
+"""A producer group is this and its mode."""
 BODY = os.urandom(256)
+FLUSH_SECONDS = 60.0
+"""How long what was left behind may take: then a figure is wrong, but nothing is lost."""
 
 
 class Base(DeclarativeBase):
@@ -86,6 +92,23 @@ class Figures:
             values = [value - without for value, without in zip(values, bare, strict=True)]
         return {"median": statistics.median(values), "least": min(values), "greatest": max(values)}
 
+    def auto_to_half(self) -> dict[str, float]:
+        """The ratio of the CPU time of whole transactions: its median over the rounds, and the interval that has the
+        true median with 95 %."""
+        pairs = zip(self.turns["auto"], self.turns["half"], strict=True)
+        return median_with_interval([auto.cpu / half.cpu for auto, half in pairs])
+
+
+def median_with_interval(values: Sequence[float]) -> dict[str, float]:
+    """The median, and the order statistics between which the true median lies with 95 % (all values if there are too
+    few)."""
+    ranked, n = sorted(values), len(values)
+    outside, rank = 0.0, 0
+    while (outside := outside + math.comb(n, rank) / 2**n) <= 0.025:
+        rank += 1
+    low = max(0, rank - 1)
+    return {"median": statistics.median(ranked), "low": ranked[low], "high": ranked[n - 1 - low]}
+
 
 class Threads:
     """Callers in threads. Each kind has its own engine; the kind without a message has one without a producer."""
@@ -98,7 +121,7 @@ class Threads:
             if engine.dialect.name == "sqlite":
                 use_explicit_begin(engine)
             if kind is not None:
-                self._producers[kind] = TransactionProducer(url, group=f"bench-{kind}", engine=engine, mode=kind)
+                self._producers[kind] = TransactionProducer(url, group=GROUP + kind, engine=engine, mode=kind)
 
     def turn(self, kind: Mode | None, count: int) -> Turn:
         """Run `count` transactions of each caller."""
@@ -120,6 +143,7 @@ class Threads:
     def close(self) -> None:
         """Close producers and engines."""
         for producer in self._producers.values():
+            producer.flush(FLUSH_SECONDS)
             producer.close()
         for engine in self._engines.values():
             engine.dispose()
@@ -141,7 +165,7 @@ class Coroutines:
             if engine.dialect.name == "sqlite":
                 use_explicit_begin(engine)
             if kind is not None:
-                producers[kind] = AsyncTransactionProducer(url, group=f"bench-{kind}", engine=engine, mode=kind)
+                producers[kind] = AsyncTransactionProducer(url, group=GROUP + kind, engine=engine, mode=kind)
         return producers
 
     def turn(self, kind: Mode | None, count: int) -> Turn:
@@ -167,6 +191,7 @@ class Coroutines:
 
     async def _end(self) -> None:
         for producer in self._producers.values():
+            await producer.flush(FLUSH_SECONDS)
             await producer.close()
         for engine in self._engines.values():
             await engine.dispose()
@@ -212,12 +237,12 @@ def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, call
                     f"{kind or 'bare'}_{figure}": figures.line(kind, figure)
                     for kind in KINDS
                     for figure in ("cpu", "latency")
-                }
+                } | {"auto_to_half_cpu": figures.auto_to_half()}
             rows = _rows(engine)
             engine.dispose()
             sent = (rounds + 1) * count * callers * len(sorts)
             report["lost"] += sum([sent - len(rows[mode]) for mode in rows])
-            expected |= rows["half"]
+            expected |= rows["half"] | rows["auto"]
         stored = count_in_queues(server.url, TOPIC)
         report["lost"] += len(expected - stored.keys())
         report["duplicated"] = sum(number > 1 for number in stored.values()) + len(stored.keys() - expected)
@@ -225,24 +250,26 @@ def run(databases: list[str], sorts: list[str], *, rounds: int, count: int, call
 
 
 def _rows(engine: sa.Engine) -> dict[str, set[str]]:
-    """The ids of the transactions that the database committed with a message, by mode."""
+    """The ids of the transactions that the database committed with a message, by the mode of their producer."""
     columns = half_message.c
     by_mode: dict[str, set[str]] = {mode: set() for mode in KINDS if mode}
     with engine.connect() as connection:
-        for mode, transaction_id in connection.execute(sa.select(columns.mode, columns.transaction_id)):
-            by_mode[mode].add(str(transaction_id))
+        for group, transaction_id in connection.execute(sa.select(columns.producer_group, columns.transaction_id)):
+            by_mode[group.removeprefix(GROUP)].add(str(transaction_id))
     return by_mode
 
 
 def _print(report: dict[str, Any]) -> None:
-    print(f"{'':24} {'without a message':>24} {'half adds':>26} {'outbox adds':>26}")
+    print(f"{'':24} {'without a message':>24} {'half adds':>26} {'outbox adds':>26} {'auto adds':>26}")
     for name, figures in report.items():
         if not isinstance(figures, dict):
             continue
         for figure, label in (("cpu", "CPU"), ("latency", "latency")):
             cells = [figures[f"{kind or 'bare'}_{figure}"] for kind in KINDS]
             texts = [f"{cell['median']:.3f} ({cell['least']:.3f} to {cell['greatest']:.3f})" for cell in cells]
-            print(f"{name + ' ' + label:24} {texts[0]:>24} {texts[1]:>26} {texts[2]:>26}")
+            print(f"{name + ' ' + label:24} {texts[0]:>24} {texts[1]:>26} {texts[2]:>26} {texts[3]:>26}")
+        ratio = figures["auto_to_half_cpu"]
+        print(f"{name}: CPU of auto by half {ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})")
 
 
 def main() -> int:

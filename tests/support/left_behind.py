@@ -1,0 +1,50 @@
+"""Producers in mode auto: their commits, their rows, and what a queue server has of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.client import Message, TransactionProducer
+from notify.client.tables.definitions import half_message
+from notify.testing.process import ServerProcess
+from tests.support.http import ask
+
+BOUND = 0.25
+"""How long a commit waits for the server."""
+
+
+def auto(server: ServerProcess, engine: Any, group: str, **options: Any) -> TransactionProducer:
+    """A producer in mode auto; `options` of TransactionProducer."""
+    return TransactionProducer(
+        server.url, group=group, engine=engine, mode="auto", **{"half_timeout": BOUND, **options}
+    )
+
+
+def send(producer: TransactionProducer, topic: str, *bodies: str, key: str | None = None) -> None:
+    """One transaction for each body."""
+    for body in bodies:
+        with Session(producer._plan.engine) as session, session.begin():
+            producer.send(session, Message(topic, body, key=key))
+
+
+def rows(engine: sa.Engine) -> list[tuple[int, str]]:
+    """`relayed` and `shards` of each row, in order."""
+    columns = half_message.c
+    query = sa.select(columns.relayed, columns.shards).order_by(columns.transaction_id, columns.message_no)
+    with engine.connect() as connection:
+        return [(int(relayed), str(shards)) for relayed, shards in connection.execute(query)]
+
+
+def delivered(url: str, topic: str) -> list[str]:
+    """The bodies of a topic's committed messages, in the order of each of its queues."""
+    bodies: list[str] = []
+    queue = offset = 0
+    while True:
+        status, answer = ask(url, "GET", f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=1000")
+        if status != 200:
+            return bodies
+        bodies += [message["body"] for message in answer["messages"]]
+        queue, offset = (queue, answer["next_offset"]) if answer["messages"] else (queue + 1, 0)
