@@ -270,13 +270,15 @@ class BlockingSender:
             self._is_answered()
             self._lose()
 
-    def _lose(self) -> None:
-        """Close the connection for outcomes. The loop sends the last outcome again if it is not answered."""
+    def _lose(self, *, is_fault: bool = True) -> None:
+        """Close the connection for outcomes. The loop sends the last outcome again if it is not answered. `is_fault`:
+        it did not reach the server; otherwise nobody waits any longer."""
         self._outcome_connection.close()
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
             self._thread.call(self._running.queue_outcome, *unanswered)
-            self._running.outcome_was_lost()
+            if is_fault:
+                self._running.outcome_was_lost()
 
     # --- looking after the connections ------------------------------------------------------------------------
 
@@ -312,7 +314,7 @@ class BlockingSender:
         """Wait at most `seconds` for the answer to the last outcome; without one, the loop sends the outcome again."""
         with self._outcome_connection_taken():
             if not self._is_answered(seconds):
-                self._lose()
+                self._lose(is_fault=False)
 
     def close(self, seconds: float) -> None:
         """Finish and close the connections; a thread that is sending a half closes that for halves itself."""
