@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.commands import Command
 from tests.support.http import ask
 from tests.support.left_behind import BOUND, auto, delivered, rows, send
 from tests.support.proxy import Proxy
@@ -194,12 +194,15 @@ def test_another_process_sends_no_row_before_an_outcome_that_was_lost(
         if threading.current_thread() is threading.main_thread():
             up.kill()
 
-    with auto(up, engine, unique) as first:
+    with auto(up, engine, unique, half_timeout=PATIENCE_SECONDS) as first:
+        left_behind = first._plan.left_behind
+        assert left_behind is not None
         send(first, unique, "0", key="k")
         assert first.flush(PATIENCE_SECONDS) == []
         sa.event.listen(engine, "commit", kill)
         send(first, unique, "1", key="k")
         sa.event.remove(engine, "commit", kill)
+        eventually(lambda: left_behind.is_away, "the lost outcome to open the circuit")
         send(first, unique, "2", "3", key="k")
         assert len(first.flush(0.01)) == 3
     assert [relayed for relayed, _ in rows(engine)] == [RELAYED, RELAYED, LEFT_BEHIND, LEFT_BEHIND]
@@ -247,13 +250,8 @@ def test_notify_check_sends_what_a_group_without_a_process_left(
         send(producer, unique, "another group's", key="k")
     away.start()
     dsn = engine.url.render_as_string(hide_password=False)
-    check = [sys.executable, "-m", "notify", "check", "--dsn", dsn, "--group", unique, "--url", away.url]
-    process = subprocess.Popen(check, stderr=subprocess.DEVNULL)
-    try:
+    with closing(Command("check", "--dsn", dsn, "--group", unique, "--url", away.url).start()):
         eventually(lambda: sorted(r for r, _ in rows(engine)) == [RELAYED, RELAYED, LEFT_BEHIND], "the group's rows")
-    finally:
-        process.terminate()
-        process.wait(PATIENCE_SECONDS)
     assert delivered(away.url, unique) == ["a", "b"]
 
 
