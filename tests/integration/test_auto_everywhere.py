@@ -80,7 +80,7 @@ def over_kafka(site: Site) -> Place:
 
 def workers(site: Site) -> Place:
     def bodies(server: ServerProcess, topic: str, count: int) -> list[str]:
-        return [body for name in worker_names(2) for body in delivered(f"{server.url}/{name}", topic)]
+        return [body for name in worker_names(2) for body in delivered(server.url, topic, name)]
 
     return Place(("--workers", "2"), bodies)
 

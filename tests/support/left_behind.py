@@ -38,12 +38,14 @@ def rows(engine: sa.Engine) -> list[tuple[int, str]]:
         return [(int(relayed), str(shards)) for relayed, shards in connection.execute(query)]
 
 
-def delivered(url: str, topic: str) -> list[str]:
-    """The bodies of a topic's committed messages, in the order of each of its queues."""
+def delivered(url: str, topic: str, worker: str = "") -> list[str]:
+    """The bodies of a topic's committed messages, in the order of each of its queues; of several workers, those that
+    one has."""
+    topics = f"/{worker}/v1/topics" if worker else "/v1/topics"
     bodies: list[str] = []
     queue = offset = 0
     while True:
-        status, answer = ask(url, "GET", f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max=1000")
+        status, answer = ask(url, "GET", f"{topics}/{topic}/queues/{queue}/messages?offset={offset}&max=1000")
         if status != 200:
             return bodies
         bodies += [message["body"] for message in answer["messages"]]
