@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,11 @@ from notify.client.tables.left_rows import counted
 from notify.errors import InvalidRequest, TransactionRefused
 from notify.movers.relay.relay import Relay
 from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.commands import Command
+from tests.support.commands import Command, cli
 from tests.support.http import ask
 from tests.support.left_behind import BOUND, auto, delivered, rows, send
 from tests.support.proxy import Proxy
@@ -270,6 +272,22 @@ def test_the_server_shows_what_waits(up: ServerProcess, engine: sa.Engine, uniqu
         assert producer.flush(PATIENCE_SECONDS) == []
         eventually(lambda: not ask(up.url, "GET", "/v1/admin/left-behind")[1]["left_behind"], "nothing to wait")
     assert sorted(delivered(up.url, unique)) == ["a", "b", "c"]
+
+
+def test_doctor_names_each_group_whose_rows_wait(memory: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    for group in (unique, f"{unique}-2"):
+        with TransactionProducer(nowhere, group=group, engine=engine, mode="auto", half_timeout=BOUND) as producer:
+            send(producer, unique, "a", "b")
+    with engine.begin() as connection:
+        of_group = half_message.c.producer_group == unique
+        connection.execute(half_message.update().where(of_group).values(created_at=datetime(2026, 11, 1)))
+    dsn = engine.url.render_as_string(hide_password=False)
+    code, shown = cli("doctor", "--dsn", dsn, "--url", memory.url, "--json")
+    (finding,) = [each for each in shown["findings"] if "left behind" in each]
+    assert code == 1 and f"group {unique}: 2 transactions are left behind since 2026-11-01T00:00:00Z" in finding
+    assert f"notify check --dsn … --group {unique}`" in finding
+    assert (shown["left_behind"], shown["left_behind_since"]) == (4, "2026-11-01T00:00:00Z")
 
 
 def test_a_check_does_not_overtake_rows_that_wait(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
