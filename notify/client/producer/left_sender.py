@@ -184,18 +184,16 @@ class LeftSender:
     async def _report(self, schemas: Collection[str]) -> None:
         """Let the server show what waits in these schemas, every REPORT_SECONDS, and that nothing waits any more in
         others."""
-        reports = []
-        for schema in schemas:
-            if self._monotonic() - self._reported.get(schema, ("", float("-inf")))[1] > REPORT_SECONDS:
-                report = await self._database.call(left_rows.report, self._group, schema=schema)
-                self._reported[schema] = report.source, self._monotonic()
-                reports.append(report)
-        for schema in self._reported.keys() - schemas:
-            source, _ = self._reported.pop(schema)
-            reports.append(LeftBehindReport(self._group, source, 0))
         try:
-            for report in reports if self._may_report else ():
+            for schema in schemas if self._may_report else ():
+                if self._monotonic() - self._reported.get(schema, ("", float("-inf")))[1] > REPORT_SECONDS:
+                    report = await self._database.call(left_rows.report, self._group, schema=schema)
+                    self._reported[schema] = report.source, self._monotonic()
+                    await self._client_of_mine().tell_left_behind(report, PROBE_SECONDS)
+            for schema in self._reported.keys() - schemas if self._may_report else ():
+                report = LeftBehindReport(self._group, self._reported[schema][0], 0)
                 await self._client_of_mine().tell_left_behind(report, PROBE_SECONDS)
+                del self._reported[schema]
         except (NotFound, Forbidden) as error:  # an older server has no such route
             self._may_report = False
             log.info("the server will not show what group %s leaves behind: %s", self._group, error)

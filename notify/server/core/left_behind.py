@@ -17,7 +17,7 @@ MOST_REPORTS = 1000
 """The most groups with something left behind, each in one database, that are shown."""
 FORGET_US = 3_600_000_000
 """A group without a report for this long is no longer shown."""
-MOST_SECONDS = 1e10
+MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ class Alarms:
             if row["seconds"] > LEFT_SECONDS:
                 group, number = row["producer_group"], _number(row["transactions"], "transaction")
                 text = f"Producer group {group} has left {number} behind in the database of source {row['source']}"
-                yield "left_behind", f"{row['source']}/{group}", f"{text}, since {duration(row['seconds'])}"
+                yield "left_behind", f"{row['source']}/{group}", f"{text}, the oldest {duration(row['seconds'])} ago"
 
     def _groups(self, groups: Sequence[GroupState], now_us: int) -> Iterator[tuple[str, str, str]]:
         most_us = self._core.settings.alarm_no_consumer_seconds * 1e6
