@@ -14,13 +14,14 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import TransactionProducer
+from notify.errors import Unavailable
 from notify.movers.relay.relay import Relay
 from notify.protocol.workers import worker_names
 from notify.runtime.databases import RELAYED
 from notify.storage.sql.engines import opened
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.kafka import committed
 from tests.support.left_behind import auto, delivered, rows, send
@@ -97,8 +98,17 @@ def relayed(queue_url: str, *storages: str) -> Bodies:
 
 
 def relay(url: str, target: str) -> None:
+    """Move what waits in a server's database; a target that is slow may need another try."""
     with opened(url) as engine:
-        asyncio.run(Relay(engine, target).run(once=True))
+
+        def is_moved() -> bool:
+            try:
+                asyncio.run(Relay(engine, target).run(once=True))
+            except Unavailable:
+                return False
+            return True
+
+        eventually(is_moved, "the target to take what waits")
 
 
 @pytest.fixture
