@@ -1,8 +1,9 @@
 """How long messages and requests take: histograms by topic, group, producer group and route, in bounded memory.
 
 A histogram is 20 counters, and two copies of them for the figures of the last minutes. What is measured where:
-`commit_to_queue` in Delivery.placed, `commit_to_consumer` in Group._lease, `commit_to_ack` in Settling._ack, `check_back`
-in Outcomes, `request` in DataRoutes.answer; consumers measure `consumer_to_handler` and `handler` in Hand.collect.
+`commit_to_queue` in Delivery.placed, `commit_to_consumer` in Group._lease, `commit_to_ack` in Settling._ack,
+`check_back` in Outcomes, `request` in DataRoutes.answer; consumers measure `consumer_to_handler` and `handler`, in
+Hand.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from notify.protocol.latency import Histogram, quantile
+from notify.protocol.latency import BUCKETS, Histogram, quantile
 
 MOST_NAMES = 1000
 """The most topics, groups and so on of a kind with a histogram of their own; the others share one."""
@@ -53,6 +54,8 @@ KINDS = (
 )
 """Every kind, in the order of a message's way."""
 OF_GROUPS = tuple(kind.name for kind in KINDS if kind.label == "group")
+IN_LISTS = ("commit_to_ack", "handler")
+"""The kinds that lists of groups show."""
 
 
 class Latency(Histogram):
@@ -76,6 +79,8 @@ class Latency(Histogram):
 
     def lately(self) -> list[int]:
         """The counts of the last whole minute, and of the one that has begun."""
+        if self.counts == self._before:  # many groups of a list are idle
+            return [0] * BUCKETS
         return [now - before for now, before in zip(self.counts, self._before, strict=True)]
 
 
@@ -158,9 +163,19 @@ class Latencies:
     def __getitem__(self, kind: str) -> Histograms:
         return self.kinds[kind]
 
-    def group(self, name: str) -> dict[str, Any]:
-        """The last one to two minutes of a consumer group, by kind; None for a kind that has not been measured."""
-        return {kind: self.kinds[kind].lately(name) for kind in OF_GROUPS}
+    def group(self, name: str, kinds: Sequence[str] = OF_GROUPS) -> dict[str, Any]:
+        """The last one to two minutes of a consumer group, by kind; None for a kind that is not measured for it."""
+        return {kind: self.kinds[kind].lately(name) for kind in kinds}
+
+    def minute(self, name: str, kinds: Sequence[str]) -> dict[str, float | None]:
+        """The SHARES of the last whole minute of a topic or group, by `{kind}_{share}`."""
+        found = ((kind, self.kinds[kind].minute(name)) for kind in kinds)
+        return {
+            f"{kind}_{share}": seconds
+            for kind, counts in found
+            if counts is not None
+            for share, seconds in shares(counts).items()
+        }
 
     def turn(self) -> None:
         """End a minute."""
