@@ -110,7 +110,7 @@ def marked(text: str) -> Markup:
 
 def percentiles(kind: str) -> list[tuple[str, str, str]]:
     """The lines of a chart of a kind of latency."""
-    return [(f"{kind}_{share}", share, "time") for share in ("p50", "p95", "p99")]
+    return [(f"{kind}_{share}", f"{kind.replace('_', ' ')} {share}", "time") for share in ("p50", "p95", "p99")]
 
 
 _PAGES = {

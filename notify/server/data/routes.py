@@ -86,6 +86,8 @@ def _reached(url: str, host: str) -> str:
     return parts._replace(netloc=f"{name}:{parts.port}").geturl()
 
 
+WAITING = ("poll", "receive")
+"""The routes whose requests wait on purpose: how long they take says nothing."""
 _REPORTED = {WAITED: "consumer_to_handler", HANDLED: "handler"}
 """The histogram that each parameter of a settlement is counted in."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
@@ -160,7 +162,8 @@ class DataRoutes:
                 methods = self._named.setdefault(_nouns(path.split("/")), {})
             else:
                 methods = self._plain.setdefault(path, {})
-            methods[method] = getattr(self, name), core.metrics.latencies["request"].of(f"{method} {path}")
+            latency = Latency() if name in WAITING else core.metrics.latencies["request"].of(f"{method} {path}")
+            methods[method] = getattr(self, name), latency
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request; an error is an answer too."""
@@ -176,8 +179,7 @@ class DataRoutes:
             try:
                 body = await route(request, *names)
             finally:
-                if not request.polls:
-                    latency.add(round((time.perf_counter() - began) * 1e6))
+                latency.add(round((time.perf_counter() - began) * 1e6))
         except NotifyError as error:
             if error.status == 507:
                 self.core.metrics.refused_full += 1

@@ -78,8 +78,8 @@ class Alarms:
         await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
-        """The raised alarms, critical ones before warnings, the oldest first; `silence` is null for an alarm that is not
-        silenced."""
+        """The raised alarms, critical ones before warnings, then the oldest first; `silence` is null for an alarm that
+        is not silenced."""
         now_us = self._core.clock()
         rows = []
         for alarm in sorted(self.raised.values(), key=lambda a: (a.name not in CRITICAL, a.since_us)):

@@ -220,7 +220,7 @@
       });
       return tr;
     };
-    content.append(row("th", ["At"].concat(lines.map(([, label, unit]) => named(label, unit))));
+    content.append(row("th", ["At"].concat(lines.map(([, label, unit]) => named(label, unit)))));
     for (let n = figures.at.length - 1; n >= Math.max(0, figures.at.length - ROWS); n--) {
       content.append(row("td", [moment(figures.at[n])].concat(lines.map(([name, , unit]) => shown(figures[name][n], unit)))));
     }
