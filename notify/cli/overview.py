@@ -137,7 +137,8 @@ def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
 
 def _lately(row: dict[str, Any], kind: str) -> dict[str, Any]:
     """The figures of one kind of latency; empty where a server does not measure it."""
-    return row.get("latency", {}).get(kind) or {}
+    figures: dict[str, Any] = row.get("latency", {}).get(kind) or {}
+    return figures
 
 
 def screen_of(figures: dict[str, Any], *, lagging: bool = True) -> Group:

@@ -111,7 +111,8 @@ class _Kept:
             # The total of a group falls if the group is reset; the rate is 0 then.
             rate = max(0, total - before) / (at - then) if at > then else None
             self._before[name] = (at, total)
-        known = {self._fields[0].name: rate, "lag": lag, "oldest_seconds": oldest} | latencies
+        known: dict[str, float | None] = {self._fields[0].name: rate, "lag": lag, "oldest_seconds": oldest}
+        known |= latencies
         self._series[name].add(at, [known.get(field.name) for field in self._fields])
 
     def of(self, name: str, span: str, at: float) -> dict[str, Any]:
