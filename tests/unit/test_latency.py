@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from array import array
 
@@ -9,7 +10,8 @@ import pytest
 
 from notify.protocol.latency import BOUNDS, BUCKETS, Histogram, parsed, quantile, written
 from notify.server import latency
-from notify.server.latency import OTHER, Histograms, Latency, shown
+from notify.server.latency import OTHER, Histograms, Latencies, Latency, shown
+from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
 from notify.storage.message_run import CommitTimes, total_of
 
 NOW = 1_800_000_000_000_000
@@ -116,3 +118,38 @@ def test_the_number_of_series_is_bounded_and_no_count_falls(monkeypatch: pytest.
     seen = {name: sum(histogram.counts) for name, histogram in histograms.samples()}
     assert seen == {"b": 1, "g": 1, OTHER: 5}
     assert all(len(histogram.counts) == BUCKETS for _, histogram in histograms.samples())
+
+
+class Queues:
+    """A topic and a group, of which only their times are known."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self._latencies = latencies
+
+    def topics(self) -> list[str]:
+        return ["t"]
+
+    def topic(self, name: str) -> Counts:
+        return Counts(None, None, None, self._latencies.minute(name, OF_TOPICS))
+
+    def groups(self) -> list[str]:
+        return ["g"]
+
+    def group(self, name: str) -> Counts:
+        return Counts(None, None, None, self._latencies.minute(name, OF_GROUPS))
+
+
+def test_a_chart_shows_what_each_minute_took() -> None:
+    latencies, now = Latencies(), [NOW]
+    figures = Figures(Queues(latencies), lambda: now[0], latencies)
+    asyncio.run(figures.sample())
+    latencies["handler"].of("g").add(30_000, 40)
+    latencies["commit_to_queue"].of("t").add(3_000)
+    now[0] += 60_000_000
+    asyncio.run(figures.sample())
+    handled = quantile(counted(*[0.03] * 40).counts, 0.99)
+    assert figures.group("g", "hour")["handler_p99"] == [pytest.approx(handled)]
+    assert figures.topic("t", "hour")["commit_to_queue_p50"] == [pytest.approx(0.0035)]
+    now[0] += 60_000_000
+    asyncio.run(figures.sample())
+    assert figures.group("g", "hour")["handler_p99"][-1] is None, "nothing was handled in this minute"
