@@ -17,7 +17,7 @@ from notify.protocol.latency import BUCKETS, Histogram, quantile
 MOST_NAMES = 1000
 """The most topics, groups and so on of a kind with a histogram of their own; the others share one."""
 MOST_LABELLED = 50
-"""The most of a kind that have series of their own in /metrics: the first that were seen. The others are added up."""
+"""The most of a kind that have series of their own in /metrics: the first with a figure. The others are added up."""
 OTHER = "(other)"
 """The label's value for all others; no topic or group can have this name."""
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -63,10 +63,10 @@ class Latency(Histogram):
 
     __slots__ = ("_before", "_last", "is_labelled")
 
-    def __init__(self, *, is_labelled: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.is_labelled = is_labelled
-        """Whether it has series of its own in /metrics."""
+        self.is_labelled: bool | None = None
+        """Whether it has series of its own in /metrics; None: it has not been shown there yet."""
         self._last = self._before = array("Q", self.counts)
 
     def turn(self) -> None:
@@ -112,9 +112,7 @@ class Histograms:
         if latency is None:
             if len(self._by_name) >= MOST_NAMES:
                 return self._others
-            is_labelled = self._labelled < MOST_LABELLED
-            self._labelled += is_labelled
-            latency = self._by_name[name] = Latency(is_labelled=is_labelled)
+            latency = self._by_name[name] = Latency()
         return latency
 
     def lately(self, name: str) -> dict[str, Any] | None:
@@ -146,6 +144,10 @@ class Histograms:
         others.add_all(self._others)
         others.add_all(self._gone)
         for name, latency in self._by_name.items():
+            if latency.is_labelled is None and any(latency.counts):
+                # Once it is one of the others it stays there: their sum would fall.
+                latency.is_labelled = self._labelled < MOST_LABELLED
+                self._labelled += latency.is_labelled
             if latency.is_labelled:
                 yield name, latency
             else:
