@@ -129,9 +129,9 @@ def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
     kept = {name: sum(q["end"] - q["start"] for q in queues) for name, queues in found.items()}
     for name in sorted(found, key=lambda name: (-per_second[name], -kept[name]))[:ROWS]:
         placed = _lately(rows[name], "commit_to_queue")
-        times = latency(placed.get("p50")), latency(placed.get("p99"))
+        ways = latency(placed.get("p50")), latency(placed.get("p99"))
         queues = len({q["queue"] for q in found[name]})
-        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", queues, *times)
+        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", queues, *ways)
     return [table for table in (groups, topics) if table.row_count]
 
 
