@@ -5,7 +5,7 @@ They are separate from the roles (transactions.py, queues.py), so that no storag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -37,6 +37,16 @@ class Dated(Protocol):
 
     written_us: int
     """The time (microseconds since 1970) of what was the last record when it was opened; 0 for none."""
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """Tells when committed messages are in their queues."""
+
+    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
+        """Call `callback(topic, committed_us, count)` on the event loop once so many messages of one commit are durable
+        in the queues of a topic; not for messages that were delayed."""
+        ...
 
 
 @runtime_checkable

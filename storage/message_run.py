@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from notify.protocol.wire import RUN_HEAD, array_head, encode_msgpack
 from notify.storage.progress import to_runs
@@ -14,6 +16,30 @@ LEAST = 16
 """Fewer messages are cheaper one by one."""
 RUN_FIELDS = 4
 """The fields of a `DeliveredRun` that `encoded_run` has."""
+
+
+def total_of(times: array[int]) -> int:
+    """The sum of times; numpy adds many of them faster, but no more than 63 bits."""
+    if len(times) < LEAST:
+        return sum(times)
+    first = times[0]
+    return first * len(times) + int((np.frombuffer(times, np.int64) - first).sum())
+
+
+class CommitTimes(msgspec.Struct, frozen=True, gc=False):
+    """When messages were committed, or released to their queue, in microseconds since 1970: 8 bytes for each."""
+
+    each: array[int]
+    """In the order of the offsets, and so of time, if `total_us` is known."""
+    total_us: int | None = None
+    """Their sum; None: the messages do not lie side by side, so that the times may be in any order."""
+
+    def of(self, places: range) -> tuple[Sequence[int], int]:
+        """The times at these neighbouring places, the oldest first, and their sum."""
+        if self.total_us is not None and len(places) == len(self.each):
+            return self.each, self.total_us
+        times = self.each[places.start : places.stop]
+        return (sorted(times) if self.total_us is None else times), total_of(times)
 
 
 class MessageRun(msgspec.Struct, frozen=True, gc=False):
@@ -28,6 +54,7 @@ class MessageRun(msgspec.Struct, frozen=True, gc=False):
     """When the first of them expires; 0: none expires."""
     encoded: bytes
     """See `encoded_run`."""
+    times: CommitTimes
 
     @property
     def offsets(self) -> range:
@@ -89,4 +116,6 @@ def run_of(messages: Sequence[StoredMessage], offset: int) -> MessageRun | None:
         return None
     size = sum([len(m.payload) for m in messages])
     expires_us = min([m.expires_us for m in messages if m.expires_us], default=0)
-    return MessageRun(offset, len(messages), size, expires_us, encoded_messages(messages))
+    times = array("Q", [m.committed_us for m in messages])
+    encoded = encoded_messages(messages)
+    return MessageRun(offset, len(messages), size, expires_us, encoded, CommitTimes(times, total_of(times)))

@@ -27,6 +27,15 @@ def duration(seconds: float | None) -> str:
     return f"{total} s"
 
 
+def latency(seconds: float | None) -> str:
+    """A short time to three digits, such as 4.2 ms or 1.25 s; from two minutes on as `duration`."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds >= 120:
+        return duration(seconds)
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
 def size(value: float) -> str:
     """Bytes in the unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

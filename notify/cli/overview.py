@@ -10,6 +10,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from notify.admin_api.words import latency
 from notify.cli.api import AS_JSON, URL, WATCH, WIDE, call, fields, show_rows, watched
 from notify.cli.printed import Rows, cell, console, say_json
 
@@ -110,20 +111,34 @@ def _queues(url: str, figures: dict[str, Any], rates: _Rates) -> list[Any]:
     if figures["queues"] is None:
         return []
     ages = {row["name"]: row["oldest_seconds"] for row in figures["queues"]["lagging"]}
-    groups = Rows("group", "lag", "oldest", "leased", "consumers", "", box=None, pad_edge=False)
+    groups = Rows(
+        "group", "lag", "oldest", "leased", "consumers", "p50", "p99", "handler p99", "", box=None, pad_edge=False
+    )
     listed = call(url, "GET", "groups", query=f"?max={LISTED}")["groups"]
     for row in sorted(listed, key=lambda row: -row["lag"])[:ROWS]:
         age = "-" if ages.get(row["name"]) is None else f"{ages[row['name']]:.0f} s"
         state = "paused" if row["paused"] else ""
-        groups.add_row(row["name"], f"{row['lag']:,}", age, row["leased"], row["consumers"], state)
-    topics = Rows("topic", "messages/s", "messages", "queues", box=None, pad_edge=False)
+        acked, handled = _lately(row, "commit_to_ack"), _lately(row, "handler")
+        times = latency(acked.get("p50")), latency(acked.get("p99")), latency(handled.get("p99"))
+        groups.add_row(row["name"], f"{row['lag']:,}", age, row["leased"], row["consumers"], *times, state)
+    topics = Rows("topic", "messages/s", "messages", "queues", "p50", "p99", box=None, pad_edge=False)
     answer = call(url, "GET", "topics", query=f"?max={LISTED}&internal=false")
-    found = {topic["name"]: topic["queues"] for topic in answer["topics"]}
+    rows = {topic["name"]: topic for topic in answer["topics"]}
+    found = {name: topic["queues"] for name, topic in rows.items()}
     per_second = rates.of({name: sum(q["end"] for q in queues) for name, queues in found.items()})
     kept = {name: sum(q["end"] - q["start"] for q in queues) for name, queues in found.items()}
     for name in sorted(found, key=lambda name: (-per_second[name], -kept[name]))[:ROWS]:
-        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", len({q["queue"] for q in found[name]}))
+        placed = _lately(rows[name], "commit_to_queue")
+        ways = latency(placed.get("p50")), latency(placed.get("p99"))
+        queues = len({q["queue"] for q in found[name]})
+        topics.add_row(name, f"{per_second[name]:,.0f}", f"{kept[name]:,}", queues, *ways)
     return [table for table in (groups, topics) if table.row_count]
+
+
+def _lately(row: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The figures of one kind of latency; empty where a server does not measure it."""
+    figures: dict[str, Any] = row.get("latency", {}).get(kind) or {}
+    return figures
 
 
 def screen_of(figures: dict[str, Any], *, lagging: bool = True) -> Group:

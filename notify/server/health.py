@@ -21,6 +21,7 @@ from notify.server.cluster.workers import DIED, HUNG
 from notify.server.connections.quota import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
+from notify.server.latency import KINDS
 from notify.server.metrics import Exposition
 from notify.server.running import Running
 from notify.server.shipping import Shipping
@@ -125,6 +126,9 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
             "notify_worker_restarts", text, ["why"], [((why,), counts.get(why, 0)) for why in (DIED, HUNG)]
         )
     _add_alarms(exposition, running.alarms)
+    for kind in KINDS:
+        samples = core.metrics.latencies[kind.name].samples()
+        exposition.histograms(f"notify_{kind.name}_seconds", kind.text, kind.label, samples)
     return exposition
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from notify.protocol.latency import BOUNDS, Histogram
+from notify.server.latency import Latencies
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Monotone counters since the process started."""
+    """Monotone counters since the process started, and how long things took."""
 
     halves: int = 0
     committed: int = 0
@@ -34,6 +38,7 @@ class Metrics:
     refused_rate: int = 0
     refused_backlog: int = 0
     refused_full: int = 0
+    latencies: Latencies = field(default_factory=Latencies)
 
 
 HELP = {
@@ -60,9 +65,13 @@ HELP = {
     "refused_full": "Requests refused because the disk is full",
 }
 
+COUNTERS = tuple(f.name for f in fields(Metrics) if f.name in HELP)
+
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
 """Samples of a metric: the values of the labels, and the value of the sample."""
+LE = [*map(str, BOUNDS), "+Inf"]
+"""The label `le` of each bucket."""
 
 
 class Exposition:
@@ -71,7 +80,7 @@ class Exposition:
 
     def __init__(self, metrics: Metrics) -> None:
         self._families: list[Metric] = [
-            CounterMetricFamily(f"notify_{f.name}", HELP[f.name], getattr(metrics, f.name)) for f in fields(metrics)
+            CounterMetricFamily(f"notify_{name}", HELP[name], getattr(metrics, name)) for name in COUNTERS
         ]
 
     def counter(self, name: str, text: str, value: float) -> None:
@@ -94,6 +103,14 @@ class Exposition:
         family = GaugeMetricFamily(name, text, labels=labels)
         for values, value in samples:
             family.add_metric(values, value)
+        self._families.append(family)
+
+    def histograms(self, name: str, text: str, label: str, samples: Iterable[tuple[str, Histogram]]) -> None:
+        """Add a histogram of durations for each value of its label."""
+        family = HistogramMetricFamily(name, text, labels=[label])
+        for value, histogram in samples:
+            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), strict=True))
+            family.add_metric([value], buckets, histogram.sum_us / 1e6)
         self._families.append(family)
 
     def collect(self) -> list[Metric]:

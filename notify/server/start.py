@@ -162,7 +162,7 @@ async def _watching(
     """Gather the server's figures and raise alarms while the context lasts."""
     silences = Silences(database)
     await silences.load()
-    history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock)
+    history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock, core.metrics.latencies)
     restarted_for = "" if workers is None else workers.ended.reason
     alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes, restarted_for)
     charts = ChartFile(Path(core.settings.data_dir), history, figures)

@@ -15,6 +15,7 @@ class Frame:
     __slots__ = (
         "base",
         "chunks",
+        "commits",
         "delayed",
         "entries",
         "handed_over",
@@ -38,6 +39,8 @@ class Frame:
         self.queues: list[Queue | None] = []
         self.delayed: list[tuple[int, int, int]] = []
         """(due, payload position, number of the entry in this frame) of messages that are delayed."""
+        self.commits: list[tuple[int, int, int]] = []
+        """(time of a commit, first and end of the numbers of its entries in this frame)."""
         self.waiters: list[asyncio.Future[None]] = []
         self.handed_over: list[asyncio.Future[None]] = []
         """Who waits until the operating system has it, and no longer."""

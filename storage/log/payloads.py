@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from notify.storage.log.format import crc32c
 from notify.storage.log.queues import Queue
 from notify.storage.log.segments import Segments
 from notify.storage.log.state import LogState
-from notify.storage.message_run import MessageRun, encoded_run
+from notify.storage.message_run import CommitTimes, MessageRun, encoded_run, total_of
 from notify.storage.records import StoredMessage
 
 READ_AHEAD_BYTES = 1 << 20
@@ -140,7 +141,9 @@ class Payloads:
         for name in _RUN_HEAD.fields or ():
             heads[name] = table[name]
         encoded = encoded_run(queue.number, [(offset, count)], heads.tobytes(), count, payloads)
-        return MessageRun(offset, count, int(total[count - 1]), expires_us, encoded)
+        times_us = array("Q", table["time_us"].tobytes())
+        times = CommitTimes(times_us, total_of(times_us))
+        return MessageRun(offset, count, int(total[count - 1]), expires_us, encoded, times)
 
     def _neighbours(
         self, positions: NDArray[np.int64], ends: NDArray[np.int64], after_gaps: NDArray[np.intp]

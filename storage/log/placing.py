@@ -36,6 +36,7 @@ def place(
     message is delayed. `forced`: an administrator decided the transactions.
     """
     before = len(frame.entries)
+    first = before + len(entries)
     topics, times = state.topics_by_id.rows, state.times
     for half in halves:
         flags, queue_no, topic_id, deliver_us = HALF.unpack_from(half)
@@ -61,3 +62,5 @@ def place(
         flags &= FLAG_TTL | FLAG_FORCED
         entries.append(ENTRY_HEAD.pack(_QUEUE, flags, queue.number, topic_id, now_us, offset) + tail)
         queues.append(queue)
+    if before + len(entries) > first:
+        frame.commits.append((now_us, first, before + len(entries)))

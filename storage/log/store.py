@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
@@ -83,6 +84,7 @@ class LogStore:
         self.written_us = 0
         self._on_failure = on_failure
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
+        self._placed_callbacks: list[Callable[[str, int, int], None]] = []
         self._lock = DirectoryLock(self.disk.directory)
         self._ballast = Ballast(self.disk)
 
@@ -234,6 +236,9 @@ class LogStore:
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible_callbacks.append(callback)
 
+    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
+        self._placed_callbacks.append(callback)
+
     async def sync(self) -> None:
         await self.journal.sync()
 
@@ -311,6 +316,11 @@ class LogStore:
             for _, position, _ in frame.delayed:
                 self.state.times.unpublished.pop(position, None)
             topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
+            for placed in self._placed_callbacks:
+                for committed_us, first, end in frame.commits:
+                    for queue, count in Counter(frame.queues[first:end]).items():
+                        if queue is not None:
+                            placed(queue.topic.name, committed_us, count)
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)

@@ -38,12 +38,17 @@ class MemoryQueues:
         self._placed: dict[bytes, list[StoredMessage]] = {}
         """The places of each transaction's messages."""
         self._visible: list[Callable[[set[str]], None]] = []
+        self._placed_callbacks: list[Callable[[str, int, int], None]] = []
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible.append(callback)
 
+    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
+        self._placed_callbacks.append(callback)
+
     def forget_listeners(self) -> None:
         self._visible.clear()
+        self._placed_callbacks.clear()
 
     def tell(self, topics: set[str]) -> None:
         """Call whoever wants to know of new messages in these topics."""
@@ -98,6 +103,8 @@ class MemoryQueues:
             else:
                 self.enqueue(message, queue, transaction_id, number, now_us)
                 touched.add(message.topic)
+                for placed in self._placed_callbacks:
+                    placed(message.topic, now_us, 1)
         return touched
 
     def _queue_for(self, message: NewMessage) -> int:

@@ -57,6 +57,7 @@ class MemoryStore:
         self.messages = queues.messages
         self.trim = queues.trim
         self.on_visible = queues.on_visible
+        self.on_placed = queues.on_placed
         self.delayed = queues.delayed
         self.release_due = queues.release_due
         self.next_due_us = queues.next_due_us

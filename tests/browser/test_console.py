@@ -264,7 +264,7 @@ def decide_transactions(writes: Writes) -> None:
     assert writes.states(names) == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
     assert "roll back transactions of orders" in w.text() and "ROLLED_BACK" in w.text()
     w.go("/transactions")
-    assert "In doubt 0" in w.page.inner_text("#states") and "No transaction is in doubt" in w.text()
+    assert "In doubt 0" in w.page.inner_text("#states") and "No transaction is without an outcome" in w.text()
 
 
 def change_queues(writes: Writes) -> None:

@@ -169,7 +169,9 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     w.page.click("#charts summary")
     w.page.wait_for_selector("#charts details th")  # the browser tells of an opened `details` after the click
     headings = w.page.locator("#charts details th").all_inner_texts()
-    assert headings == ["At", "settled/s", "lag messages", "oldest s"]
+    kinds = ("commit to ack", "commit to consumer", "handler")
+    times = [f"{kind} {share}" for kind in kinds for share in ("p50", "p95", "p99")]
+    assert headings == ["At", "settled/s", "lag messages", "oldest s", *times]
     assert w.page.locator("#charts details tr").nth(1).inner_text()[:2] == "20"  # the year of an ISO date
     assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
 

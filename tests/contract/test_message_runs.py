@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from notify.server.delivery.leases import Handed
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.groups import Subscription
-from notify.storage.message_run import LEAST, KeptRuns, MessageRun
+from notify.storage.message_run import LEAST, CommitTimes, KeptRuns, MessageRun
 from notify.storage.names import dead_letter_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
@@ -279,7 +280,7 @@ def test_runs_are_kept_within_a_number_of_bytes() -> None:
     kept = KeptRuns(800)
 
     def run(first: int, size: int) -> MessageRun:
-        return MessageRun(first, LEAST, 0, 0, bytes(size))
+        return MessageRun(first, LEAST, 0, 0, bytes(size), CommitTimes(array("Q")))
 
     kept.keep(1, run(0, 101))
     assert (kept.get(1, 0, LEAST), kept.bytes) == (None, 0)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from notify.kafka import rights
 from notify.server.app import App
-from notify.server.metrics import HELP, Metrics
+from notify.server.latency import KINDS
+from notify.server.metrics import COUNTERS, HELP
 from notify.server.settings import Settings
 from notify.spark.judge.findings import FINDINGS
 from notify.storage.memory import MemoryStore
@@ -24,7 +25,7 @@ def pages() -> dict[Path, str]:
     """Each page with generated parts, as it should be."""
     reference = DOCS / "reference.md"
     tables = {
-        reference: [_settings(), _admin_routes(), _metrics()],
+        reference: [_settings(), _admin_routes(), _metrics(), _histograms()],
         DOCS / "audit-findings.md": [_findings()],
         DOCS / "kafka-rights.md": [_rights_at_kafka()],
     }
@@ -64,7 +65,12 @@ def _admin_routes() -> list[str]:
 
 def _metrics() -> list[str]:
     rows = ["| metric | |", "|---|---|"]
-    return rows + [f"| `notify_{f.name}_total` | {HELP[f.name]} |" for f in dataclasses.fields(Metrics)]
+    return rows + [f"| `notify_{name}_total` | {HELP[name]} |" for name in COUNTERS]
+
+
+def _histograms() -> list[str]:
+    rows = ["| histogram | |", "|---|---|"]
+    return rows + [f"| `notify_{kind.name}_seconds{{{kind.label}}}` | {kind.text} |" for kind in KINDS]
 
 
 def _findings() -> list[str]:

@@ -68,13 +68,15 @@ BOUNDS = {
     "a number beside the container, and keys that are checked before": """
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
+        server/latency.py:_by_name
         server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/refusals.py:_received
         server/core/left_behind.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers
         server/letters/failures.py:by_fingerprint
-        server/watch/figures.py:_series server/watch/figures.py:_before server/watch/silences.py:_silences
+        server/watch/figures.py:_series server/watch/figures.py:_before
+        server/watch/figures.py:latencies server/watch/silences.py:_silences
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
         kafka/topics.py:_largest client/tables/log_rows.py:_slots

@@ -22,6 +22,7 @@ from notify.client.handling.hand import (
     Batch,
     Hand,
     Run,
+    Times,
     ranges_of,
     runs_of,
 )
@@ -50,6 +51,7 @@ class Session:
         self.acknowledged: list[str] = []
         self.failed: dict[str, str] = {}
         self.hand: Hand
+        self.times = Times()
 
     def noted(self, run: Run, place: int, error: BaseException) -> None:
         self.failed[run.delivery(place).body.decode()] = str(error) or type(error).__name__

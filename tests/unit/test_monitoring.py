@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from notify.server.latency import KINDS
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import call
@@ -44,6 +45,7 @@ def test_they_ask_only_for_metrics_that_there_are(server: ServerProcess) -> None
     panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
     asked += [target["expr"] for panel in panels for target in panel["targets"]]
     used = {name for expression in asked for name in re.findall(r"\bnotify_\w+", expression)}
+    used = {re.sub("_bucket$", "", name) for name in used}  # of a histogram
     assert used <= shown, used - shown
     assert len(used) > 20
 
@@ -60,6 +62,12 @@ def test_every_rule_leads_to_what_to_do() -> None:
 def test_the_dashboard_shows_dead_letters() -> None:
     panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
     assert any("notify_dead_letters" in target["expr"] for panel in panels for target in panel["targets"])
+
+
+def test_the_dashboard_shows_every_histogram() -> None:
+    panels = json.loads((MONITORING / "grafana.json").read_text())["panels"]
+    asked = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    assert [kind.name for kind in KINDS if f"notify_{kind.name}_seconds_bucket" not in asked] == []
 
 
 def test_every_alarm_has_a_rule(server: ServerProcess) -> None:

@@ -334,8 +334,11 @@ class AsyncConsumer(_Consumer):
                 handler = lot[0][0].handler
                 if handler is not None and handler.batch is not None:
                     await self._handle_batch(hand, lot)
-                elif (rest := self._begin(hand, handler, lot)) is not None:
-                    await self._finish(hand, lot, rest)
+                else:
+                    began = time.perf_counter()
+                    rest = self._begin(hand, handler, lot, began)
+                    if rest is not None:
+                        await self._finish(hand, lot, rest, began)
                 if hand.time() >= until:
                     self._lots[task] = []
                     await asyncio.sleep(0)  # lets other tasks run
@@ -344,7 +347,7 @@ class AsyncConsumer(_Consumer):
             del self._lots[task]
             hand.left()
 
-    def _begin(self, hand: Hand, handler: Handler | None, lot: list[Waiting]) -> Awaitable[Any] | None:
+    def _begin(self, hand: Hand, handler: Handler | None, lot: list[Waiting], began: float) -> Awaitable[Any] | None:
         """Call the handler of one message, until it waits. Returns what gives its result when awaited; None if it has
         ended. Raises CancelledError only if this caller is cancelled."""
         try:
@@ -356,27 +359,27 @@ class AsyncConsumer(_Consumer):
             else:
                 rest = begin_in_own_context(self._call, handler, message)
         except BaseException as error:
-            self._failed(hand, lot, error)
+            self._failed(hand, lot, error, began)
             return None
         if rest is None:
-            hand.note(lot)
+            hand.note(lot, began=began)
         return rest
 
-    async def _finish(self, hand: Hand, lot: list[Waiting], rest: Awaitable[Any]) -> None:
+    async def _finish(self, hand: Hand, lot: list[Waiting], rest: Awaitable[Any], began: float) -> None:
         """Wait for the end of a message's handler. Raises CancelledError only if this caller is cancelled."""
         try:
             refuse_unfinished(await rest)
         except BaseException as error:
-            self._failed(hand, lot, error)
+            self._failed(hand, lot, error, began)
         else:
-            hand.note(lot)
+            hand.note(lot, began=began)
 
-    def _failed(self, hand: Hand, lot: list[Waiting], error: BaseException) -> None:
+    def _failed(self, hand: Hand, lot: list[Waiting], error: BaseException, began: float) -> None:
         """Note the error of a handler; raise it if it means that this caller is cancelled."""
         if is_cancelled(error):
             hand.note(lot, Cancelled())
             raise error
-        hand.note(lot, error)
+        hand.note(lot, error, began)
 
     async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
         batch = Batch(hand, lot)
@@ -478,15 +481,16 @@ class Consumer(_Consumer):
         if handler is not None and handler.batch is not None:
             self._handle_batch(hand, lot)
             return
+        began = time.perf_counter()
         try:
             message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
             self._call(handler, message)
         except BaseException as error:
-            hand.note(lot, error)
+            hand.note(lot, error, began)
         else:
-            hand.note(lot)
+            hand.note(lot, began=began)
 
     def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
         batch = Batch(hand, lot)

@@ -24,7 +24,7 @@ import msgspec
 
 from notify.client.handling.banner import begun
 from notify.client.handling.failure_log import FailureLog
-from notify.client.handling.hand import Hand, Run, Waiting, by_run, ranges_of, runs_of
+from notify.client.handling.hand import Hand, Run, Times, Waiting, by_run, ranges_of, runs_of
 from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
 from notify.client.transport.batch import Batcher, Later
 from notify.client.transport.foreign_answers import PollTime, foreign_content
@@ -195,9 +195,11 @@ class Settler:
     """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
     to one event loop."""
 
-    def __init__(self, http: HttpClient, group: str, lease: float) -> None:
-        """`lease`: the seconds for which an item is repeated that the server does not take."""
+    def __init__(self, http: HttpClient, group: str, lease: float, times: Times) -> None:
+        """`lease`: the seconds for which an item is repeated that the server does not take. `times`: what the server is
+        told with the items, at most once: if a request is lost, so is what it told."""
         self._http = http
+        self._times = times
         self._path = f"/v1/groups/{group}/settle"
         self._lease = lease
         self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
@@ -214,7 +216,7 @@ class Settler:
         now = asyncio.get_running_loop().time()
         body = encode_msgpack(Settle([settling.item for settling in settlings]))
         try:
-            answer = await self._http.call("POST", self._path, body, CALL_SECONDS)
+            answer = await self._http.call("POST", self._path + self._times.taken(), body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
             if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
@@ -273,7 +275,8 @@ class Session:
     def __init__(self, work: Work, http: HttpClient) -> None:
         self._work = work
         self._http = http
-        self._settler = Settler(http, work.group, work.lease)
+        self.times = Times()
+        self._settler = Settler(http, work.group, work.lease, self.times)
         self._runs: dict[Run, None] = {}
         """The runs with messages that are not settled."""
         self._settling = 0

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
+from notify.protocol.latency import HANDLED, WAITED, Histogram, written
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
 from notify.protocol.wire import Delivered
@@ -47,6 +49,9 @@ START_SECONDS = 1.0
 class Holder(Protocol):
     """A session of a queue server, or Kafka's Handling: it received runs of messages, and settles them."""
 
+    times: Times
+    """Counts how long its messages waited, and their handlers took."""
+
     def noted(self, run: Run, place: int, error: BaseException) -> None:
         """The handler of a message of a run has raised an error."""
 
@@ -54,10 +59,32 @@ class Holder(Protocol):
         """Acknowledge the messages of a run whose handlers have returned."""
 
 
+class Times:
+    """How long messages waited in hand, and their handlers took."""
+
+    __slots__ = ("handled", "waited")
+
+    def __init__(self) -> None:
+        self.waited, self.handled = Histogram(), Histogram()
+
+    def add(self, run: Run, count: int, began: float, ended: float) -> None:
+        """Count a call of a handler with so many messages of a run; times of `perf_counter`."""
+        self.waited.add(int((began - run.began) * 1e6), count)
+        self.handled.add(int((ended - began) * 1e6), count)
+
+    def taken(self) -> str:
+        """What was counted since the last call, as the query of a settlement; empty if nothing was."""
+        if not any(self.handled.counts):
+            return ""
+        query = f"?{WAITED}={written(self.waited)}&{HANDLED}={written(self.handled)}"
+        self.waited, self.handled = Histogram(), Histogram()
+        return query
+
+
 class Run:
     """Messages of one lease, and so of one queue, in their order. Changed only on the event loop."""
 
-    __slots__ = ("acknowledged", "deliveries", "first", "handler", "holder", "is_open", "lease", "unsettled")
+    __slots__ = ("acknowledged", "began", "deliveries", "first", "handler", "holder", "is_open", "lease", "unsettled")
 
     def __init__(
         self, holder: Holder, handler: Handler | None, lease: str, first: int, deliveries: list[Delivered | None]
@@ -74,6 +101,8 @@ class Run:
         self.acknowledged: list[int] = []
         """The places of messages whose acknowledgements are to be sent."""
         self.unsettled = len(deliveries)
+        self.began = time.perf_counter()
+        """When it came to this consumer."""
 
     def delivery(self, place: int) -> Delivered:
         """A message that is not settled yet."""
@@ -169,10 +198,10 @@ class Hand:
         self._is_starting = False
         """Whether a caller is started that has not taken anything yet."""
         self._is_over = self._is_closed = False
-        self._returns: deque[list[Waiting]] = deque()
-        self._errors: deque[tuple[list[Waiting], BaseException]] = deque()
+        self._returns: deque[tuple[list[Waiting], float, float]] = deque()
+        self._errors: deque[tuple[list[Waiting], float, float, BaseException]] = deque()
         """The messages of calls that returned, and those of calls that raised an error, which callers have noted since
-        the loop last looked."""
+        the loop last looked, with the times at which the calls began and ended."""
         self._is_told = False
         """Whether the loop will look at what was noted."""
         self._gathering: asyncio.TimerHandle | None = None
@@ -366,14 +395,16 @@ class Hand:
 
     # --- what became of it ------------------------------------------------------------------------------------
 
-    def note(self, lot: list[Waiting], error: BaseException | None = None) -> None:
-        """Note that the handler of these messages has returned, or that it raised an error."""
+    def note(self, lot: list[Waiting], error: BaseException | None = None, began: float = 0.0) -> None:
+        """Note that the handler of these messages has returned, or that it raised an error. `began`: when it was called
+        (`perf_counter`); 0: the call does not count as one of the handler."""
+        ended = time.perf_counter()
         if error is None:
-            self._returns.append(lot)
+            self._returns.append((lot, began, ended))
         else:
             if not isinstance(error, Exception | asyncio.CancelledError):
                 self.end()  # the handler ends the process: none is called after it
-            self._errors.append((lot, error))
+            self._errors.append((lot, began, ended, error))
         if not self._is_told:
             self._is_told = True
             self._tell(self._gather)
@@ -403,8 +434,10 @@ class Hand:
         count = 0
         returns, errors = self._returns, self._errors
         while returns:
-            lot = returns.popleft()
+            lot, began, ended = returns.popleft()
             count += len(lot)
+            if began:
+                _count_times(lot, began, ended)
             for run, place in lot:
                 run.is_open[place] = 0
                 run.acknowledged.append(place)
@@ -414,8 +447,10 @@ class Hand:
         if count:
             self._counted(count, None)
         while errors:
-            lot, error = errors.popleft()
+            lot, began, ended, error = errors.popleft()
             count += len(lot)
+            if began:
+                _count_times(lot, began, ended)
             self._counted(len(lot), error)
             for run, place in lot:
                 run.is_open[place] = 0
@@ -447,6 +482,7 @@ class Batch:
         """The messages with their bodies, if the handler takes decoded ones."""
         self._part = range(0)
         """The places in the lot of the messages of this call."""
+        self._began = 0.0
         if handler.read is not None:
             self._decode(handler.read)
         self._parts = [range(len(self._lot))]
@@ -471,6 +507,7 @@ class Batch:
     def next(self) -> bool:
         """Go on to the messages of the next call; False if there are none."""
         self._part = self._parts.pop() if self._parts else range(0)
+        self._began = time.perf_counter()
         return len(self._part) > 0
 
     @property
@@ -488,13 +525,13 @@ class Batch:
 
     def succeeded(self) -> None:
         """This call has returned."""
-        self._hand.note(self._lot[_slice(self._part)])
+        self._hand.note(self._lot[_slice(self._part)], began=self._began)
 
     def failed(self, error: BaseException) -> None:
         """This call has raised an error."""
         part = self._part
         if len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
-            self._hand.note(self._lot[_slice(part)], error)
+            self._hand.note(self._lot[_slice(part)], error, self._began)
         elif not isinstance(error, Exception | asyncio.CancelledError):
             self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it
             self.cut(NotTried(error))
@@ -516,6 +553,15 @@ class Batch:
 
 def _slice(places: range) -> slice:
     return slice(places.start, places.stop)
+
+
+def _count_times(lot: Sequence[Waiting], began: float, ended: float) -> None:
+    run = lot[0][0]
+    if lot[-1][0] is run:
+        run.holder.times.add(run, len(lot), began, ended)
+    else:
+        for run, places in by_run(lot):
+            run.holder.times.add(run, len(places), began, ended)
 
 
 def by_run(waiting: Iterable[Waiting]) -> Iterator[tuple[Run, list[int]]]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 from notify.client.handling.failure_log import FailureLog
-from notify.client.handling.hand import Run, by_run
+from notify.client.handling.hand import Run, Times, by_run
 from notify.client.handling.handlers import Cancelled, Handler, NotTried, handler_of
 from notify.client.kafka import retries
 from notify.client.kafka.feed import PollSize
@@ -65,6 +65,7 @@ class Handling:
         self._settling = settling
         self._poll_size = poll_size
         self._failures = FailureLog()
+        self.times = Times()  # no server asks for them
         self._filters = {h.topic: Filter(h.filter) for h in plan.handlers.values() if h.filter}
         self._choosy = {h.topic for h in plan.handlers.values() if h.tags or h.filter}
         """The topics of handlers that do not get every message."""

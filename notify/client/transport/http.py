@@ -320,7 +320,7 @@ class HttpClient:
         if head is None:
             head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._head_host}"
             head += f"content-type: {kind}\r\naccept: {kind}\r\ncontent-length: "
-            if len(self._heads) < 1000:
+            if "?" not in path and len(self._heads) < 1000:  # a query is another one each time
                 self._heads[(method, path, kind)] = head
         return f"{head}{len(body)}\r\n{token_header}\r\n".encode() + body
 

@@ -19,7 +19,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/alarms")
     async def alarms() -> dict[str, Any]:
-        """List the alarms that are raised, the oldest first, and the silences that hold."""
+        """List the alarms that are raised, critical ones first, and the silences that hold."""
         silences = desk.running.silences.listed(desk.running.core.clock())
         return {"alarms": desk.running.alarms.now(), "silences": [silence.shown() for silence in silences]}
 

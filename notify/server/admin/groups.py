@@ -16,6 +16,7 @@ from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
+from notify.server.latency import IN_LISTS
 from notify.storage.groups import Priorities, PriorityClass
 
 WEIGHTS = (6, 3, 1)
@@ -57,19 +58,31 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
-        """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`."""
+        """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`.
+
+        `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99` in seconds, of the time
+        from commit to acknowledgement, and of the handlers.
+        """
         check_between("max", max, 1, 1_000_000)
-        return await desk.running.queues.groups.listed(prefix, after, max)
+        answer = await desk.running.queues.groups.listed(prefix, after, max)
+        latencies = desk.running.core.metrics.latencies
+        return answer | {
+            "groups": [row | {"latency": latencies.group(row["name"], IN_LISTS)} for row in answer["groups"]]
+        }
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a group's last hour, or day, in columns: messages settled per second, lag, age of the oldest."""
+        """Show a group's last hour, or day, in columns: messages settled per second, lag, age of the oldest, latencies.
+
+        `commit_to_ack_p99` and the like are seconds, each minute's; of a quarter of an hour the highest.
+        """
         return desk.running.figures.group(name, span)
 
     @routes.get("/groups/{name}")
     async def group(name: str) -> dict[str, Any]:
-        """Show a group: subscriptions, positions and lag of its queues, leases, and its instances' states."""
-        return await desk.running.queues.groups.one(name)
+        """Show a group: subscriptions, positions and lag of its queues, leases, latency, and its instances' states."""
+        latencies = desk.running.core.metrics.latencies.group(name)
+        return await desk.running.queues.groups.one(name) | {"latency": latencies}
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:

@@ -78,11 +78,21 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         if len(rows) <= MOST_NEWEST:
             newest = await desk.running.queues.topics.newest_at([row["name"] for row in rows])
             rows = [row | {"newest_at": newest.get(row["name"])} for row in rows]
-        return answer | {"topics": [row | {"per_second": desk.running.figures.rate(row["name"])} for row in rows]}
+        to_queue = desk.running.core.metrics.latencies["commit_to_queue"]
+        return answer | {
+            "topics": [
+                row
+                | {
+                    "per_second": desk.running.figures.rate(row["name"]),
+                    "latency": {"commit_to_queue": to_queue.lately(row["name"])},
+                }
+                for row in rows
+            ]
+        }
 
     @routes.get("/topics/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a topic's last hour, or day, in columns: messages sent per second, lag of the slowest group."""
+        """Show a topic's last hour, or day, in columns: messages sent per second, lag of the slowest group, latency."""
         return desk.running.figures.topic(name, span)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])

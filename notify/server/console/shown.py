@@ -15,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from notify.admin_api.queue_rows import kept, sent
-from notify.admin_api.words import count, duration, exactly, job, setting, size, status, whole
+from notify.admin_api.words import count, duration, exactly, job, latency, setting, size, status, whole
 
 BODY_CHARACTERS = 20_000
 LINE_CHARACTERS = 120
@@ -108,6 +108,11 @@ def marked(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def percentiles(kind: str) -> list[tuple[str, str, str]]:
+    """The lines of a chart of a kind of latency."""
+    return [(f"{kind}_{share}", f"{kind.replace('_', ' ')} {share}", "time") for share in ("p50", "p95", "p99")]
+
+
 _PAGES = {
     "in_doubt": "/transactions?producer_group={}", "parked": "/transactions?state=PARKED", "no_consumers": "/groups/{}",
     "push": "/groups/{}",
@@ -139,6 +144,8 @@ def _total(show: Callable[..., Any]) -> Callable[..., Any]:
 _FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "duration": duration,
+    "latency": latency,
+    "percentiles": percentiles,
     "size": size,
     "moment": moment,
     "exactly": exactly,

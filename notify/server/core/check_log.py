@@ -8,6 +8,8 @@ from dataclasses import dataclass
 TRANSACTIONS = 10_000
 ENTRIES = 20
 REASON_CHARACTERS = 300
+ASKED = "asked"
+"""The step of a check that an instance was handed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,10 @@ class CheckLog:
         else:
             self._entries.move_to_end(transaction_id)
         entries.append(Entry(at_us, what, instance, reason[:REASON_CHARACTERS]))
+
+    def asked_us(self, transaction_id: bytes) -> int | None:
+        """When a producer was last handed the transaction's check; None if it is not known."""
+        return next((entry.at_us for entry in reversed(self.of(transaction_id)) if entry.what == ASKED), None)
 
     def of(self, transaction_id: bytes) -> list[Entry]:
         """The steps of a transaction, the oldest first."""

@@ -12,7 +12,7 @@ from notify.protocol.limits import LIMITS, check_between, check_name, check_text
 from notify.protocol.wire import Payload, Poll
 from notify.runtime import tracing
 from notify.runtime.clock import Clock
-from notify.server.core.check_log import CheckLog
+from notify.server.core.check_log import ASKED, CheckLog
 from notify.server.metrics import Metrics
 from notify.storage.checks import Due
 from notify.storage.transactions import TransactionStore
@@ -104,7 +104,7 @@ class Checks:
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
                 self._metrics.checks_sent += 1
-                self.log.add(due.id, now_us, "asked", poller.instance)
+                self.log.add(due.id, now_us, ASKED, poller.instance)
         if self._with_spans:
             for question in questions:
                 for p in question["messages"]:

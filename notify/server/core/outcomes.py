@@ -96,7 +96,7 @@ class Outcomes:
                 decisions.append((transaction_id, group, wanted))
                 items.append(None)
         results = await self._decide(decisions, answers, shards) if decisions else ()
-        answered = self._answered(outcomes, items, iter(results))
+        answered = self._answered(group, outcomes, items, iter(results))
         places = list(unknown)
         for first in range(0, len(places), AT_ONCE):
             chunk = places[first : first + AT_ONCE]
@@ -106,7 +106,11 @@ class Outcomes:
         return answered
 
     def _answered(
-        self, outcomes: Sequence[OutcomeItem], refused: list[Item | None], results: Iterator[Decided | NotifyError]
+        self,
+        group: str,
+        outcomes: Sequence[OutcomeItem],
+        refused: list[Item | None],
+        results: Iterator[Decided | NotifyError],
     ) -> list[Item]:
         """The item for each outcome: why it was refused, or the storage's result."""
         answered: list[Item] = []
@@ -119,7 +123,7 @@ class Outcomes:
                     answered.append(failed(o.id, result))
                     continue
                 if o.check is not None and result.found and not (result.foreign or result.stale):
-                    self._check_log.add(ids.from_text(o.id), self._clock(), o.outcome, reason=o.reason or "")
+                    self._answered_check(ids.from_text(o.id), group, self._clock(), o.outcome, o.reason)
                 if result.changed:
                     if result.state is committed:
                         metrics.committed += 1
@@ -213,15 +217,20 @@ class Outcomes:
         next_us = now_us + self.schedule.delay_us(attempts, park, self._jitter)
         if not await self._store.answer_check(CheckAnswer(transaction_id, token, next_us, attempts, park, o.shard)):
             return _stale_check(o, state)
-        self._check_log.add(
-            transaction_id, now_us, "unavailable" if o.unavailable else "UNKNOWN", reason=o.reason or ""
-        )
+        self._answered_check(transaction_id, group, now_us, "unavailable" if o.unavailable else "UNKNOWN", o.reason)
         if o.unavailable:
             self._metrics.checks_unavailable += 1
         else:
             self._metrics.checks_answered += 1
         self._metrics.parked += park and not parked
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
+
+    def _answered_check(self, transaction_id: bytes, group: str, now_us: int, answer: str, reason: str | None) -> None:
+        """Note the answer to a check, and how long it took."""
+        asked_us = self._check_log.asked_us(transaction_id)
+        if asked_us is not None:
+            self._metrics.latencies["check_back"].of(group).add(now_us - asked_us)
+        self._check_log.add(transaction_id, now_us, answer, reason=reason or "")
 
     async def states(self, group: str, texts: Sequence[str]) -> list[Item]:
         """The state of each transaction of a producer group, in the order of `texts`, their ids."""

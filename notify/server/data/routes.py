@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
+from notify.protocol.latency import HANDLED, WAITED, parsed
 from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.protocol.wire import (
     JSON,
@@ -55,6 +57,7 @@ from notify.server.data.encode import (
 )
 from notify.server.data.permission import check, check_subscriber, may_consume, polling
 from notify.server.data.request import Request
+from notify.server.latency import Latency
 from notify.server.topics import described
 from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
@@ -84,6 +87,10 @@ def _reached(url: str, host: str) -> str:
     return parts._replace(netloc=f"{name}:{parts.port}").geturl()
 
 
+WAITING = ("poll", "receive")
+"""The routes whose requests wait on purpose: how long they take says nothing."""
+_REPORTED = {WAITED: "consumer_to_handler", HANDLED: "handler"}
+"""The histogram that each parameter of a settlement is counted in."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}").fullmatch
 REMEMBERED_CHARACTERS = 500
 """The routes of paths up to this length are cached: no path with valid names is longer."""
@@ -150,27 +157,32 @@ class DataRoutes:
         self.invites_outcomes = True
         """Whether the answer of `GET /v1/members` tells producers to send outcomes in requests with halves."""
         self._find_again = lru_cache(maxsize=1000)(self._find)
-        self._plain: dict[str, dict[str, Route]] = {}
-        self._named: dict[tuple[object, ...], dict[str, Route]] = {}
+        self._plain: dict[str, dict[str, tuple[Route, Latency]]] = {}
+        self._named: dict[tuple[object, ...], dict[str, tuple[Route, Latency]]] = {}
         """Routes with names in their paths, by the path's shape; see `_nouns`."""
         for method, path, name in self.ROUTES:
             if "{" in path:
                 methods = self._named.setdefault(_nouns(path.split("/")), {})
             else:
                 methods = self._plain.setdefault(path, {})
-            methods[method] = getattr(self, name)
+            latency = Latency() if name in WAITING else core.metrics.latencies["request"].of(f"{method} {path}")
+            methods[method] = getattr(self, name), latency
 
     async def answer(self, request: Request) -> Answer:
         """The answer to a request; an error is an answer too."""
         try:
             path = request.path
             find = self._find_again if len(path) <= REMEMBERED_CHARACTERS else self._find
-            route, names = find(request.method, path)
+            began = time.perf_counter()
+            route, names, latency = find(request.method, path)
             request.find_format(self.core.settings)
             principal = request.principal
             if principal is not EVERYONE:
                 principal.take_request(self.core.clock())
-            body = await route(request, *names)
+            try:
+                body = await route(request, *names)
+            finally:
+                latency.add(round((time.perf_counter() - began) * 1e6))
         except NotifyError as error:
             if error.status == 507:
                 self.core.metrics.refused_full += 1
@@ -179,8 +191,8 @@ class DataRoutes:
             return Answer.problem(fault_of("request_failed", request.method, request.path))
         return Answer(200, MSGPACK if request.packed else JSON, body, request.retry_after)
 
-    def _find(self, method: str, path: str) -> tuple[Route, list[str]]:
-        """(the function that answers a request, the names in the path).
+    def _find(self, method: str, path: str) -> tuple[Route, list[str], Latency]:
+        """(the function that answers a request, the names in the path, how long such requests take).
 
         Raises NotFound, and InvalidRequest if the route takes other methods.
         """
@@ -192,11 +204,11 @@ class DataRoutes:
             names = parts[3::2]
         if methods is None:
             raise NotFound(f"there is no route {path[:100]!r}")
-        route = methods.get(method)
-        if route is None:
+        found = methods.get(method)
+        if found is None:
             allowed = " or ".join(sorted(methods))
             raise InvalidRequest(f"this route takes {allowed}, not {method}", "method_not_allowed", 405)
-        return route, names
+        return found[0], names, found[1]
 
     # --- producers --------------------------------------------------------------------------------------------
 
@@ -331,7 +343,19 @@ class DataRoutes:
     async def settle(self, request: Request, group: str) -> bytes:
         body: Settle = request.decode(_SETTLE)
         may = may_consume(request, group)
-        return request.encode(SettledItems(await self.core.delivery.settle(group, body.items, may)))
+        settled = await self.core.delivery.settle(group, body.items, may)
+        if request.query:
+            self._count_handled(group, request.query)
+        return request.encode(SettledItems(settled))
+
+    def _count_handled(self, group: str, query: bytes) -> None:
+        """Count what a consumer reports with a settlement: how long its messages waited and its handlers took."""
+        for pair in query.decode("latin-1").split("&", 2):
+            name, _, text = pair.partition("=")
+            kind = _REPORTED.get(name)
+            report = None if kind is None else parsed(text)
+            if kind is not None and report is not None:
+                self.core.metrics.latencies[kind].of(group).add_all(report)
 
     async def leave(self, request: Request, group: str) -> bytes:
         body: Leave = request.decode(_LEAVE)

@@ -18,6 +18,7 @@ from notify.server.delivery.schedule import Schedule
 from notify.server.delivery.waiters import May, Waiter, Waiters
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
+from notify.storage.capabilities import Placing
 from notify.storage.queues import Store
 
 RELEASE_BATCH = 5_000
@@ -42,7 +43,10 @@ class Delivery:
         self._release_again_us = 0
         self.is_releasing = False
         """Whether the last tick left delayed messages that were due to the next one."""
+        self._to_queue = metrics.latencies["commit_to_queue"]
         store.on_visible(self.visible)
+        if isinstance(store, Placing):
+            store.on_placed(self.placed)
 
     async def receive(
         self,
@@ -99,6 +103,10 @@ class Delivery:
                     to_serve[name] = None
         for name in to_serve:
             self._waiters.serve(name)
+
+    def placed(self, topic: str, committed_us: int, count: int) -> None:
+        """Count the time that messages took to their queues; see Placing."""
+        self._to_queue.of(topic).add(self._clock() - committed_us, count)
 
     async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
         """Settle receipts of a group; another group's receipt is stale. `may`: as for `receive`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
 from notify.storage.groups import Subscription
-from notify.storage.message_run import MessageRun
+from notify.storage.message_run import CommitTimes, MessageRun
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
@@ -92,6 +93,7 @@ class Group:
         self.name = name
         self._store = store
         self._metrics = metrics
+        self._to_consumer = metrics.latencies["commit_to_consumer"].of(name.partition("@")[0])
         self._pace = pace
         self._paced_until_us = 0
         self.paused = False
@@ -327,16 +329,21 @@ class Group:
         asked: Demand,
         run: MessageRun | None = None,
     ) -> Handed:
-        count = len(offsets)
-        lease = self._held.add(cursor, offsets, asked.now_us, asked.lease_us, asked.instance)
+        count, now_us = len(offsets), asked.now_us
+        times = CommitTimes(array("Q", [m.committed_us for m in taken])) if run is None else run.times
+        lease = self._held.add(cursor, offsets, times, now_us, asked.lease_us, asked.instance)
         asked.handed(cursor.serves, count)
         token = f"{lease.id:x}."
         self._metrics.delivered += count
         before, replay = cursor.progress.attempts, cursor.subscription.replay
         if not before or (run is not None and not any(offset in run.offsets for offset in before)):
+            self._to_consumer.add_ages(now_us, *times.of(range(count)))
             return Handed(token, taken, None, replay, run)
         attempts = [before.get(offset, 0) + 1 for offset in offsets]
         self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
+        for time_us, attempt in zip(times.each, attempts, strict=True):
+            if attempt == 1:  # a later one would count the time of the earlier ones, too
+                self._to_consumer.add(now_us - time_us)
         return Handed(token, taken, attempts, replay, run)
 
     def give_back(self, handed: list[Handed], now_us: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
-from notify.storage.message_run import MessageRun
+from notify.storage.message_run import CommitTimes, MessageRun
 from notify.storage.records import StoredMessage
 
 LOOK_AGAIN_US = 250_000
@@ -21,14 +21,23 @@ class Lease:
 
     __slots__ = (
         "cursor", "deadline_us", "extended", "id", "instance", "is_interrupted", "length_us", "offsets", "open",
+        "times",
     )  # fmt: skip
 
     def __init__(
-        self, lease_id: int, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance
+        self,
+        lease_id: int,
+        cursor: Cursor,
+        offsets: Sequence[int],
+        times: CommitTimes,
+        now_us: int,
+        length_us: int,
+        instance: Instance,
     ) -> None:
         self.id = lease_id
         self.cursor = cursor
         self.offsets = offsets
+        self.times = times
         self.open: range | set[int] = range(len(offsets))
         """The places of messages that are not settled; a range while all of them are open."""
         self.length_us = length_us
@@ -91,9 +100,17 @@ class Leases:
         self._deadlines: list[tuple[int, int]] = []
         """Heap of (when to look at a lease, its id)."""
 
-    def add(self, cursor: Cursor, offsets: Sequence[int], now_us: int, length_us: int, instance: Instance) -> Lease:
-        """Make a lease of these offsets."""
-        lease = Lease(next(self._ids), cursor, offsets, now_us, length_us, instance)
+    def add(
+        self,
+        cursor: Cursor,
+        offsets: Sequence[int],
+        times: CommitTimes,
+        now_us: int,
+        length_us: int,
+        instance: Instance,
+    ) -> Lease:
+        """Make a lease of these offsets; `times`: when their messages were committed."""
+        lease = Lease(next(self._ids), cursor, offsets, times, now_us, length_us, instance)
         self.by_id[lease.id] = lease
         if self._holders is not None:
             self._holders[lease.id] = self._group

@@ -66,6 +66,7 @@ class Settling:
         self._turns = turns
         self._retries = retries
         self._recent = recent
+        self._to_ack = metrics.latencies["commit_to_ack"].of(group.partition("@")[0])
 
     async def settle(
         self, items: list[SettleItem], now_us: int, may: Callable[[str], bool] | None = None
@@ -124,6 +125,7 @@ class Settling:
         for lease, lease_acked in acked.items():
             for places in lease_acked.places:
                 lease.instance.finish(cursor.serves, len(places), now_us)
+                self._to_ack.add_ages(now_us, *lease.times.of(places))
                 self._leases.close(lease, places)
         self._metrics.acked += sum([count for _, count in runs])
         if cursor.keeps_order:

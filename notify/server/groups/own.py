@@ -21,7 +21,7 @@ from notify.server.groups.own_topics import INTERNAL, OwnTopics
 from notify.server.groups.sending_again import next_replay
 from notify.server.letters.engine import Change
 from notify.server.letters.letters import Letters
-from notify.server.watch.figures import Counts
+from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts
 from notify.server.watch.group_state import GroupState
 from notify.storage.groups import Subscription
 
@@ -44,7 +44,8 @@ class OwnCounts:
         if topic is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
         sent = sum(self._core.queues.bounds(name, queue)[1] for queue in range(topic.queues))
-        return Counts(sent, self._core.delivery.followers.lag(name))
+        latencies = self._core.metrics.latencies.minute(name, OF_TOPICS)
+        return Counts(sent, self._core.delivery.followers.lag(name), None, latencies)
 
     def groups(self) -> Sequence[str]:
         return [name for name in self._core.delivery.groups if "@" not in name]  # a broadcast's instances have none
@@ -56,7 +57,7 @@ class OwnCounts:
         settled = sum(c.progress.floor + c.progress.settled.offsets for c in group.cursors.values())
         lagging = sum(1 for c in group.cursors.values() if c.lag())
         oldest = oldest_seconds(self._core, name, self._core.clock()) if lagging <= MOST_QUEUES else None
-        return Counts(settled, group.lag(), oldest)
+        return Counts(settled, group.lag(), oldest, self._core.metrics.latencies.minute(name, OF_GROUPS))
 
 
 def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
@@ -287,7 +288,7 @@ def _instances(group: Group, now_us: int) -> list[dict[str, Any]]:
             "asked_at": instant(i.asked_us),
             "in_flight": i.in_flight,
             "finished": i.finished,
-            "per_second": None if i.per_second is None else round(i.per_second, 1),
+            "per_second": None if i.per_second is None or by_instance[i.name] == "gone" else round(i.per_second, 1),
             "expired": i.expired,
             "bound": i.bound,
         }

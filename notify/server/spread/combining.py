@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from notify.server.delivery.following import SETTINGS_SHOWN
+from notify.server.latency import SHARES
+from notify.server.watch.figures import OF_GROUPS, OF_TOPICS
 
 Answer = dict[str, Any]
 
@@ -19,8 +21,9 @@ SAME = frozenset(
 """Numbers that are not added up: policies, which all workers share, and figures of the machine."""
 LARGEST = frozenset(
     ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers",
-     "changes_last_hour")
+     "changes_last_hour", *SHARES, *(f"{kind}_{share}" for kind in (*OF_TOPICS, *OF_GROUPS) for share in SHARES))
 )  # fmt: skip
+"""Of latencies, too: those of the slowest worker."""
 SMALLEST = frozenset(("first_at", "started_at", "youngest_seconds"))
 NAMED_BY = {
     "topics": ("name", "topic"),

@@ -178,6 +178,7 @@ def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[st
 
 def _overview(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     whole = combined(names, answers)
+    whole["alarms"].sort(key=lambda alarm: alarm["severity"] != "critical")
     queues = whole.get("queues")
     if queues:
         whole["queues"] = ordered("lagging", lambda row: row["lag"], largest_first=True)(queues, 10)

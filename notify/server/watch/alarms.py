@@ -20,7 +20,7 @@ from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended, repeated
-from notify.server.watch.alarm import Alarm
+from notify.server.watch.alarm import CRITICAL, Alarm
 from notify.server.watch.group_state import GroupState, Watched
 from notify.server.watch.notices import Notices
 from notify.server.watch.silences import Silences
@@ -80,10 +80,11 @@ class Alarms:
         await ended(*self._tasks)
 
     def now(self) -> list[dict[str, Any]]:
-        """The raised alarms, the oldest first; `silence` is null for an alarm that is not silenced."""
+        """The raised alarms, critical ones before warnings, then the oldest first; `silence` is null for an alarm that
+        is not silenced."""
         now_us = self._core.clock()
         rows = []
-        for alarm in sorted(self.raised.values(), key=lambda a: a.since_us):
+        for alarm in sorted(self.raised.values(), key=lambda a: (a.name not in CRITICAL, a.since_us)):
             silence = self._silences.of(alarm.key, now_us)
             rows.append(alarm.shown() | {"silence": None if silence is None else silence.shown()})
         return rows

@@ -13,17 +13,32 @@ from typing import Any, NamedTuple, Protocol
 
 from notify.errors import NotifyError
 from notify.runtime.clock import Clock
+from notify.server.latency import SHARES, Latencies
 from notify.server.tasks import ended, repeated
 from notify.server.watch.series import SPANS, Field, Kept, Series
 
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
-"""The most topics, and the most groups, that have figures: some 3 KiB each."""
+"""The most topics, and the most groups, that have figures: some 8 KiB each."""
 SLICE_SECONDS = 0.005
 """How long figures are counted before other tasks of the event loop run."""
 
-TOPIC_FIELDS = (Field("sent"), Field("lag", is_highest=True))
-GROUP_FIELDS = (Field("settled"), Field("lag", is_highest=True), Field("oldest_seconds", is_highest=True))
+OF_TOPICS = ("commit_to_queue",)
+OF_GROUPS = ("commit_to_ack", "commit_to_consumer", "handler")
+"""The kinds of latency that charts of topics and groups show."""
+
+
+def _latencies(kinds: Sequence[str]) -> tuple[Field, ...]:
+    return tuple(Field(f"{kind}_{share}", is_highest=True) for kind in kinds for share in SHARES)
+
+
+TOPIC_FIELDS = (Field("sent"), Field("lag", is_highest=True), *_latencies(OF_TOPICS))
+GROUP_FIELDS = (
+    Field("settled"),
+    Field("lag", is_highest=True),
+    Field("oldest_seconds", is_highest=True),
+    *_latencies(OF_GROUPS),
+)
 
 
 class Counts(NamedTuple):
@@ -35,6 +50,8 @@ class Counts(NamedTuple):
     """Messages that are not settled; for a topic, by its slowest group."""
     oldest_seconds: float | None = None
     """Age of the oldest message that is not settled; None if there is no such message, or if unknown."""
+    latencies: Mapping[str, float | None] = {}
+    """Seconds of the last whole minute, by the names of fields; a field that is missing is unknown."""
 
 
 class Counted(Protocol):
@@ -85,7 +102,7 @@ class _Kept:
 
     def _add(self, name: str, at: float) -> None:
         try:
-            total, lag, oldest = self._count(name)
+            total, lag, oldest, latencies = self._count(name)
         except NotifyError:
             return  # it was deleted in the meantime
         rate = None
@@ -94,7 +111,9 @@ class _Kept:
             # The total of a group falls if the group is reset; the rate is 0 then.
             rate = max(0, total - before) / (at - then) if at > then else None
             self._before[name] = (at, total)
-        self._series[name].add(at, (rate, lag, oldest)[: len(self._fields)])
+        known: dict[str, float | None] = {self._fields[0].name: rate, "lag": lag, "oldest_seconds": oldest}
+        known |= latencies
+        self._series[name].add(at, [known.get(field.name) for field in self._fields])
 
     def of(self, name: str, span: str, at: float) -> dict[str, Any]:
         """The columns of a topic or group, which has figures from now on. Raises NotifyError if it does not exist."""
@@ -132,8 +151,10 @@ class _Kept:
 class Figures:
     """Samples topics and groups every minute until it is stopped. Methods belong to the event loop."""
 
-    def __init__(self, counted: Counted, clock: Clock) -> None:
+    def __init__(self, counted: Counted, clock: Clock, latencies: Latencies | None = None) -> None:
+        """`latencies`: whose minute ends with each sample."""
         self._clock = clock
+        self._latencies = Latencies() if latencies is None else latencies
         self._topics = _Kept(counted.topics, counted.topic, TOPIC_FIELDS)
         self._groups = _Kept(counted.groups, counted.group, GROUP_FIELDS)
         self._task: asyncio.Task[None] | None = None
@@ -147,6 +168,7 @@ class Figures:
 
     async def sample(self) -> None:
         """Add a figure of each topic and group."""
+        self._latencies.turn()
         for series in (self._topics, self._groups):
             try:
                 await series.sample(self._now)
@@ -170,11 +192,13 @@ class Figures:
         self._groups.restore(groups)
 
     def topic(self, name: str, span: str) -> dict[str, Any]:
-        """A topic's `sent` (messages a second) and `lag` (of its slowest group) over a span of SPANS, by `at`."""
+        """A topic's TOPIC_FIELDS over a span of SPANS, by `at`: `sent` (messages a second), `lag` of its slowest group,
+        and how long its messages took to their queues."""
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._topics.of(name, span, self._now())
 
     def group(self, name: str, span: str) -> dict[str, Any]:
-        """A group's `settled` (messages a second), `lag` and `oldest_seconds` over a span of SPANS, by `at`."""
+        """A group's GROUP_FIELDS over a span of SPANS, by `at`: `settled` (messages a second), `lag`, `oldest_seconds`,
+        and how long its messages and handlers took."""
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._groups.of(name, span, self._now())
 
     def rate(self, topic: str) -> float | None:

@@ -109,12 +109,16 @@ class Series:
         first = next((n for n, row in enumerate(rows) if not all(map(math.isnan, row))), len(rows))
         columns: dict[str, Any] = {"at": [slot * step for slot in stored_slots[first:]]}
         for number, field in enumerate(self._fields):
-            columns[field.name] = [None if math.isnan(row[number]) else round(row[number], 3) for row in rows[first:]]
+            columns[field.name] = [_known(row[number]) for row in rows[first:]]
         return columns
 
     def newest(self, field: str) -> float | None:
         """The newest minute's figure of a field; None if unknown."""
         number = [f.name for f in self._fields].index(field)
         values = self._values["hour"][number]
-        figure = values[self._slots["hour"] % len(values)]
-        return None if math.isnan(figure) else round(figure, 3)
+        return _known(values[self._slots["hour"] % len(values)])
+
+
+def _known(figure: float) -> float | None:
+    """A figure with the seven digits that 4 bytes hold; None if it is unknown."""
+    return None if math.isnan(figure) else float(f"{figure:.7g}")

@@ -136,6 +136,20 @@
   const moment = (at) => `${day(at)} ${clock(at)}`;
   const tick = (at) => clock(at) === "00:00" ? day(at).slice(5) : clock(at);
   const number = (value) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
+  const time = (seconds) => {
+    if (seconds === null || seconds === undefined) return "–";
+    if (seconds < 0.9995) return `${Number((seconds * 1000).toPrecision(3))} ms`;
+    return seconds < 120 ? `${Number(seconds.toPrecision(3))} s` : `${Number((seconds / 60).toPrecision(3))} min`;
+  };
+  // A line's unit is a text behind its number, or "time" for seconds that are shown in the unit that fits.
+  const shown = (value, unit) => unit === "time" ? time(value) : number(value);
+  const measured = (value, unit) => unit === "time" ? time(value) : `${number(value)}${unit}`;
+  const named = (label, unit) => unit === "time" ? label : label + unit;
+  // The figures between two gaps: no line leads to one that stands alone.
+  const alone = (values) => {
+    const known = (n) => values[n] !== null && values[n] !== undefined;
+    return [...values.keys()].filter((n) => known(n) && !known(n - 1) && !known(n + 1));
+  };
   const zone = (() => {
     const minutes = -new Date().getTimezoneOffset();
     if (minutes === 0) return "UTC";
@@ -146,26 +160,32 @@
     const lines = JSON.parse(box.dataset.lines);
     const words = document.getElementById(box.getAttribute("aria-describedby"));
     if (lines.length === 1) box.dataset.solo = "";  // The heading names the only line, so that the legend is shown at the cursor only.
+    const isTime = lines[0][2] === "time";
+    const least = isTime ? 0.001 : 1;
     let plot = null;
     let seconds = SECONDS.hour;
     let end = Date.now() / 1000;
     const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
     const options = () => ({
       width: box.clientWidth, height: 220, cursor: { drag: { x: false, y: false } },
-      scales: { x: { range: () => [end - seconds, end] }, y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.1)] } },
+      scales: { x: { range: () => [end - seconds, end] }, y: { range: (u, low, high) => [0, Math.max(least, (high || 0) * 1.1)] } },
       axes: [
         Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
-        Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => t.toLocaleString("en")) }),
+        Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => isTime ? time(t) : t.toLocaleString("en")) }),
       ],
       series: [{ label: "at", value: (u, at) => at === null ? "" : moment(at) }].concat(lines.map(([, label, unit], n) => (
-        { label: label + unit, stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n], value: (u, v) => v === null || v === undefined ? "" : number(v) }))),
+        { label: named(label, unit), stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n],
+          points: { show: () => false, filter: (u, s) => alone(u.data[s]), size: 5 },
+          value: (u, v) => v === null || v === undefined ? "" : shown(v, unit) }))),
     });
     function describe(figures) {
       const sentences = lines.map(([name, label, unit]) => {
         const values = figures[name].filter((value) => value !== null);
         if (!values.length) return `${label}: unknown`;
         const most = values.reduce((a, b) => Math.max(a, b), 0);
-        return `${label} ${number(values[values.length - 1])}${unit} now, at most ${number(most)}${unit}`;
+        const last = figures[name][figures[name].length - 1];
+        const now = last === null ? "no figure now" : `${measured(last, unit)} now`;
+        return `${label} ${now}, at most ${measured(most, unit)}`;
       });
       const since = figures.at.length ? `Since ${moment(figures.at[0])} (times are ${zone})` : "No figures yet";
       const text = `${since}: ${sentences.join("; ")}.`;
@@ -200,9 +220,9 @@
       });
       return tr;
     };
-    content.append(row("th", ["At"].concat(lines.map(([, label, unit]) => label + unit))));
+    content.append(row("th", ["At"].concat(lines.map(([, label, unit]) => named(label, unit)))));
     for (let n = figures.at.length - 1; n >= Math.max(0, figures.at.length - ROWS); n--) {
-      content.append(row("td", [moment(figures.at[n])].concat(lines.map(([name]) => number(figures[name][n])))));
+      content.append(row("td", [moment(figures.at[n])].concat(lines.map(([name, , unit]) => shown(figures[name][n], unit)))));
     }
     place.replaceChildren(content);
   }

@@ -1,0 +1,156 @@
+"""How long things take: counts by bucket, their shares, the text of a report, and a bound on the number of names."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+
+import pytest
+
+from notify.protocol.latency import BOUNDS, BUCKETS, Histogram, parsed, quantile, written
+from notify.server import latency
+from notify.server.latency import OTHER, Histograms, Latencies, Latency, shown
+from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
+from notify.storage.message_run import CommitTimes, total_of
+
+NOW = 1_800_000_000_000_000
+
+
+def counted(*durations: float) -> Histogram:
+    """A histogram of durations in seconds."""
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.add(round(seconds * 1e6))
+    return histogram
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(-1.0, 0), (0.0, 0), (0.001, 0), (0.0011, 1), (5.0, 11), (1000.0, 18), (1000.1, 19)]
+)
+def test_a_bucket_has_what_is_at_most_its_bound(seconds: float, bucket: int) -> None:
+    histogram = counted(seconds)
+    assert [n for n, count in enumerate(histogram.counts) if count] == [bucket]
+    assert histogram.sum_us == max(0, round(seconds * 1e6))
+
+
+def test_many_ages_are_counted_as_one_by_one() -> None:
+    chosen = random.Random(7)
+    for _ in range(200):
+        ages = [round(10 ** chosen.uniform(0, 9.5)) for _ in range(chosen.randint(1, 60))]
+        times = array("Q", sorted(NOW - age for age in ages))
+        one_by_one, together = Histogram(), Histogram()
+        for time_us in times:
+            one_by_one.add(NOW - time_us)
+        together.add_ages(NOW, *CommitTimes(times, total_of(times)).of(range(len(times))))
+        assert together.counts == one_by_one.counts and together.sum_us == one_by_one.sum_us
+
+
+def test_times_in_any_order_and_parts_of_them_are_counted() -> None:
+    ages = [300_000_000, 10, 20_000, 5]
+    times = CommitTimes(array("Q", [NOW - age for age in ages]))
+    histogram = Histogram()
+    histogram.add_ages(NOW, *times.of(range(3)))
+    assert histogram.counts == counted(300, 10e-6, 0.02).counts and histogram.sum_us == 300_020_010
+
+
+def test_commits_in_the_future_count_as_no_time() -> None:
+    """A clock that was set back."""
+    times = array("Q", [NOW + 5, NOW + 10])
+    histogram = Histogram()
+    histogram.add_ages(NOW, times, sum(times))
+    assert histogram.counts[0] == 2 and histogram.sum_us == 0
+
+
+def test_a_share_lies_in_the_bucket_of_the_duration() -> None:
+    chosen = random.Random(3)
+    durations = sorted(10 ** chosen.uniform(-4, 2) for _ in range(1000))
+    histogram = counted(*durations)
+    for share in (0.5, 0.95, 0.99):
+        exact = durations[round(share * 1000) - 1]
+        above = next(bound for bound in BOUNDS if exact <= bound)
+        below = max((bound for bound in BOUNDS if bound < exact), default=0.0)
+        found = quantile(histogram.counts, share)
+        assert found is not None and below <= found <= above
+    assert quantile(Histogram().counts, 0.5) is None
+    assert quantile(counted(5000).counts, 0.5) == BOUNDS[-1]
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    histogram = counted(0.0005, 0.03, 0.03, 2000)
+    again = parsed(written(histogram))
+    assert again is not None and again.counts == histogram.counts and again.sum_us == histogram.sum_us
+    assert len(written(counted(*BOUNDS, 5000))) < 200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1_", "1_2", "1_20.1", "1_0.1234567890", "1_-1.1", "1_0.²", "1" * 19, "1" + "_0.1" * 30]
+)
+def test_another_text_is_no_report(text: str) -> None:
+    assert parsed(text) is None
+
+
+def test_figures_of_the_last_minutes_forget_what_came_before() -> None:
+    timed = Latency()
+    timed.add(30_000)
+    timed.turn()
+    assert sum(timed.minute()) == sum(timed.lately()) == 1
+    timed.add(40_000)
+    assert sum(timed.minute()) == 1 and sum(timed.lately()) == 2
+    timed.turn()
+    timed.turn()
+    assert shown(timed.lately()) == {"count": 0, "p50": None, "p95": None, "p99": None}
+    assert sum(timed.counts) == 2
+
+
+def test_the_number_of_series_is_bounded_and_no_count_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "MOST_NAMES", 5)
+    monkeypatch.setattr(latency, "MOST_LABELLED", 2)
+    histograms = Histograms()
+    histograms.of("idle")
+    for name in "abcdef":
+        histograms.of(name).add(1_000)
+    seen = {name: sum(histogram.counts) for name, histogram in histograms.samples()}
+    assert seen == {"a": 1, "b": 1, OTHER: 4}
+    histograms.forget("c")  # which had no series of its own
+    histograms.forget("a")
+    histograms.of("g").add(1_000)
+    histograms.of("d").add(1_000)
+    seen = {name: sum(histogram.counts) for name, histogram in histograms.samples()}
+    assert seen == {"b": 1, "g": 1, OTHER: 5}
+    assert all(len(histogram.counts) == BUCKETS for _, histogram in histograms.samples())
+
+
+class Queues:
+    """A topic and a group, of which only their times are known."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self._latencies = latencies
+
+    def topics(self) -> list[str]:
+        return ["t"]
+
+    def topic(self, name: str) -> Counts:
+        return Counts(None, None, None, self._latencies.minute(name, OF_TOPICS))
+
+    def groups(self) -> list[str]:
+        return ["g"]
+
+    def group(self, name: str) -> Counts:
+        return Counts(None, None, None, self._latencies.minute(name, OF_GROUPS))
+
+
+def test_a_chart_shows_what_each_minute_took() -> None:
+    latencies, now = Latencies(), [NOW]
+    figures = Figures(Queues(latencies), lambda: now[0], latencies)
+    asyncio.run(figures.sample())
+    latencies["handler"].of("g").add(30_000, 40)
+    latencies["commit_to_queue"].of("t").add(3_000)
+    now[0] += 60_000_000
+    asyncio.run(figures.sample())
+    handled = quantile(counted(*[0.03] * 40).counts, 0.99)
+    assert figures.group("g", "hour")["handler_p99"] == [pytest.approx(handled)]
+    assert figures.topic("t", "hour")["commit_to_queue_p50"] == [pytest.approx(0.0035)]
+    now[0] += 60_000_000
+    asyncio.run(figures.sample())
+    assert figures.group("g", "hour")["handler_p99"][-1] is None, "nothing was handled in this minute"
