@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from notify.storage.holds import Hold
 from notify.storage.runs import OffsetRuns
 
 MOST_STEPS = 8
@@ -32,6 +34,8 @@ class Subscription:
     max_deaths: int = 16  # after the deaths of so many consumers that held it, a message is a dead letter
     earlier: tuple[tuple[int, int, int], ...] = ()
     """Larger bounds from before, as (until when, max_attempts, max_deaths), the latest last: see `bounds`."""
+
+    on_exhausted: str = "dead_letter"  # or "hold": in ordered mode the key of a message without attempts left stops
 
     def bounds(self, committed_us: int) -> tuple[int, int]:
         """The largest max_attempts and max_deaths that held since a message was committed: processes of two versions
@@ -97,6 +101,12 @@ class Progress(Protocol):
     @property
     def retry_at(self) -> dict[int, int]: ...
 
+    @property
+    def held(self) -> dict[int, Hold]: ...
+
+    @property
+    def forgiven(self) -> dict[int, tuple[int, int]]: ...
+
     def is_settled(self, offset: int) -> bool: ...
 
     def next_unsettled(self, offset: int) -> int: ...
@@ -129,3 +139,11 @@ class Settlement:
     """If an attempt failed: how many of the attempts ended with a lease that ran out."""
     interruptions: int = 0
     """How often the message was held by a consumer that was told to stop, which counted no attempt."""
+    is_held: bool = False
+    """Whether this was the last attempt, and the message's key is held since."""
+
+    @classmethod
+    def of_attempt(cls, group: str, at_us: int, attempt: Sequence[int]) -> Settlement | None:
+        """An attempt as `ProgressStore.attempted` and `hold` take it; None if it only ends a hold."""
+        _, attempts, _, deaths, interruptions, held = (*attempt, 0, 0, 0, 0)[:6]
+        return None if held < 0 else cls(group, None, at_us, attempts, deaths, interruptions, held > 0)

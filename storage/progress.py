@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from notify.storage.holds import HOLD_RELEASED, Hold
 from notify.storage.runs import OffsetRuns
 
 
 class QueueProgress:
     """Every offset below `floor` is settled, and every offset in `settled`."""
 
-    __slots__ = ("attempts", "deaths", "floor", "interruptions", "retry_at", "settled")
+    __slots__ = ("attempts", "deaths", "floor", "forgiven", "held", "interruptions", "retry_at", "settled")
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
@@ -23,11 +24,22 @@ class QueueProgress:
         """How often an offset was held by a consumer that was told to stop, which counted no attempt."""
         self.retry_at: dict[int, int] = {}
         """When an offset is due for its next attempt; an offset that is due immediately is not here."""
+        self.held: dict[int, Hold] = {}
+        """The offsets whose key is held, with the reason."""
+        self.forgiven: dict[int, tuple[int, int]] = {}
+        """Attempts, and deaths among them, that no longer count, because somebody released the key since."""
 
-    def again(self, offsets: Iterable[Sequence[int]]) -> None:
-        """Record attempts; see `ProgressStore.attempted`. Values that are left out at the end are 0."""
+    def again(self, offsets: Iterable[Sequence[int]], reasons: Sequence[str] = ()) -> None:
+        """Record attempts; see `ProgressStore.attempted` and `hold`. Values that are left out at the end are 0."""
+        reason = iter(reasons)
         for offset, attempts, *rest in offsets:
-            due_us, deaths, interruptions = (*rest, 0, 0, 0)[:3]
+            due_us, deaths, interruptions, held_us = (*rest, 0, 0, 0, 0)[:4]
+            if held_us > 0:
+                self.held[offset] = Hold(held_us, next(reason, ""))
+            elif self.held:
+                self.held.pop(offset, None)
+            if held_us == HOLD_RELEASED:
+                self.forgiven[offset] = attempts, deaths
             self.attempts[offset] = attempts
             _set(self.retry_at, offset, due_us)
             _set(self.deaths, offset, deaths)
@@ -42,7 +54,7 @@ class QueueProgress:
             candidates = offsets if count <= len(self.attempts) else [o for o in self.attempts if o in offsets]
             for offset in candidates:
                 if self.attempts.pop(offset, None) is not None:
-                    for values in (self.retry_at, self.deaths, self.interruptions):
+                    for values in (self.retry_at, self.deaths, self.interruptions, self.held, self.forgiven):
                         values.pop(offset, None)
         if first <= self.floor:
             if last <= self.floor:

@@ -157,8 +157,18 @@ class ProgressStore(Protocol):
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]]) -> None:
         """Record attempts that did not settle their messages, without waiting until that is durable.
 
-        Each is (offset, attempts so far, when the next is due or 0 for now, deaths among the attempts, interruptions);
-        values of 0 at the end may be left out.
+        Each is (offset, attempts so far, when the next is due or 0 for now, deaths among the attempts, interruptions,
+        HOLD_RETRIED or HOLD_RELEASED if this ends the hold of its key); values of 0 at the end may be left out.
+        """
+        ...
+
+    def hold(
+        self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]], reasons: Sequence[str]
+    ) -> None:
+        """Record last attempts as `attempted` does, after which the keys of these messages are held.
+
+        Each is (offset, attempts, 0, deaths, interruptions, since when it is held); `reasons`: one each. The next
+        `attempted` of the offset, or its settlement, ends the hold.
         """
         ...
 

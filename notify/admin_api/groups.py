@@ -10,7 +10,7 @@ from notify.admin_api.declaration import AdminWrite, Body, Bounds, FanOut, Flag,
 from notify.admin_api.description import MOST_ROWS, Description, Rows, capital, messages, text
 from notify.admin_api.words import count
 from notify.errors import InvalidRequest
-from notify.protocol.limits import LIMITS, MODES, NAME_CHARACTERS
+from notify.protocol.limits import LIMITS, MODES, NAME_CHARACTERS, ON_EXHAUSTED
 
 # A field is a row of a table: itself, its input, its flag.
 # fmt: off
@@ -64,6 +64,13 @@ class SubscriptionWrite(Write):
     retry_max: float = declared(300.0, ge=LIMITS.retry_min_seconds, le=LIMITS.retry_max_seconds,
         input=Input("Later retries after at most, seconds", "Default: 300 seconds."),
         flag=Flag("Seconds before any retry, at most."))
+    on_exhausted: str = declared("dead_letter",
+        "in mode ordered, hold: the key of a message that has used up its attempts stops",
+        pattern=f"^({'|'.join(ON_EXHAUSTED)})$",
+        input=Input("When the attempts are used up", "hold: in mode ordered, the message's key stops until you decide.",
+            kind="choice", choices=ON_EXHAUSTED),
+        flag=Flag("When a message has used up its attempts: dead_letter, or in mode ordered hold, which stops its key "
+            "until you decide (`notify held-key`)."))
     force: bool = declared(False, "change the mode while consumers are active: they may get messages again",
         input=Input("Change the mode while consumers are active",
             "Without it another mode is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from notify.admin_api import dead_letters, groups, server, topics, transactions
+from notify.admin_api import dead_letters, groups, held_keys, server, topics, transactions
 from notify.admin_api.declaration import AdminWrite
 from notify.admin_api.description import Description, is_table, label, table, text
 from notify.admin_api.words import count
 
 WRITES: Mapping[str, AdminWrite] = {
     write.name: write
-    for noun in (transactions, topics, groups, dead_letters, server)
+    for noun in (transactions, topics, groups, dead_letters, held_keys, server)
     for write in noun.WRITES
 }  # fmt: skip
 FORMS = {name: write for name, write in WRITES.items() if write.title}
@@ -37,7 +37,7 @@ def described(name: str, target: str, result: Any) -> Description:
 
 
 IN_SHORT_CHARACTERS = 70
-_RECORDED = {"dead_letter": "dead-letters", "message.redeliver": "messages.redeliver"}
+_RECORDED = {"dead_letter": "dead-letters", "held_key": "held-keys", "message.redeliver": "messages.redeliver"}
 """The console's names of writes that are recorded under other names."""
 
 

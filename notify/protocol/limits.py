@@ -16,6 +16,9 @@ from notify.protocol.wire import microseconds
 Mode = Literal["shared", "ordered", "exclusive", "failover", "broadcast"]
 MODES: tuple[Mode, ...] = ("shared", "ordered", "exclusive", "failover", "broadcast")
 """How the instances of a group share a topic's messages."""
+OnExhausted = Literal["dead_letter", "hold"]
+ON_EXHAUSTED: tuple[OnExhausted, ...] = ("dead_letter", "hold")
+"""The fates of a message that has used up its attempts: a dead letter, or in ordered mode it holds its key."""
 OWNED: tuple[Mode, ...] = ("exclusive", "failover")
 """The modes in which one instance owns the topic."""
 

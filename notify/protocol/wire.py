@@ -241,6 +241,7 @@ class Subscribe(Fields):
     retry_max: float = 300.0
     force: bool = False
     max_deaths: int = 16
+    on_exhausted: str = "dead_letter"
 
 
 class WholeInbox(Fields):

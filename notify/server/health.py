@@ -109,7 +109,7 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         connections.turned_away,
     )
     with contextlib.suppress(Unavailable, WrongRole):  # an alarm says that Kafka does not answer
-        _add_groups(exposition, await running.queues.groups.states())
+        _add_groups(exposition, await running.queues.groups.states(), now_us)
         letters = [((row["group"],), row["count"]) for row in await running.queues.letters.counted("", BUSIEST_TOPICS)]
         exposition.gauges("notify_dead_letters", "Dead letters of the groups with the most", ["group"], letters)
         _add_refused(exposition, await running.queues.groups.refused())
@@ -160,7 +160,7 @@ def _add_shipping(exposition: Exposition, shipping: Shipping) -> None:
     )
 
 
-def _add_groups(exposition: Exposition, groups: Sequence[GroupState]) -> None:
+def _add_groups(exposition: Exposition, groups: Sequence[GroupState], now_us: int) -> None:
     exposition.gauge("notify_groups", "Consumer groups", len(groups))
     # Operators raise alarms on the number of slow and stuck consumers.
     in_state: Counter[str] = Counter()
@@ -168,6 +168,12 @@ def _add_groups(exposition: Exposition, groups: Sequence[GroupState]) -> None:
         in_state.update(group.consumers)
     consumers = [((state,), in_state[state]) for state in ("ok", "slow", "stuck", "gone")]
     exposition.gauges("notify_consumers", "Consumers by state", ["state"], consumers)
+    held = heapq.nlargest(BUSIEST_TOPICS, [group for group in groups if group.held], key=lambda group: group.held)
+    counts = [((group.name,), group.held) for group in held]
+    exposition.gauges("notify_held_keys", "Held keys of the groups with the most", ["group"], counts)
+    ages = [((group.name,), max(0, now_us - group.held_since_us) / 1e6) for group in held]
+    text = "How long the first of a group's held keys has been held"
+    exposition.gauges("notify_held_key_oldest_seconds", text, ["group"], ages)
     lags = [((group.name, topic), lag) for group in groups for topic, lag in group.lags.items()]
     most = heapq.nlargest(BUSIEST_TOPICS, lags, key=lambda row: row[1])
     exposition.gauges("notify_lag_messages", "Messages not settled yet", ["group", "topic"], most)

@@ -30,6 +30,7 @@ class Metrics:
     redelivered: int = 0
     acked: int = 0
     dead_lettered: int = 0
+    held: int = 0
     filtered: int = 0
     expired: int = 0
     leases_expired: int = 0
@@ -55,6 +56,7 @@ HELP = {
     "redelivered": "Messages handed to consumers again",
     "acked": "Messages acknowledged",
     "dead_lettered": "Messages moved to a dead-letter queue",
+    "held": 'Messages that used up their attempts and hold their key (`on_exhausted="hold"`)',
     "filtered": "Messages skipped by a subscription's tags or filter",
     "expired": "Messages that a group skipped: past their time to live, a backlog's bound or the retention",
     "refused_rate": "Transactions and messages refused by a rate limit",

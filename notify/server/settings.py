@@ -249,6 +249,13 @@ class Settings:
         1_000_000_000,
         live=True,
     )
+    alarm_held_keys: int = _setting(
+        1,
+        "How many held keys of a group raise an alarm; 0: no alarm.",
+        0,
+        1_000_000_000,
+        live=True,
+    )
     alarm_consumer_seconds: float = _setting(
         60.0,
         "How long a consumer may be stuck or slow before an alarm, in seconds; 0: no alarm.",

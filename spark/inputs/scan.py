@@ -244,7 +244,9 @@ class SegmentScan:
         topic, queue = record.topic, record.queue
         number = self._group_numbers.setdefault(record.group, len(self._group_numbers))
         if isinstance(record.what, str):  # ATTEMPTS
-            for offset, attempts, *_ in record.runs:
+            for offset, attempts, *rest in record.runs:
+                if len(rest) > 3 and rest[3] < 0:
+                    continue  # the end of a hold, and no attempt
                 self._settled.append((ATTEMPTED, number, topic, queue, offset, 1, attempts, time_us, position))
         else:
             for first, count in record.runs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from notify.errors import Corrupt
 from notify.storage import crash_point
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
+from notify.storage.holds import Hold
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, HALF, EntryKind, tail_of
 from notify.storage.log.format import crc32c
@@ -25,6 +27,7 @@ from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
 from notify.storage.log.records import Sender, encode
 from notify.storage.log.state import LogState
+from notify.storage.progress import QueueProgress
 from notify.storage.topics import Flush
 
 _MAGIC = b"NTFYCKP1"
@@ -54,6 +57,8 @@ class SavedProgress(msgspec.Struct, array_like=True, gc=False):
     retry_at: list[tuple[int, int]]
     deaths: list[tuple[int, int]] = []
     interruptions: list[tuple[int, int]] = []
+    held: list[tuple[int, Hold]] = []
+    forgiven: list[tuple[int, tuple[int, int]]] = []
 
 
 class SavedProducer(msgspec.Struct, array_like=True, gc=False):
@@ -203,7 +208,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     ends = array("Q", [q.next_offset for t, *_ in topics for q in t.queues])
     starts = array("Q", [q.start for t, *_ in topics for q in t.queues])
     progress = [
-        (key, p.floor, p.settled.copy(), [v.copy() for v in (p.attempts, p.retry_at, p.deaths, p.interruptions)])
+        (key, p.floor, p.settled.copy(), [dict(values) for values in _by_offset(p)])
         for key, p in state.progress.items()
     ]
     pending = list(state.pending.by_id.values())
@@ -280,6 +285,8 @@ def restore(state: LogState, saved: SavedState) -> None:
         progress.retry_at = dict(row_of_group.retry_at)
         progress.deaths = dict(row_of_group.deaths)
         progress.interruptions = dict(row_of_group.interruptions)
+        progress.held = dict(row_of_group.held)
+        progress.forgiven = dict(row_of_group.forgiven)
         for first, count in row_of_group.settled:
             progress.settled.add(first, count)
     # When the first check was to come is in `next_check_us` of each half.
@@ -295,6 +302,11 @@ def restore(state: LogState, saved: SavedState) -> None:
     state.dropped_to = saved.dropped_to or 0
     state.generation = saved.generation
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
+
+
+def _by_offset(p: QueueProgress) -> tuple[dict[int, Any], ...]:
+    """The values of single offsets, as SavedProgress has them."""
+    return p.attempts, p.retry_at, p.deaths, p.interruptions, p.held, p.forgiven
 
 
 def _saved_pending(undecided: list[Pending]) -> tuple[list[SavedProducer], list[SavedPending]]:

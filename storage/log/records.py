@@ -97,8 +97,16 @@ class Progressed(msgspec.Struct, array_like=True, gc=False):
     topic: int
     queue: int
     runs: Sequence[tuple[int, ...]]
-    """(first offset, count); of ATTEMPTS (offset, attempts so far, when it is due again, deaths, interruptions),
-    without zeros at its end. Earlier versions wrote, and read, the first three."""
+    """(first offset, count); of ATTEMPTS (offset, attempts so far, when it is due again, deaths, interruptions, since
+    when its key is held or how the hold ended), without zeros at its end. Earlier versions wrote, and read, the first
+    three, or five."""
+
+
+class Held(Progressed, array_like=True, gc=False):
+    """ATTEMPTS after which keys are held. Progress is decoded as this; only holds are written with it."""
+
+    reasons: Sequence[str] = ()
+    """Why, for each run that says since when."""
 
 
 class CheckAnswered(msgspec.Struct, array_like=True, gc=False):
@@ -110,12 +118,12 @@ class CheckAnswered(msgspec.Struct, array_like=True, gc=False):
     next_check_us: int
 
 
-_decode_progressed = msgspec.msgpack.Decoder(Progressed).decode
-_decode_dead_letters = msgspec.msgpack.Decoder(list[Progressed]).decode
+_decode_progressed = msgspec.msgpack.Decoder(Held).decode
+_decode_dead_letters = msgspec.msgpack.Decoder(list[Held]).decode
 _decode_check = msgspec.msgpack.Decoder(CheckAnswered).decode
 
 
-def progressed(kind: int, data: memoryview) -> list[Progressed]:
+def progressed(kind: int, data: memoryview) -> Sequence[Held]:
     """The progress that a record tells; empty for records of other types."""
     if kind == RecordType.PROGRESS:
         return [_decode_progressed(data)]

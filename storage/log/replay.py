@@ -13,7 +13,7 @@ from notify.storage.log.records import (
     ATTEMPTS,
     RELEASED,
     CheckAnswered,
-    Progressed,
+    Held,
     RecordType,
     check_answered,
     progressed,
@@ -98,10 +98,10 @@ class Replay:
         topic.grow(queue + 1)
         return topic
 
-    def _progress(self, record: Progressed) -> None:
+    def _progress(self, record: Held) -> None:
         progress = self._state.group_progress(record.group, record.topic, record.queue)
         if record.what == ATTEMPTS:
-            progress.again(record.runs)
+            progress.again(record.runs, record.reasons)
         else:
             for first, count in record.runs:
                 progress.settle(first, count)

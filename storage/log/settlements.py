@@ -54,9 +54,10 @@ def search(
                 continue
             if isinstance(record.what, str):  # ATTEMPTS
                 tried = [
-                    Settlement(record.group, None, time_us, attempts, *rest[1:3])
-                    for offset, attempts, *rest in record.runs
-                    if offset == place.offset
+                    settlement
+                    for attempt in record.runs
+                    if attempt[0] == place.offset
+                    and (settlement := Settlement.of_attempt(record.group, time_us, attempt)) is not None
                 ]
                 met += tried
                 if tried and 0 <= left.get(record.group, -1) <= tried[-1].attempts + tried[-1].interruptions:

@@ -9,7 +9,7 @@ from notify.storage.log.entry import ENTRY_HEAD, ENTRY_TAIL, EntryKind
 from notify.storage.log.format import crc32c
 from notify.storage.log.journal import Journal
 from notify.storage.log.queues import Queue
-from notify.storage.log.records import ATTEMPTS, Progressed, RecordType, dead_letter_head, encode
+from notify.storage.log.records import ATTEMPTS, Held, Progressed, RecordType, dead_letter_head, encode
 from notify.storage.log.state import LogState
 from notify.storage.log.topics import Topics
 from notify.storage.names import dead_letter_topic
@@ -51,6 +51,15 @@ class Settling:
         self._journal.reserve(256 + 48 * len(offsets))
         self._state.group_progress(group, number, queue).again(offsets)
         record = Progressed(ATTEMPTS, group, number, queue, list(offsets))
+        self._journal.append(RecordType.PROGRESS, encode(record))
+
+    def hold(
+        self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]], reasons: Sequence[str]
+    ) -> None:
+        number = self._state.queue(topic, queue).topic.id
+        self._journal.reserve(256 + 64 * len(offsets) + 4 * sum(map(len, reasons)))
+        self._state.group_progress(group, number, queue).again(offsets, reasons)
+        record = Held(ATTEMPTS, group, number, queue, list(offsets), reasons)
         self._journal.append(RecordType.PROGRESS, encode(record))
 
     def dead_letter_soon(self, group: str, messages: Sequence[tuple[StoredMessage, bytes]], now_us: int) -> None:

@@ -167,6 +167,7 @@ class LogStore:
         self.settle = settling.settle
         self.settle_soon = settling.settle_soon
         self.attempted = settling.attempted
+        self.hold = settling.hold
         self.dead_letter_soon = settling.dead_letter_soon
         self.bridges = bridges.all
         self.bridge_base = bridges.base

@@ -109,10 +109,17 @@ class MemoryGroups:
             self._settlements.append((topic, queue, first, count, Settlement(group, kind, now_us)))
 
     def attempted(self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]]) -> None:
+        self.hold(group, topic, queue, offsets, ())
+
+    def hold(
+        self, group: str, topic: str, queue: int, offsets: Sequence[tuple[int, ...]], reasons: Sequence[str]
+    ) -> None:
         now_us = self._clock()
-        self.progress(group, topic, queue).again(offsets)
-        for offset, attempts, *rest in offsets:
-            self._settlements.append((topic, queue, offset, 1, Settlement(group, None, now_us, attempts, *rest[1:3])))
+        self.progress(group, topic, queue).again(offsets, reasons)
+        for attempt in offsets:
+            settlement = Settlement.of_attempt(group, now_us, attempt)
+            if settlement is not None:
+                self._settlements.append((topic, queue, attempt[0], 1, settlement))
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
         own = [

@@ -77,6 +77,7 @@ class MemoryStore:
         self.settle = groups.settle
         self.settle_soon = groups.settle_soon
         self.attempted = groups.attempted
+        self.hold = groups.hold
         self.dead_letter_soon = groups.dead_letter_soon
         self.settlements = groups.settlements
         self.bridges = transactions.bridges

@@ -40,6 +40,7 @@ class Shop:
         self.kill(6)
         got = self.receive("mail", 1)
         self.call("POST", "/v1/groups/mail/settle", {"items": [{"receipt": got[0]["receipt"], "action": "ack"}]})
+        self.hold("a", "b", "c")
         self.call("POST", "/v1/admin/audits", WHY | {
             "verdict": "FINDINGS", "counts": {"LOST": 2, "GHOST": 0}, "since": "2026-11-01T00:00:00Z",
             "report": "<h1>a report</h1><script>window.ran = 1</script>"})  # fmt: skip
@@ -63,6 +64,21 @@ class Shop:
             for m in self.receive("points", count)
         ]
         self.call("POST", "/v1/groups/points/settle", {"items": items})
+
+    def hold(self, *keys: str) -> None:
+        """Have the group ledger hold these keys."""
+        hold = WHY | {"mode": "ordered", "start": "earliest", "max_attempts": 1, "on_exhausted": "hold"}
+        self.call("PUT", "/v1/admin/groups/ledger/subscriptions/booking", hold)
+        messages = [{"topic": "booking", "body": "1", "key": key} for key in keys]
+        self.call("POST", "/v1/messages", {"messages": messages})
+        asked = {"instance": "ledger-1", "topics": ["booking"], "wait": 2, "max": 10, "lease": 60}
+        received = self.call("POST", "/v1/groups/ledger/receive", asked)["messages"]
+        items = [{"receipt": m["receipt"], "action": "retry", "reason": "no such account"} for m in received]
+        self.call("POST", "/v1/groups/ledger/settle", {"items": items})
+
+    def held(self) -> list[str]:
+        """The keys that the group ledger holds."""
+        return sorted(row["key"] for row in self.call("GET", "/v1/admin/groups/ledger/held-keys")["held"])
 
     def dead(self) -> list[str]:
         messages = self.call("GET", "/v1/admin/groups/points/dead-letters")["messages"]
@@ -92,8 +108,9 @@ def pages(shop: Shop) -> list[str]:
         "/", "/transactions", f"/transactions/{shop.transactions[0]}", "/messages", "/messages?key=7",
         "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics?sort=kept",
         "/topics/order.placed", "/groups",
-        "/groups/points", "/groups/points/dead-letters", "/dead-letters", "/nodes", "/audits", "/jobs", "/settings",
-        "/access", "/actions", "/login", *[f"/do/{n}" for n in FORMS if n != "settings.put"],
+        "/groups/points", "/groups/points/dead-letters", "/groups/ledger/held-keys", "/dead-letters", "/nodes",
+        "/audits", "/jobs", "/settings", "/access", "/actions", "/login",
+        *[f"/do/{n}" for n in FORMS if n != "settings.put"],
     ]  # fmt: skip
 
 
@@ -229,7 +246,7 @@ class Writes:
 @pytest.mark.long
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
     writes = Writes(shop, window(shop.url))
-    for write in (decide_transactions, change_queues, mend_dead_letters, change_the_server):
+    for write in (decide_transactions, change_queues, mend_dead_letters, decide_held_keys, change_the_server):
         write(writes)
     assert sorted(writes.done) == sorted(FORMS), "a write of the console has no test"
     actions = shop.call("GET", "/v1/admin/actions?max=1000")["actions"]
@@ -288,6 +305,23 @@ def change_queues(writes: Writes) -> None:
     do("subscription.delete", "?group=stock&topic=new.topic")
     do("topic.delete", "?topic=old")
     assert ask(shop.url, "GET", "/v1/admin/topics/old")[0] == 404
+
+
+def decide_held_keys(writes: Writes) -> None:
+    """Retry, skip and release what a group holds."""
+    shop, w, do = writes.shop, writes.w, writes.do
+    assert shop.held() == ["a", "b", "c"]
+    w.go("/groups/ledger")
+    assert "Held keys 3" in w.text()
+    w.go("/groups/ledger/held-keys")
+    assert "no such account" in w.text()
+    w.page.check("input[aria-label='Select a']")
+    w.press("button:has-text('Retry the selected keys')")
+    assert "1 key: one more attempt" in writes.finish("held-keys.retry")
+    assert shop.held() == ["b", "c"]
+    do("held-keys.skip", "?group=ledger", key="b")
+    do("held-keys.release", "?group=ledger", all="1")
+    assert shop.held() == []
 
 
 def mend_dead_letters(writes: Writes) -> None:

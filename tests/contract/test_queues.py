@@ -12,6 +12,7 @@ from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import Priorities, PriorityClass, SettleKind, Subscription
 from notify.storage.hashing import tag_hash
+from notify.storage.holds import HOLD_RELEASED, HOLD_RETRIED
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.topics import Backlog, Flush, Topic
@@ -329,5 +330,35 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
         await b.store.settle("g", "t", 0, [(1, 1), (3, 1)], SettleKind.ACK, T0)
         progress = b.store.progress("g", "t", 0)
         assert (progress.retry_at, progress.deaths, progress.interruptions) == ({}, {2: 1}, {4: 1})
+
+    run(scenario)
+
+
+def test_holds_survive(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[sent() for _ in range(6)])
+        await b.store.subscribe(Subscription("c", "t", mode="ordered", on_exhausted="hold"), [0])
+        b.store.attempted("c", "t", 0, [(1, 1, T0), (2, 1, T0)])
+        b.store.hold("c", "t", 0, [(1, 2, 0, 0, 0, T0 + 1), (2, 3, 0, 2, 0, T0 + 2)], ["boom", "bang"])
+        b.store.hold("c", "t", 0, [(4, 1, 0, 0, 0, T0 + 3)], ["bum"])
+        await b.store.sync()
+        await b.restart()
+        progress = b.store.progress("c", "t", 0)
+        assert dict(progress.held) == {1: (T0 + 1, "boom"), 2: (T0 + 2, "bang"), 4: (T0 + 3, "bum")}
+        assert (progress.attempts, progress.deaths, progress.retry_at) == ({1: 2, 2: 3, 4: 1}, {2: 2}, {})
+        subscription = b.store.subscription("c", "t")
+        assert subscription is not None and subscription.on_exhausted == "hold"
+        b.store.attempted("c", "t", 0, [(1, 2, 0, 0, 0, HOLD_RETRIED), (2, 3, 0, 2, 0, HOLD_RELEASED)])
+        await b.store.settle("c", "t", 0, [(4, 1)], SettleKind.DEAD_LETTER, T0)
+        await b.restart()
+        progress = b.store.progress("c", "t", 0)
+        assert (dict(progress.held), dict(progress.forgiven)) == ({}, {2: (3, 2)})
+        assert progress.attempts == {1: 2, 2: 3}
+        told, whole = await b.store.settlements("t", 0, 1)
+        assert [(s.attempts, s.is_held) for s in told] == [(1, False), (2, True)] and whole
+        await b.store.settle("c", "t", 0, [(0, 3)], SettleKind.ACK, T0)
+        await b.restart()
+        progress = b.store.progress("c", "t", 0)
+        assert (progress.attempts, dict(progress.forgiven), dict(progress.held)) == ({}, {}, {})
 
     run(scenario)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import ordered
+from notify.protocol.wire import Delivered
+from tests.crash import held, ordered
 from tools.bench import delayed
 
 
@@ -19,6 +20,35 @@ def test_delayed_messages_over_two_kills() -> None:
 @pytest.mark.crash
 def test_order_per_key_with_killed_consumers() -> None:
     ordered.run(15_000, keys=500, consumers=3, kills=6, seed=5)
+
+
+@pytest.mark.crash
+def test_held_keys_keep_their_order_over_skips_and_kills() -> None:
+    held.run(keys=60, steps=8, consumers=3, kills=3, seed=7)
+
+
+@pytest.mark.long
+@pytest.mark.crash
+def test_held_keys_over_many_kills() -> None:
+    held.run(keys=500, steps=20, consumers=4, kills=15, seed=8)
+
+
+def test_a_message_that_passes_a_held_one_is_found() -> None:
+    """The planted faults: a later message of a key before the end of the first, and one after its end."""
+    books = held.Books({})
+    for number in (0, 1):
+        books.came(_delivered(f"k.{number}"))
+    assert len(books.violations) == 1
+    books.asked.add("k.1")
+    books.came(_delivered("k.2"))
+    assert len(books.violations) == 1
+    books.acked.add("k.2")
+    books.came(_delivered("k.2"))
+    assert len(books.violations) == 2
+
+
+def _delivered(body: str) -> Delivered:
+    return Delivered(id="x", topic="t", queue=0, offset=0, committed_at="", body=body.encode())
 
 
 def test_an_inversion_is_found(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from notify.testing.ports import free_port
 from tests.support import pages
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
-from tests.support.groups import lag, publish, running
+from tests.support.groups import is_subscribed, lag, publish, running
 from tests.support.http import admin, ask
 
 ADDRESS = "http://127.0.0.1:7400"
@@ -130,6 +130,28 @@ def test_order(server: InMemoryServer) -> None:
     names = Guide("guides/order.md", server.url, handled(6)).run()
     assert names["steps"] == {"17": ["placed", "paid", "shipped"], "18": ["placed", "paid", "shipped"]}
     assert len(admin(server.url, "GET", "topics/order")["queues"]) == 8
+
+
+def test_held_keys(server: InMemoryServer) -> None:
+    def of_17() -> bool:
+        return is_subscribed(server.url, "ledger") and held() == ["17"]
+
+    def held() -> list[str]:
+        return [row["key"] for row in admin(server.url, "GET", "groups/ledger/held-keys")["held"]]
+
+    def during(consumer: Consumer) -> None:
+        eventually(lambda: consumer.handled == 2 and of_17(), "key 17 to be held, and key 18 to go on")
+
+    guide = Guide("guides/held-keys.md", server.url, during)
+    names = guide.run()
+    assert names["accounts"] == {"17": 0, "18": 70}
+    assert "there is no account 17" in guide.answers[0]["text"]
+    assert "one more attempt" in guide.answers[1]["text"] and held() == []
+    consumer = Consumer(server.url, group="ledger")
+    consumer.subscribe("booking", mode="ordered", max_attempts=3, on_exhausted="hold")(names["on_booking"])
+    with running(consumer):
+        eventually(lambda: consumer.handled == 2, "the bookings of account 17")
+    assert names["accounts"]["17"] == 70
 
 
 def test_delay(server: InMemoryServer) -> None:

@@ -304,6 +304,9 @@ def _groups(add: Add) -> None:
     add("PUT /groups/{name}/priorities", ADMIN_GROUP, group + "/priorities", {"classes": [{"name": "one"}]})
     add("PUT /groups/{name}/push", ADMIN_GROUP, group + "/push", {"url": "http://192.0.2.1/"}, status=422)
     add("DELETE /groups/{name}/push", ADMIN_GROUP, group + "/push", {}, status=404)
+    add("GET /groups/{name}/held-keys", VIEW, group + "/held-keys")
+    for action in ("retry", "skip", "release"):
+        add(f"POST /groups/{{name}}/held-keys/{action}", ADMIN_GROUP, f"{group}/held-keys/{action}", {"all": True})
     for action in ("pause", "resume"):
         add("POST /groups/{name}/{action}", ADMIN_GROUP, f"{group}/{action}", {}, what=action, spoils=True)
     add("POST /groups/{name}/dead-letters/redrive", ADMIN_GROUP, group + "/dead-letters/redrive", {"max": 1})
@@ -398,6 +401,7 @@ def edges(room: Room) -> list[Case]:
     add("GET /groups/{group}", VIEW)
     add("GET /groups/{group}/history", VIEW)
     add("GET /groups/{group}/dead-letters", VIEW)
+    add("GET /groups/{group}/held-keys", VIEW)
     add("GET /jobs/{job}", VIEW, "/jobs/1")
     add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # redirects to an admin route
     add("GET /do/{name}", KNOWN, "/do/group.pause", what="a form, and nothing else")

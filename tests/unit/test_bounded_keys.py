@@ -146,6 +146,7 @@ BOUNDS = {
         spark/checks/left_out.py:_payloads spark/checks/left_out.py:tags storage/log/checkpoint.py:bridge_bases
         storage/log/checkpoint.py:paused storage/log/checkpoint.py:attempts storage/log/checkpoint.py:deaths
         storage/log/checkpoint.py:interruptions storage/log/checkpoint.py:retry_at storage/log/checkpoint.py:moved
+        storage/log/checkpoint.py:held storage/log/checkpoint.py:forgiven
         storage/log/frame.py:points storage/log/open_part.py:decided storage/log/open_part.py:rolled_back
         storage/log/pending.py:by_id storage/log/pending.py:_schedules storage/log/state.py:topics
         storage/log/state.py:subscriptions storage/log/state.py:patterns storage/log/state.py:priorities

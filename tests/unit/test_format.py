@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from notify.protocol import ids
@@ -13,6 +14,7 @@ from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, ENTRY_TAIL
 from notify.storage.log.format import FRAME_HEADER, crc32c, frame, frame_is_sound, read_segment_header, segment_header
+from notify.storage.log.records import ATTEMPTS, Held, Progressed, RecordType, encode, progressed
 from notify.storage.log.recovery import walk
 from notify.storage.log.segments import Segments
 from notify.storage.records import NewMessage, NewTransaction, State
@@ -66,6 +68,20 @@ def test_crc32c_is_the_castagnoli_one() -> None:
 def test_payload() -> None:
     data = encode_msgpack(Payload("t", b"hi", "k", "v", {"a": "b"}))
     assert data.hex() == "85a5746f706963a174a4626f6479c4026869a36b6579a16ba3746167a176a76865616465727381a161a162"
+
+
+def test_progress() -> None:
+    """Attempts that hold keys have a sixth number, and the record the reasons; earlier versions read what they know."""
+    plain = Progressed(ATTEMPTS, "g", 1, 2, [(7, 3)])
+    assert encode(plain).hex() == "95a8617474656d707473a167010291920703"
+    holding = Held(ATTEMPTS, "g", 1, 2, [(7, 3, 0, 1, 0, 9)], ["boom"])
+    data = encode(holding)
+    assert data.hex() == "96a8617474656d707473a1670102919607030001000991a4626f6f6d"
+    (read,) = progressed(RecordType.PROGRESS, memoryview(data))
+    assert (read.runs, read.reasons) == ([(7, 3, 0, 1, 0, 9)], ["boom"])
+    (read,) = progressed(RecordType.PROGRESS, memoryview(encode(plain)))
+    assert (read.runs, read.reasons) == ([(7, 3)], ())
+    assert msgspec.msgpack.decode(data, type=Progressed).runs == [(7, 3, 0, 1, 0, 9)]
 
 
 GOLDEN_LOG = Path(__file__).with_name("golden_log.hex")

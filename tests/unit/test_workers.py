@@ -222,6 +222,18 @@ def test_every_admin_route_has_a_rule() -> None:
     assert rule_of("POST", "jobs/101/cancel", {}).asked is FanOut.JOB
     assert rule_of("POST", "messages/republish", {}).asked is FanOut.OF_EACH
     assert rule_of("POST", "backups", {}).asked is FanOut.NONE
+    assert rule_of("POST", "groups/g/held-keys/skip", {}).asked is FanOut.ALL
+
+
+def test_held_keys_of_all_workers_are_one_list_by_age() -> None:
+    answers = [
+        {"held": [{"key": "a", "since": "2"}, {"key": "b", "since": "4"}], "of": 2, "waiting": 1, "stopped": ["t/0"]},
+        {"held": [{"key": "c", "since": "1"}, {"key": "d", "since": "3"}], "of": 9, "waiting": 2, "stopped": []},
+    ]
+    query = {"max": "3"}
+    combined = rule_of("GET", "groups/g/held-keys", query).combine(["one", "two"], answers, query)
+    assert [(row["key"], row["worker"]) for row in combined["held"]] == [("c", "two"), ("a", "one"), ("d", "two")]
+    assert (combined["of"], combined["waiting"], combined["stopped"]) == (11, 3, ["t/0"])
 
 
 @pytest.mark.parametrize("noun", ["topics", "groups"])

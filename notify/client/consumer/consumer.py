@@ -44,7 +44,7 @@ from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
-from notify.protocol.limits import LIMITS, Mode, check_between, check_name, check_whole
+from notify.protocol.limits import LIMITS, Mode, OnExhausted, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
 from notify.runtime.green import patched_by
@@ -143,6 +143,7 @@ class _Consumer:
         retry_min: float = 1.0,
         retry_max: float = 300.0,
         batch: int | None = None,
+        on_exhausted: OnExhausted = "dead_letter",
     ) -> Callable[[F], F]:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
@@ -168,10 +169,18 @@ class _Consumer:
         (one instance; another takes over when its lease expires), `broadcast` (every instance gets every message from
         its first request on).
 
+        With `on_exhausted="hold"`, in mode `ordered`, a message that has used up its attempts does not become a dead
+        letter: its key is held, and no later message of the key is delivered until somebody retries, skips or releases
+        it (`notify held-key`); other keys continue. Messages without a key become dead letters as always, and so does
+        a message whose handler raises DeadLetter. Over Kafka this is refused.
+
         Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
         """
         check_start(start)
-        check_options(topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch)
+        check_options(
+            topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch,
+            on_exhausted,
+        )  # fmt: skip
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
 
@@ -181,7 +190,7 @@ class _Consumer:
             read = check_callable(function, **kind)
             self._handlers[topic] = Handler(
                 topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read,
-                max_deaths,
+                max_deaths, on_exhausted,
             )  # fmt: skip
             return function
 

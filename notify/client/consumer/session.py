@@ -460,6 +460,8 @@ class Session:
             }
             if handler.max_deaths != DEATHS:
                 subscription["max_deaths"] = handler.max_deaths
+            if handler.on_exhausted != "dead_letter":
+                subscription["on_exhausted"] = handler.on_exhausted
             reason = {"reason": "subscribed by a consumer"}
             by = f"?instance={quote(self._work.instance, safe='')}"
             try:

@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 
 from notify.client.handling.typed import Read, reader_of
 from notify.errors import DeadLetter, InvalidRequest
-from notify.protocol.limits import LIMITS, MODES, check_between, check_name, check_whole, instant_us
+from notify.protocol.limits import (
+    LIMITS,
+    MODES,
+    ON_EXHAUSTED,
+    OnExhausted,
+    check_between,
+    check_name,
+    check_whole,
+    instant_us,
+)
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.functions import is_coroutine_function, is_generator_function, name_of
 
@@ -54,6 +63,7 @@ class Handler:
     read: Read | None = None
     """Decodes a message for the function; None if the function takes the ReceivedMessage itself."""
     max_deaths: int = DEATHS
+    on_exhausted: OnExhausted = "dead_letter"
 
     def handle(self, message: ReceivedMessage, *session: Any) -> Any:
         """Call the function with one message. The result is a coroutine if the function is a coroutine function.
@@ -88,6 +98,7 @@ def check_options(
     retry: tuple[float, float],
     batch: int | None,
     in_hand: int | None,
+    on_exhausted: str,
 ) -> None:
     """Raises InvalidRequest for options of a subscription that the server would refuse, or that contradict each other.
 
@@ -112,6 +123,13 @@ def check_options(
     retry_min, retry_max = number_of_seconds("retry_min", retry[0]), number_of_seconds("retry_max", retry[1])
     check_between("retry_min", retry_min, LIMITS.retry_min_seconds, LIMITS.retry_first_seconds)
     check_between("retry_max", retry_max, retry_min, LIMITS.retry_max_seconds)
+    if on_exhausted not in ON_EXHAUSTED:
+        raise InvalidRequest(f"on_exhausted is {' or '.join(ON_EXHAUSTED)}, not {on_exhausted!r:.40}")
+    if on_exhausted == "hold" and mode != "ordered":
+        raise InvalidRequest(
+            f'on_exhausted="hold" needs mode="ordered", where the messages of a key wait for each other; topic '
+            f"{topic!r} has mode {mode}"
+        )
     if batch is not None:
         check_whole("batch", batch, 1, LIMITS.max_messages)
         if in_hand is not None and batch > in_hand:

@@ -63,6 +63,11 @@ class Plan:
         if len({h.mode for h in self.handlers.values()} & {"exclusive", "failover"}) > 1:
             raise InvalidRequest("over Kafka one instance owns all topics of a group: exclusive or failover, not both")
         for handler in self.handlers.values():
+            if handler.on_exhausted == "hold":
+                raise InvalidRequest(
+                    'on_exhausted="hold" needs the queues of a Notify server: over Kafka a message without attempts '
+                    f"left becomes a dead letter, and its key continues; topic {handler.topic!r} asks for it"
+                )
             if isinstance(handler.start, int) and handler.start < 0:
                 raise InvalidRequest(f"start is an offset from 0 on, not {handler.start}")
 

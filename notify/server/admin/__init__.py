@@ -18,6 +18,7 @@ from notify.server.admin import (
     dead_letters,
     decisions,
     groups,
+    held_keys,
     jobs,
     limits,
     messages,
@@ -46,6 +47,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     purge.add_routes(routes, desk)  # before routes with {action}, which would match its paths
     repairs.add_routes(routes, desk)
     sending.add_routes(routes, desk)
+    held_keys.add_routes(routes, desk)  # before the groups' {action}
     groups.add_routes(routes, services, desk)
     decisions.add_routes(routes, desk)
     transactions.add_routes(routes, desk)

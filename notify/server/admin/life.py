@@ -155,6 +155,8 @@ def _settlement_event(settlement: Settlement, before: Settlement | None) -> dict
         event = f"attempt {settlement.attempts} ended with its consumer"
     else:
         event = f"attempt {settlement.attempts} failed"
+    if settlement.is_held:
+        event += ", and its key is held"
     return {"event": event, "group": settlement.group}
 
 

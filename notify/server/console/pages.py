@@ -100,7 +100,11 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     if priorities:  # dead letters in Kafka are counted only on their own page
         counted = (await api.get("dead-letters", prefix=name))["groups"]
         dead = next((row["count"] for row in counted if row["group"] == name), 0)
-    return {"title": f"Group {name}", "g": group, "priorities": priorities, "push": push, "dead": dead}
+    held = None
+    if priorities:  # keys are held in the own queues only
+        held = await api.get(path_of("groups/{name}/held-keys", name=name), max=1)
+    values = {"priorities": priorities, "push": push, "dead": dead, "held": held}
+    return {"title": f"Group {name}", "g": group} | values
 
 
 async def _if_queues_are_here(call: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -128,6 +132,12 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
     values = {"failures": failures, "asked": search, "letters": letters, "indexed": indexed, "rows": ROWS}
     return {"title": f"Dead letters of {name}", "group": name} | values
+
+
+async def _held_keys(api: Api, request: Request) -> dict[str, Any]:
+    name, topic = request.path_params["group"], request.query_params.get("topic", "")
+    held = await api.get(path_of("groups/{name}/held-keys", name=name), topic=topic, max=ROWS)
+    return {"title": f"Held keys of {name}", "group": name, "held": held, "asked": {"topic": topic}}
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
@@ -190,6 +200,7 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/groups", "groups.html", "Consumer groups", _groups),
     ("/groups/{group}", "group.html", "", _group),
     ("/groups/{group}/dead-letters", "dead_letters.html", "", _dead_letters),
+    ("/groups/{group}/held-keys", "held_keys.html", "", _held_keys),
     ("/dead-letters", "dead_letter_groups.html", "Dead letters", _dead_letter_groups),
     ("/nodes", "nodes.html", "Nodes and bridges", _nodes),
     ("/audits", "audits.html", "Audits", _audits),

@@ -117,6 +117,7 @@ _PAGES = {
     "in_doubt": "/transactions?producer_group={}", "parked": "/transactions?state=PARKED", "no_consumers": "/groups/{}",
     "push": "/groups/{}",
     "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
+    "held_keys": "/groups/{}/held-keys", "held_up": "/groups/{}/held-keys",
     "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
     "left_behind": "/nodes", "audit": "/audits", "kafka": "/nodes",
 }  # fmt: skip

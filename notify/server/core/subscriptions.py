@@ -15,7 +15,7 @@ import structlog
 from notify.admin_api.groups import SubscriptionWrite
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.protocol.filter import Filter
-from notify.protocol.limits import LIMITS, MODES, check_between, check_name
+from notify.protocol.limits import LIMITS, MODES, ON_EXHAUSTED, check_between, check_name
 from notify.protocol.wire import Subscribe, instant
 from notify.runtime.clock import Clock
 from notify.server.delivery import Delivery, inboxes
@@ -23,6 +23,7 @@ from notify.server.delivery.following import SETTINGS, asked_for
 from notify.server.delivery.instances import ACTIVE_US
 from notify.server.topics import check_retry
 from notify.storage.groups import Subscription
+from notify.storage.holds import HOLD
 from notify.storage.names import retry_topic
 from notify.storage.queues import Store
 
@@ -208,6 +209,16 @@ _BOUNDS = {
 def _check_bounds(request: Subscribe) -> None:
     if request.mode not in MODES:
         raise InvalidRequest(f"there is no mode {request.mode[:40]!r}; there are {', '.join(MODES)}", "invalid_schema")
+    if request.on_exhausted not in ON_EXHAUSTED:
+        raise InvalidRequest(
+            f"on_exhausted is {' or '.join(ON_EXHAUSTED)}, not {request.on_exhausted[:40]!r}", "invalid_schema"
+        )
+    if request.on_exhausted == HOLD and request.mode != "ordered":
+        raise InvalidRequest(
+            f"on_exhausted hold needs mode ordered, where the messages of a key wait for each other; this is mode "
+            f"{request.mode}",
+            "invalid_schema",
+        )
     check_between("the number of tags", len(request.tags), 0, LIMITS.tags)
     for name, (low, high) in _BOUNDS.items():
         check_between(name, getattr(request, name), low, high)

@@ -326,13 +326,29 @@ class Cursor:
         return self.progress.deaths.get(offset, 0)
 
     def bounds(self, offset: int) -> tuple[int, int]:
-        """The max_attempts and max_deaths that hold for the message at an offset: it keeps earlier ones if larger."""
+        """The max_attempts and max_deaths that hold for the message at an offset: it keeps earlier ones if larger, and
+        what was forgiven does not count."""
         subscription = self.subscription
+        attempts, deaths = subscription.max_attempts, subscription.max_deaths
         if subscription.earlier:
             messages = self._store.read(self.topic, self.queue, offset, 1, READ_BYTES)
             if messages and messages[0].offset == offset:
-                return subscription.bounds(messages[0].committed_us)
-        return subscription.max_attempts, subscription.max_deaths
+                attempts, deaths = subscription.bounds(messages[0].committed_us)
+        failures_forgiven, deaths_forgiven = self.forgiven(offset)
+        return attempts + failures_forgiven, deaths + deaths_forgiven
+
+    def forgiven(self, offset: int) -> tuple[int, int]:
+        """(failures, deaths) at the offset that no longer count, because its key was released since."""
+        attempts, deaths = self.progress.forgiven.get(offset, (0, 0))
+        return attempts - deaths, deaths
+
+    def holds(self, offset: int) -> bool:
+        """Whether the message at an offset that has used up its attempts holds its key instead of being passed."""
+        return False
+
+    def hold(self, offset: int) -> None:
+        """Note that the key of the message at an offset is held, after the storage has recorded it."""
+        raise NotImplementedError
 
     def interruptions(self, offset: int) -> int:
         """How often the offset was held by a consumer that was told to stop, which counted no attempt."""

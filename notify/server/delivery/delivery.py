@@ -175,6 +175,10 @@ class Delivery:
             group.give_back(handed, self._clock())
             self._waiters.serve(name)
 
+    def serve(self, name: str) -> None:
+        """Serve the waiting polls of a group whose held keys were decided about."""
+        self._waiters.serve(name)
+
     def set_rates(self, per_second: dict[str, float]) -> None:
         """Set the rates of groups, in messages a second; groups that are not named have no rate."""
         self.followers.set_rates(per_second)

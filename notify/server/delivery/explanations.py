@@ -38,6 +38,16 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
                 f"Queue {cursor.topic}/{cursor.queue} waits: too many messages after an unsettled one are already "
                 "settled. Settle or redrive the oldest one."
             )
+    if held := sum(1 for _ in group.holds):
+        yield (
+            f"{held} {'key is' if held == 1 else 'keys are'} held, because a message of each has used up its attempts: "
+            "retry, skip or release them."
+        )
+    for cursor in group.holds.held_up():
+        yield (
+            f"Queue {cursor.topic}/{cursor.queue} waits: it has {len(cursor.held)} held keys, and too much waits "
+            "behind them. Retry, skip or release them."
+        )
     for i in group.instances.values():
         if group.instances.others_ask(i, now_us):
             yield from _reasons_of(i)

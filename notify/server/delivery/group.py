@@ -14,6 +14,7 @@ from notify.protocol.wire import SettledItem, SettleItem
 from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.answers import Answers
 from notify.server.delivery.cursor import Cursor, is_full
+from notify.server.delivery.holds import Holds
 from notify.server.delivery.instances import Instance, Instances
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
@@ -117,6 +118,7 @@ class Group:
         self._retries = Retries()
         self._growth = Growth(store, self.cursors, self.turns)
         self._settling = Settling(name, store, metrics, self._held, self._owners, self.turns, self._retries, recent)
+        self.holds = Holds(store, self.cursors, self._settling)
         self.leases = self._held.by_id
         self.answers = Answers(store, self.instances, self._held, self._owners, self._settling)
 

@@ -44,7 +44,11 @@ class Tally(NamedTuple):
     @classmethod
     def of(cls, lease: Lease, place: int) -> Tally:
         """Before the attempt that a lease stands for."""
-        cursor, offset = lease.cursor, lease.offsets[place]
+        return cls.at(lease.cursor, lease.offsets[place])
+
+    @classmethod
+    def at(cls, cursor: Cursor, offset: int) -> Tally:
+        """So far, at the message at an offset."""
         return cls(cursor.attempts(offset), cursor.deaths(offset), cursor.interruptions(offset))
 
     @property
@@ -84,13 +88,15 @@ class Attempt(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """A message of a lease that becomes a dead letter, why, and the tally of its attempts."""
+    """A message of a lease that becomes a dead letter, or whose key is held; why, and the tally of its attempts."""
 
     lease: Lease
     place: int
     reason: str
     tally: Tally
     item: int = 0
+    is_exhausted: bool = False
+    """Whether it has used up its attempts; otherwise its consumer gives it up."""
 
 
 class Renewed(NamedTuple):
@@ -194,9 +200,10 @@ class Plan:
             offset = lease.offsets[place]
             if tally.failures >= cursor.subscription.max_attempts and tally.failures >= cursor.bounds(offset)[0]:
                 reason = item.reason or tally.text()
-                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, tally, number))
+                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, tally, number, is_exhausted=True))
             else:
-                due_us = self._now_us + _back_off_us(cursor.subscription, tally.failures, item.delay)
+                failures = tally.failures - cursor.forgiven(offset)[0]
+                due_us = self._now_us + _back_off_us(cursor.subscription, failures, item.delay)
                 self.again.setdefault(cursor, []).append(
                     Attempt(lease, place, tally, due_us, number, item.reason or "")
                 )
@@ -229,7 +236,7 @@ def ended(lease: Lease, place: int, reason: str, *, is_interrupted: bool, item: 
     tally = tally.died()
     cursor, offset = lease.cursor, lease.offsets[place]
     if tally.deaths >= cursor.subscription.max_deaths and tally.deaths >= cursor.bounds(offset)[1]:
-        return Dead(lease, place, tally.text(), tally, item)
+        return Dead(lease, place, tally.text(), tally, item, is_exhausted=True)
     return Attempt(lease, place, tally, 0, item, reason)
 
 

@@ -13,8 +13,9 @@ from notify.server.delivery.ack_memory import REASON_CHARACTERS, AckMemory, Fail
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
+from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import Owners
-from notify.server.delivery.plan import Acked, Attempt, Dead, Plan, ended
+from notify.server.delivery.plan import Acked, Attempt, Dead, Plan, Tally, ended
 from notify.server.delivery.retries import Retries
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
@@ -35,13 +36,15 @@ def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str,
     headers["notify-dead-letter-offset"] = str(message.offset)
     headers["notify-dead-letter-attempts"] = str(attempts)
     headers["notify-dead-letter-deaths"] = str(deaths)
-    headers[DEAD_LETTER_REASON] = reason[:500]
+    headers[DEAD_LETTER_REASON] = reason[:LETTER_REASON_CHARACTERS]
     if replay:
         headers[REPLAY] = str(replay)
     return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))
 
 
 READ_BYTES = 8 << 20
+LETTER_REASON_CHARACTERS = 500
+"""The most characters of a reason that are kept with a dead letter, or with a held key."""
 
 
 class Settling:
@@ -110,11 +113,13 @@ class Settling:
                 self._try_again(cursor, again, now_us)
             except NotifyError as refusal:
                 refused.update(dict.fromkeys([attempt.item for attempt in again], refusal))
-        for cursor, dead in plan.dead.items():
-            try:
-                self._bury(cursor, dead, now_us)
-            except NotifyError as refusal:
-                refused.update(dict.fromkeys([message.item for message in dead], refusal))
+        for cursor, exhausted in plan.dead.items():
+            holding, dead = _holding(cursor, exhausted)
+            for messages, give_up in ((holding, self._hold), (dead, self._bury)):
+                try:
+                    give_up(cursor, messages, now_us)
+                except NotifyError as refusal:
+                    refused.update(dict.fromkeys([message.item for message in messages], refusal))
         return refused
 
     def _ack(self, cursor: Cursor, acked: dict[Lease, Acked], now_us: int) -> None:
@@ -158,14 +163,22 @@ class Settling:
         self, cursor: Cursor, dead: list[Dead], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
     ) -> None:
         """Move messages to the dead letters; damaged and no longer retained ones are only settled."""
+        self._write_letters(cursor, [(d.lease.offsets[d.place], d.tally, d.reason) for d in dead], now_us)
+        for d in dead:
+            self._fail(d, now_us)
+            self._end(d.lease, d.place, now_us, expired)
+            cursor.finished((d.lease.offsets[d.place],))
+            self._turns.wake(cursor)
+
+    def _write_letters(self, cursor: Cursor, dead: list[tuple[int, Tally, str]], now_us: int) -> None:
+        """Settle the messages at these offsets as dead letters, each with its tally and the reason."""
         letters: list[tuple[StoredMessage, bytes]] = []
         without_letter: list[tuple[int, SettleKind]] = []
-        for d in dead:
-            offset = d.lease.offsets[d.place]
+        for offset, tally, reason in dead:
             stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
             if stored and stored[0].offset == offset and not stored[0].corrupt:
-                replay, tally = cursor.subscription.replay, d.tally
-                letter = dead_payload(self._group, stored[0], tally.attempts, d.reason, replay, tally.deaths)
+                replay = cursor.subscription.replay
+                letter = dead_payload(self._group, stored[0], tally.attempts, reason, replay, tally.deaths)
                 letters.append((stored[0], letter))
             else:
                 is_corrupt = bool(stored) and stored[0].offset == offset
@@ -175,11 +188,39 @@ class Settling:
         if letters:
             self._store.dead_letter_soon(self._group, letters, now_us)
             self._metrics.dead_lettered += len(letters)
-        for d in dead:
+
+    def skip(self, cursor: OrderedCursor, offset: int, reason: str, now_us: int) -> None:
+        """Make a message that holds its key a dead letter: the key's next message may be delivered."""
+        self._write_letters(cursor, [(offset, Tally.at(cursor, offset), reason)], now_us)
+        cursor.finished((offset,))
+        self._turns.wake(cursor)
+
+    def release(self, cursor: OrderedCursor, offset: int, how: int, now_us: int) -> None:
+        """Deliver a message that holds its key again; `how`: HOLD_RETRIED or HOLD_RELEASED."""
+        tally = Tally.at(cursor, offset)
+        again = (offset, tally.attempts, 0, tally.deaths, tally.interruptions, how)
+        self._store.attempted(self._group, cursor.topic, cursor.queue, [again])
+        cursor.release(offset, now_us)
+        self._turns.wake(cursor)
+
+    def _hold(
+        self, cursor: Cursor, holding: list[Dead], now_us: int, expired: Counter[tuple[Instance, str]] | None = None
+    ) -> None:
+        """Record that these messages have used up their attempts, and hold their keys."""
+        if not holding:
+            return
+        held = [
+            (d.lease.offsets[d.place], d.tally.attempts, 0, d.tally.deaths, d.tally.interruptions, now_us)
+            for d in holding
+        ]
+        reasons = [d.reason[:LETTER_REASON_CHARACTERS] for d in holding]
+        self._store.hold(self._group, cursor.topic, cursor.queue, held, reasons)
+        self._metrics.held += len(holding)
+        for d in holding:
             self._fail(d, now_us)
             self._end(d.lease, d.place, now_us, expired)
-            cursor.finished((d.lease.offsets[d.place],))
-            self._turns.wake(cursor)
+            cursor.hold(d.lease.offsets[d.place])
+        self._turns.wake(cursor)
 
     def _fail(self, message: Attempt | Dead, now_us: int) -> None:
         lease, tally = message.lease, message.tally
@@ -236,6 +277,8 @@ class Settling:
                 else:
                     again.append(message)
             self._try_again(cursor, again, now_us, expired)
+            holding, dead = _holding(cursor, dead)
+            self._hold(cursor, holding, now_us, expired)
             self._bury(cursor, dead, now_us, expired)
 
     def _keep_owners(self, plan: Plan, now_us: int) -> None:
@@ -251,6 +294,18 @@ def _recorded(attempt: Attempt) -> tuple[int, ...]:
     tally = attempt.tally
     plain = (attempt.lease.offsets[attempt.place], tally.attempts, attempt.due_us)
     return (*plain, tally.deaths, tally.interruptions) if tally.deaths or tally.interruptions else plain
+
+
+def _holding(cursor: Cursor, dead: list[Dead]) -> tuple[list[Dead], list[Dead]]:
+    """(messages that hold their keys, messages that become dead letters)."""
+    if not cursor.keeps_order:
+        return [], dead
+    holding: list[Dead] = []
+    passed: list[Dead] = []
+    for d in dead:
+        holds = d.is_exhausted and cursor.holds(d.lease.offsets[d.place])
+        (holding if holds else passed).append(d)
+    return holding, passed
 
 
 def _runs(acked: dict[Lease, Acked]) -> list[tuple[int, int]]:

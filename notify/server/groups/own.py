@@ -262,7 +262,11 @@ def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
         lags[cursor.topic] = lags.get(cursor.topic, 0) + cursor.lag()
     consumers = Counter(states(group.instances, now_us).values())
     seen_us = max((i.seen_us for i in group.instances.values()), default=0)
-    return GroupState(group.name, lags, group.paused, consumers, seen_us, dead_letters)
+    held = [h.hold.since_us for h in group.holds]
+    held_up = [f"{cursor.serves}/{cursor.queue}" for cursor in group.holds.held_up()]
+    return GroupState(
+        group.name, lags, group.paused, consumers, seen_us, dead_letters, len(held), min(held, default=0), held_up
+    )
 
 
 def _settings(s: Subscription) -> dict[str, Any]:

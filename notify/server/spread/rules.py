@@ -164,6 +164,10 @@ def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
     return ordered("groups", lambda row: row["count"], largest_first=True)(combined(names, answers), _most(query, 100))
 
 
+def _held(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    return ordered("held", lambda row: row["since"])(combined(names, answers), _most(query, 100))
+
+
 def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """Failure groups, at most MOST_FAILURES as one worker would list them, those with the most open letters first."""
     whole = combined(names, answers)
@@ -257,6 +261,7 @@ _READS: tuple[tuple[str, Rule], ...] = (
     ("dead-letters", Rule(FanOut.ALL, _counted)),
     ("groups/[^/]+/dead-letters", Rule(FanOut.ALL, _letters, _letters_at)),
     ("groups/[^/]+/dead-letters/failures", Rule(FanOut.ALL, _failures)),
+    ("groups/[^/]+/held-keys", Rule(FanOut.ALL, _held)),
     ("transactions/[^/]+|messages/[^/]+|bridges/[^/]+", Rule(FanOut.KNOWING)),
     ("jobs/.*", Rule(FanOut.JOB)),
     ("backups/.*", Rule(FanOut.NONE)),

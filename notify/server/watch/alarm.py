@@ -39,6 +39,15 @@ MEANING = {
         "A group has at least `alarm_dead_letters` unresolved dead letters. Look at their causes (`notify dead-letter "
         "failures`) and fix them, then redrive, drop or purge the dead letters."
     ),
+    "held_keys": (
+        "A group holds at least `alarm_held_keys` keys: a message of each has used up its attempts, and the later "
+        'messages of the key wait (`on_exhausted="hold"`). Look at the reasons (`notify held-key list`), fix them, '
+        "then retry, skip or release the keys."
+    ),
+    "held_up": (
+        "A queue is read no further for a group: it has 1,000 held keys, or 50,000 messages wait behind its held keys. "
+        "Nothing is lost, but other keys of the queue wait, too. Decide about the held keys (`notify held-key`)."
+    ),
     "consumers": (
         "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases expire. "
         "Slow: it is far behind the fastest of its group. `notify group show` names it. Look at its log, and at what "
@@ -100,7 +109,7 @@ MEANING = {
 """Each alarm's meaning and remedy; docs/alarms.md has this table."""
 
 
-CRITICAL = frozenset({"no_consumers", "push", "disk", "kafka", "retention", "shipping", "damage"})
+CRITICAL = frozenset({"no_consumers", "held_up", "push", "disk", "kafka", "retention", "shipping", "damage"})
 """Alarms about work that has stopped, or will stop soon; the other alarms are warnings."""
 
 

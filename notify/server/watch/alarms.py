@@ -189,6 +189,12 @@ class Alarms:
         if settings.alarm_dead_letters and group.dead_letters >= settings.alarm_dead_letters:
             letters = _number(group.dead_letters, "unresolved dead letter")
             yield "dead_letters", name, f"Group {name} has {letters}"
+        if settings.alarm_held_keys and group.held >= settings.alarm_held_keys:
+            age = duration(max(0, now_us - group.held_since_us) / 1e6)
+            yield "held_keys", name, f"{_are(group.held, 'key')} held in group {name}, the first for {age}"
+        if group.held_up:
+            queues = ", ".join(group.held_up[:5])
+            yield "held_up", name, f"Group {name} gets nothing more of queue {queues}: too much waits for held keys"
         ailing = {state: group.consumers.get(state, 0) for state in ("stuck", "slow")}
         if not any(ailing.values()):
             self._ailing_us.pop(name, None)

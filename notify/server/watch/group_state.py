@@ -21,6 +21,12 @@ class GroupState:
     """When a consumer last asked, settled or renewed, in microseconds since 1970; 0: unknown."""
     dead_letters: int = 0
     """Its dead letters that nobody has sent again."""
+    held: int = 0
+    """Its held keys."""
+    held_since_us: int = 0
+    """Since when the key is held that is held the longest, in microseconds since 1970; 0: none is held."""
+    held_up: Sequence[str] = ()
+    """Its queues, as topic/number, that are read no further because of held keys."""
     is_whole: bool = True
     """Whether the lag includes all partitions."""
 

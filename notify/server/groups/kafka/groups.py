@@ -82,7 +82,9 @@ class KafkaGroups:
         for position in group.positions:
             lags[position.topic] = lags.get(position.topic, 0) + position.lag
         consumers = Counter(self._look.stalls.state(group, member) for member in group.members)
-        return GroupState(group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole)
+        return GroupState(
+            group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole=is_whole
+        )
 
     async def refused(self) -> list[dict[str, Any]]:
         reports = await self._thread.call(self._refused.read)
