@@ -1,16 +1,30 @@
-"""The pytest fixture `notify_server`, an in-memory server for each test. Every pytest run loads this small module."""
+"""The pytest fixture `notify_server`, an in-memory server for each test, and the mark `notify_crashes`, which runs a
+test once for each step that it takes and kills it there. Every pytest run loads this small module."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from notify.runtime.extras import remedy
 
 if TYPE_CHECKING:
+    from notify.testing.explorer import Process
     from notify.testing.server import InMemoryServer
+
+MARK = "notify_crashes"
+PROCESS = "notify_process"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(causes=, effects=, database=, real=False, most_steps=200, seconds=30): kill the test at each step "
+        f"that it takes, see notify.testing.explore; it gets each of its processes as {PROCESS}. `database` may also "
+        "be the name of a fixture that gives the URL.",
+    )
 
 
 @pytest.fixture
@@ -19,10 +33,47 @@ def notify_server() -> Iterator[InMemoryServer]:
     try:
         from notify.testing.server import InMemoryServer
     except ImportError as error:
-        sentence = remedy(error)
-        if sentence is None:
-            raise
-        pytest.fail(f"the fixture notify_server runs a server: {sentence}", pytrace=False)
+        _fail_without_server(error, "the fixture notify_server")
 
     with InMemoryServer() as server:
         yield server
+
+
+@pytest.fixture(name=PROCESS)
+def notify_process(request: pytest.FixtureRequest) -> None:
+    """The process that a test with the mark `notify_crashes` is run in."""
+    if request.node.get_closest_marker(MARK) is None:
+        pytest.fail(f"{PROCESS} belongs to the mark: @pytest.mark.{MARK}", pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a marked test once for each step that it takes."""
+    mark = pyfuncitem.get_closest_marker(MARK)
+    if mark is None:
+        return None
+    try:
+        from notify.testing.explorer import explore
+    except ImportError as error:
+        _fail_without_server(error, f"the mark {MARK}")
+
+    given = pyfuncitem.funcargs
+    arguments = {name: given[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    def service(process: Process) -> object:
+        return pyfuncitem.obj(**(arguments | ({PROCESS: process} if PROCESS in arguments else {})))
+
+    options = dict(mark.kwargs)
+    if options.get("database") in given:
+        options["database"] = given[options["database"]]
+    explored = explore(service, **options)
+    if explored.findings:
+        pytest.fail(str(explored), pytrace=False)
+    return True
+
+
+def _fail_without_server(error: ImportError, what: str) -> NoReturn:
+    sentence = remedy(error)
+    if sentence is None:
+        raise error
+    pytest.fail(f"{what} runs a server: {sentence}", pytrace=False)

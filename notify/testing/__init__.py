@@ -7,7 +7,8 @@
     with InMemoryServer() as server:
         producer = TransactionProducer(server.url, group="orders", engine=engine)
 
-Under pytest the fixture `notify_server` needs no import. `ServerProcess` is a real server as a child process, which a
+Under pytest the fixture `notify_server` needs no import. `explore`, and the mark `notify_crashes`, kill your service at
+each step that it takes. `ServerProcess` is a real server as a child process, which a
 test may kill and start again on the same data; `forked` starts many of them quickly. All of them need the extra
 `server`, and none of them is for production: data in memory is lost when the process ends.
 """
@@ -18,12 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notify.testing.crashes import Crashed, crashing
+    from notify.testing.explorer import Exploration, Finding, Process, explore
     from notify.testing.process import ServerProcess
     from notify.testing.server import InMemoryServer, Stored
 
-__all__ = ["Crashed", "InMemoryServer", "ServerProcess", "Stored", "crashing"]
+__all__ = [
+    "Crashed", "Exploration", "Finding", "InMemoryServer", "Process", "ServerProcess", "Stored", "crashing", "explore",
+]  # fmt: skip
 
-_MODULES = {"Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process"}
+_MODULES = {
+    "Crashed": "crashes", "crashing": "crashes", "ServerProcess": "process",
+    "Exploration": "explorer", "Finding": "explorer", "Process": "explorer", "explore": "explorer",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -72,6 +72,14 @@ class Stored:
         return msgspec.json.decode(self.body)
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Another address of an InMemoryServer. `close` cuts all connections that came through it, and takes no more."""
+
+    url: str
+    close: Callable[[], None]
+
+
 class _Faults:
     """Loses the outcomes and answers that a test wants lost, and counts answered and unanswered requests."""
 
@@ -165,6 +173,50 @@ class InMemoryServer:
         """Stop and start again at the same address with the same data. Leases are lost, as after any restart."""
         self._end()
         self._serve(int(self.url.rpartition(":")[2]))
+
+    def forget(self) -> None:
+        """Forget all messages, topics and groups, as a new server. Its address, clock and settings stay."""
+
+        self._started()
+
+        async def forgotten() -> None:
+            await self._app.stop()
+            self._store = MemoryStore(self._clock)
+            await self._app.start()
+
+        self._call(forgotten())
+
+    def entrance(self) -> Entrance:
+        """Open another address of this server, which a test can close with all connections that came through it."""
+        return self._call(self._opened(self._started()))
+
+    async def _opened(self, server: uvicorn.Server) -> Entrance:
+        protocols: list[Protocol] = []
+
+        def connected() -> Protocol:
+            state = server.lifespan.state
+            protocols.append(Protocol(config=server.config, server_state=server.server_state, app_state=state))
+            return protocols[-1]
+
+        listening = await self._loop.create_server(connected, "127.0.0.1", 0)
+
+        async def close() -> None:
+            listening.close()
+            for protocol in protocols:
+                if protocol.transport is not None and not protocol.transport.is_closing():
+                    protocol.transport.abort()
+
+        port = listening.sockets[0].getsockname()[1]
+        return Entrance(f"http://127.0.0.1:{port}", lambda: self._call(close()))
+
+    def _started(self) -> uvicorn.Server:
+        if self._server is None:
+            raise Unavailable("the server in memory is not started")
+        return self._server
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SETTLE_SECONDS)
 
     def _serve(self, port: int) -> None:
         self._app = _TestedApp(self._settings, lambda: self._store, clock=self._clock)
@@ -315,13 +367,12 @@ class InMemoryServer:
         This is for tests of the server itself: its parts change from version to version.
         """
 
-        if self._server is None:
-            raise Unavailable("the server in memory is not started")
+        self._started()
 
         async def acted() -> T:
             return await act(self._app.running())
 
-        return asyncio.run_coroutine_threadsafe(acted(), self._loop).result(SETTLE_SECONDS)
+        return self._call(acted())
 
     def open_connections(self) -> int:
         """How many connections the server has now."""

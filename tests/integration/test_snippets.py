@@ -65,6 +65,18 @@ def test_a_service_is_tested(tmp_path: Path) -> None:
     assert names["on_placed"](received) == 7
 
 
+def test_a_service_is_killed_at_each_step(tmp_path: Path) -> None:
+    """The example as a file of tests, for pytest and for `explore`."""
+    marked, plain = blocks("crashes.md", "python")
+    (tmp_path / "test_shop.py").write_text(marked)
+    words = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis", "test_shop.py"]
+    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    (tmp_path / "shop.py").write_text(marked + plain)
+    done = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1:] == ["no findings in 19 runs of 15 steps"], done
+
+
 def test_a_service_is_tested_on_a_real_database(
     database_urls: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -327,6 +327,12 @@ def _plain(text: str, most: int) -> str:
     return text.encode(errors="backslashreplace").decode()[:most]
 
 
+def is_own_code(file: str) -> bool:
+    """Whether a file with code belongs to the service: neither to this SDK, nor to Python or an installed package."""
+    is_foreign = file.startswith((_SDK, "<frozen", "<sqlalchemy", *_PYTHON))
+    return not is_foreign and not any(folder in file for folder in _INSTALLED)
+
+
 def place_of(error: BaseException) -> str:
     """Where the handler's own code failed, as ` (at module.function:line)`; empty if the error was never raised.
 
@@ -341,7 +347,7 @@ def place_of(error: BaseException) -> str:
         file = step.tb_frame.f_code.co_filename
         if not file.startswith((_SDK, "<frozen")):
             first_outside = first_outside or step
-            if not file.startswith(_PYTHON) and not any(folder in file for folder in _INSTALLED):
+            if is_own_code(file):
                 innermost_own = step
         step = step.tb_next
     place = innermost_own or first_outside

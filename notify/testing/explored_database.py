@@ -1,0 +1,104 @@
+"""The database of an exploration: as it was before the act, for each run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from notify.client.tables.definitions import half_message
+from notify.runtime.databases import has_table
+from notify.testing.steps import HOOKS
+
+Rows = str | Callable[[sa.Connection], Iterable[Any]]
+"""A query in SQL, or a function that gets a connection and returns the rows' values."""
+
+
+class ExploredDatabase:
+    """A database that holds the same rows at the beginning of each run.
+
+    Without a URL each run gets a file of SQLite of its own, a copy of the first. In any other database all rows of all
+    tables are deleted, and those of the beginning are written again.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="notify-explored-")
+        self._given = url
+        self._first = Path(self._directory.name, "first.db")
+        self._runs = 0
+        self._tables: list[tuple[Any, list[dict[str, Any]]]] = []
+        """The tables, those that others refer to first, and their rows at the beginning."""
+        self.url = url or f"sqlite:///{self._first}"
+
+    def remember(self) -> None:
+        """Remember what the database holds as the beginning of each run."""
+        if self._given is None:
+            self._first.touch()  # a service that makes no tables
+            return
+        engine = self._engine()
+        with engine.connect() as connection:
+            names = [name for name, _ in sa.inspect(connection).get_sorted_table_and_fkc_names() if name is not None]
+            for name in names:
+                found = connection.execute(sa.select(sa.text("*")).select_from(sa.table(name)))
+                table = sa.table(name, *map(sa.column, found.keys()))
+                self._tables.append((table, [dict(row) for row in found.mappings()]))
+        engine.dispose()
+
+    def restore(self) -> None:
+        """Begin a run."""
+        if self._given is None:
+            self._runs += 1
+            copy = Path(self._directory.name, f"{self._runs}.db")
+            shutil.copyfile(self._first, copy)
+            self.url = f"sqlite:///{copy}"
+            return
+        engine = self._engine()
+        with engine.begin() as connection:
+            if engine.dialect.name in ("mysql", "mariadb"):
+                connection.exec_driver_sql("SET FOREIGN_KEY_CHECKS = 0")
+            for table, _ in reversed(self._tables):
+                connection.execute(sa.delete(table))
+            for table, rows in self._tables:
+                if rows:
+                    connection.execute(sa.insert(table), rows)
+        engine.dispose()
+
+    def count(self, rows: Rows) -> Counter[Any]:
+        """How often a query returns each row; a row of one column counts as its value."""
+        engine = self._engine()
+        with engine.connect() as connection:
+            if not isinstance(rows, str):
+                found = Counter(rows(connection))
+            else:
+                found = Counter(row[0] if len(row) == 1 else tuple(row) for row in connection.execute(sa.text(rows)))
+        engine.dispose()
+        return found
+
+    def committed(self) -> set[str]:
+        """The ids of the messages of committed transactions, by their rows in half_message."""
+        engine = self._engine()
+        with engine.connect() as connection:
+            if not has_table(connection, half_message.name):
+                return set()
+            columns = half_message.c
+            rows = connection.execute(
+                sa.select(columns.transaction_id, columns.message_no).where(columns.state == "COMMITTED")
+            ).all()
+        engine.dispose()
+        return {f"{transaction_id}.{number}" for transaction_id, number in rows}
+
+    def close(self) -> None:
+        """Leave the database as it was before the first run."""
+        if self._tables:
+            self.restore()
+        self._directory.cleanup()
+
+    def _engine(self) -> sa.Engine:
+        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        HOOKS.leave_out(engine)
+        return engine
