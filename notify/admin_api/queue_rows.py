@@ -1,11 +1,12 @@
-"""How many messages the rows of a topic's queues stand for, as the admin routes answer with them.
+"""How many messages the rows of a topic's queues stand for, and how rows of groups are sorted, as the admin routes
+answer with them.
 
 Offsets have gaps in a log that was restored from a store: no message ever has them (docs/adr/0032-restored-offsets.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -19,6 +20,42 @@ def kept(rows: Iterable[Row]) -> int:
 def sent(rows: Iterable[Row]) -> int:
     """Messages that were ever sent."""
     return sum(_count(row, 0) for row in rows)
+
+
+def pain(row: Row) -> tuple[Any, ...]:
+    """Greater for a group that needs an operator more: work that stands still first, then by the age of the oldest
+    message, lag, dead letters and latency."""
+    stands_still = bool(row["lag"] and not row["consumers"] and not row["paused"])
+    return stands_still, _figure(row, "oldest_seconds"), row["lag"], _figure(row, "dead_letters"), p99(row)
+
+
+def p99(row: Row) -> float:
+    """The 99th percentile of a group's time from commit to acknowledgement, in seconds; 0 if unknown."""
+    acked = row["latency"]["commit_to_ack"] or {}
+    return acked.get("p99") or 0.0
+
+
+def _figure(row: Row, name: str) -> float:
+    return row.get(name) or 0.0
+
+
+GROUP_SORTS: dict[str, Callable[[Row], Any]] = {
+    "pain": pain,
+    "lag": lambda row: row["lag"],
+    "oldest": lambda row: _figure(row, "oldest_seconds"),
+    "in": lambda row: _figure(row, "arrived_per_second"),
+    "out": lambda row: _figure(row, "settled_per_second"),
+    "p99": p99,
+    "dead_letters": lambda row: _figure(row, "dead_letters"),
+    "consumers": lambda row: _figure(row, "consumers"),
+}
+"""How a list of groups is sorted other than by name: the largest first, and then by name."""
+
+
+def sorted_groups(rows: Iterable[Row], sort: str, most: int) -> list[Row]:
+    """The first rows of groups in an order of GROUP_SORTS, or by name."""
+    by_name = sorted(rows, key=lambda row: row["name"])
+    return (sorted(by_name, key=GROUP_SORTS[sort], reverse=True) if sort in GROUP_SORTS else by_name)[:most]
 
 
 def _count(row: Row, first: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify.admin_api.declaration import Write
 from notify.admin_api.groups import PrioritiesWrite, Reset, SubscriptionWrite
+from notify.admin_api.queue_rows import sorted_groups
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
@@ -55,20 +56,34 @@ def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     _writes(routes, desk)
 
 
+Sort = Literal["name", "pain", "lag", "oldest", "in", "out", "p99", "dead_letters", "consumers"]
+
+
 def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/groups")
-    async def groups(prefix: str = "", after: str = "", max: int = 1_000_000) -> dict[str, Any]:
+    async def groups(prefix: str = "", after: str = "", max: int = 1_000_000, sort: Sort = "name") -> dict[str, Any]:
         """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`.
 
-        `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99` in seconds, of the time
-        from commit to acknowledgement, and of the handlers.
+        With a `sort` other than `name` the largest come first (`pain`: the groups that need an operator most), and
+        `after` has no effect. `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99`
+        in seconds, of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are those
+        of the last minute.
         """
         check_between("max", max, 1, 1_000_000)
-        answer = await desk.running.queues.groups.listed(prefix, after, max)
-        latencies = desk.running.core.metrics.latencies
-        return answer | {
-            "groups": [row | {"latency": latencies.group(row["name"], IN_LISTS)} for row in answer["groups"]]
-        }
+        running = desk.running
+        if sort == "name":
+            answer = await running.queues.groups.listed(prefix, after, max)
+        else:
+            answer = await running.queues.groups.listed(prefix, "", 1_000_000)
+        dead = {row["group"]: row["count"] for row in await running.queues.letters.counted(prefix, 1_000_000)}
+        latencies = running.core.metrics.latencies
+        rows = [
+            row
+            | running.figures.lately(row["name"])
+            | {"dead_letters": dead.get(row["name"], 0), "latency": latencies.group(row["name"], IN_LISTS)}
+            for row in answer["groups"]
+        ]
+        return answer | {"groups": sorted_groups(rows, sort, max)}
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:

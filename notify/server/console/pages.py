@@ -7,15 +7,31 @@ from typing import Any
 
 from fastapi import Request
 
+from notify.admin_api.queue_rows import GROUP_SORTS
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server.console.api import Api, path_of
 
 ROWS = 100
+WORST = 50
+"""The most groups that the overview shows."""
 Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
 
 
 async def _overview(api: Api, request: Request) -> dict[str, Any]:
-    return {"o": await api.get("overview")}
+    overview = await api.get("overview")
+    sort = _sort(request, "pain")
+    if overview["queues"] is None:
+        return {"o": overview, "groups": [], "of": 0, "sort": sort}
+    answer = await api.get("groups", sort=sort, max=WORST)
+    ages = {row["name"]: row["oldest_seconds"] for row in overview["queues"]["lagging"]}  # those of this moment
+    groups = [row | {"oldest_seconds": ages.get(row["name"], row["oldest_seconds"])} for row in answer["groups"]]
+    return {"o": overview, "groups": groups, "of": answer["of"], "sort": sort}
+
+
+def _sort(request: Request, default: str) -> str:
+    """The order of a list of groups that the address asks for."""
+    sort = request.query_params.get("sort", default)
+    return sort if sort in GROUP_SORTS or sort == "name" else default
 
 
 async def _transactions(api: Api, request: Request) -> dict[str, Any]:
@@ -78,8 +94,9 @@ async def _topics(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _groups(api: Api, request: Request) -> dict[str, Any]:
-    query = request.query_params
-    return await api.get("groups", prefix=query.get("prefix"), after=query.get("after"), max=ROWS) | {"rows": ROWS}
+    query, sort = request.query_params, _sort(request, "name")
+    place = {"after": query.get("after")} if sort == "name" else {"sort": sort}
+    return await api.get("groups", prefix=query.get("prefix"), **place, max=ROWS) | {"rows": ROWS, "sort": sort}
 
 
 async def _topic(api: Api, request: Request) -> dict[str, Any]:

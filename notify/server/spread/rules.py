@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from notify.admin_api.declaration import FanOut
-from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.queue_rows import kept, sent, sorted_groups
 from notify.admin_api.writes import WRITES
 from notify.errors import InvalidRequest
 from notify.protocol.limits import digits
@@ -56,9 +56,14 @@ def _topics(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str,
 
 
 def _groups(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    order = ordered("groups", lambda row: row["name"])
-    count = max(answer["of"] for answer in answers)
-    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": count}
+    whole = combined(names, answers)
+    rows = sorted_groups(whole["groups"], query.get("sort", "name"), _most(query, 1_000_000))
+    return whole | {"groups": rows, "of": max(answer["of"] for answer in answers)}
+
+
+def _all_groups(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
+    """A worker's query: the first groups of all workers together may be others than the first of each."""
+    return query if query.get("sort", "name") == "name" else {**query, "max": "1000000"}
 
 
 def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -254,7 +259,7 @@ _READS: tuple[tuple[str, Rule], ...] = (
     ("overview", Rule(FanOut.ALL, _overview)),
     ("history|(topics|groups)/[^/]+/history", Rule(FanOut.ALL, _charts)),
     ("topics", Rule(FanOut.ALL, _topics)),
-    ("groups", Rule(FanOut.ALL, _groups)),
+    ("groups", Rule(FanOut.ALL, _groups, _all_groups)),
     ("transactions", Rule(FanOut.ALL, _transactions)),
     ("messages", Rule(FanOut.ALL, _messages, _continued)),
     ("jobs", Rule(FanOut.ALL, _jobs)),

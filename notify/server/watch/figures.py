@@ -35,6 +35,7 @@ def _latencies(kinds: Sequence[str]) -> tuple[Field, ...]:
 TOPIC_FIELDS = (Field("sent"), Field("lag", is_highest=True), *_latencies(OF_TOPICS))
 GROUP_FIELDS = (
     Field("settled"),
+    Field("arrived"),
     Field("lag", is_highest=True),
     Field("oldest_seconds", is_highest=True),
     *_latencies(OF_GROUPS),
@@ -81,8 +82,8 @@ class _Kept:
         self._count = count
         self._fields = fields
         self._series: dict[str, Series] = {}
-        self._before: dict[str, tuple[float, int]] = {}
-        """Each topic's or group's last total, and when it was read (seconds since 1970)."""
+        self._before: dict[str, tuple[float, int, int]] = {}
+        """Each topic's or group's last total, when it was read (seconds since 1970), and its lag then."""
 
     async def sample(self, now: Callable[[], float]) -> None:
         names = self._names()
@@ -105,14 +106,16 @@ class _Kept:
             total, lag, oldest, latencies = self._count(name)
         except NotifyError:
             return  # it was deleted in the meantime
-        rate = None
+        rate = arrived = None
         if total is not None:
-            then, before = self._before.get(name, (at, total))
-            # The total of a group falls if the group is reset; the rate is 0 then.
-            rate = max(0, total - before) / (at - then) if at > then else None
-            self._before[name] = (at, total)
-        known: dict[str, float | None] = {self._fields[0].name: rate, "lag": lag, "oldest_seconds": oldest}
-        known |= latencies
+            then, before, lag_before = self._before.get(name, (at, total, lag or 0))
+            if at > then:
+                # The total of a group falls if the group is reset; the rate is 0 then.
+                rate = max(0, total - before) / (at - then)
+                arrived = max(0, total - before + (lag or 0) - lag_before) / (at - then)
+            self._before[name] = (at, total, lag or 0)
+        known: dict[str, float | None] = {self._fields[0].name: rate, "arrived": arrived, "lag": lag}
+        known |= {"oldest_seconds": oldest, **latencies}
         self._series[name].add(at, [known.get(field.name) for field in self._fields])
 
     def of(self, name: str, span: str, at: float) -> dict[str, Any]:
@@ -197,9 +200,18 @@ class Figures:
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._topics.of(name, span, self._now())
 
     def group(self, name: str, span: str) -> dict[str, Any]:
-        """A group's GROUP_FIELDS over a span of SPANS, by `at`: `settled` (messages a second), `lag`, `oldest_seconds`,
-        and how long its messages and handlers took."""
+        """A group's GROUP_FIELDS over a span of SPANS, by `at`: `settled` and `arrived` (messages a second), `lag`,
+        `oldest_seconds`, and how long its messages and handlers took."""
         return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._groups.of(name, span, self._now())
+
+    def lately(self, group: str) -> dict[str, float | None]:
+        """A group's last minute: messages that arrived and were settled per second, and the age of the oldest; None if
+        unknown."""
+        return {
+            "arrived_per_second": self._groups.newest(group, "arrived"),
+            "settled_per_second": self._groups.newest(group, "settled"),
+            "oldest_seconds": self._groups.newest(group, "oldest_seconds"),
+        }
 
     def rate(self, topic: str) -> float | None:
         """Messages per second that were sent to a topic in the last minute; None if unknown."""
