@@ -66,8 +66,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
         With a `sort` other than `name` the largest come first (`pain`: the groups that need an operator most), and
         `after` has no effect. `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99`
-        in seconds, of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are those
-        of the last minute.
+        in seconds, of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are of
+        the last minute.
         """
         check_between("max", max, 1, 1_000_000)
         running = desk.running
