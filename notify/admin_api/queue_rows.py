@@ -32,11 +32,13 @@ def pain(row: Row) -> tuple[Any, ...]:
 def p99(row: Row) -> float:
     """The 99th percentile of a group's time from commit to acknowledgement, in seconds; 0 if unknown."""
     acked = row["latency"]["commit_to_ack"] or {}
-    return acked.get("p99") or 0.0
+    seconds: float = acked.get("p99") or 0.0
+    return seconds
 
 
 def _figure(row: Row, name: str) -> float:
-    return row.get(name) or 0.0
+    figure: float = row.get(name) or 0.0
+    return figure
 
 
 GROUP_SORTS: dict[str, Callable[[Row], Any]] = {
