@@ -122,9 +122,13 @@ WALL = {"width": 1920, "height": 1080}
 OUT_OF_COLUMN = """() => innerWidth > 768 ? [] :
   [...document.querySelectorAll("table.cards tbody td:not([data-l='']) > *")]
     .filter((e) => e.checkVisibility())
-    .filter((e) => e.getBoundingClientRect().left < e.parentElement.getBoundingClientRect().left + 100)
+    .filter((e) => {
+      const [own, cell] = [e.getBoundingClientRect(), e.parentElement.getBoundingClientRect()];
+      return e.closest(".dense") ? own.right > cell.right + 1 : own.left < cell.left + 100;
+    })
     .map((e) => e.parentElement.dataset.l + ": " + e.textContent.trim())"""
-"""Content that stands below the label of its cell instead of beside it, on a phone."""
+"""Content that stands below the label of its cell instead of beside it, on a phone; in a dense table, where it stands
+below, content that is wider than its cell."""
 
 
 def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:

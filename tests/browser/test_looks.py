@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from notify.testing.process import ServerProcess
-from tests.support.groups import Caller, publish, subscribe
+from tests.support.groups import Caller, die, publish, subscribe
 from tests.support.http import admin, post
 from tests.support.transactions import half_request, new_id
 
@@ -203,6 +203,29 @@ def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
     assert w.page.evaluate(CONTRASTS) == []
     w.press("th a:has-text('Last message')")
     assert w.page.locator("tbody td:first-child").first.inner_text() == "fewer"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_overview_begins_with_the_groups_and_sorts_them(scene: Scene, window: Any, width: int) -> None:
+    subscribe(scene.url, "stock", "stock.reserved", max_attempts=1)
+    publish(scene.url, "stock.reserved", [str(n) for n in range(9)])
+    die(Caller(scene.url, "stock", "stock-1"), "stock.reserved", 9, "no such item")
+    w = window(scene.url, width=width)
+    w.go("/")
+    names = w.page.locator("table.dense tbody td:first-child")
+    assert names.all_inner_texts().index("mail") < names.all_inner_texts().index("stock")
+    assert "no consumer" in w.page.inner_text("tr[data-key=mail]")
+    assert w.page.get_attribute("th:has-text('State')", "aria-sort") == "descending"
+    w.press("th a:text-is('Dead letters')")
+    assert names.first.inner_text() == "stock" and w.page.url.endswith("?sort=dead_letters")
+    w.press("th a:text-is('Group')")
+    shown = names.all_inner_texts()
+    assert shown == sorted(shown) and w.page.get_attribute("th:has-text('Group')", "aria-sort") == "ascending"
+    assert w.page.evaluate(
+        "document.querySelector('.scroll').scrollWidth <= document.querySelector('.scroll').clientWidth"
+    )
+    w.press("table.dense a:text-is('points')")
+    assert w.page.inner_text("h1").startswith("points")
 
 
 def test_a_message_says_where_it_stands(scene: Scene, window: Any) -> None:

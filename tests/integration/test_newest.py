@@ -1,4 +1,4 @@
-"""A topic's messages, the newest first, a page at a time, over all of its queues; and topics by their figures."""
+"""A topic's messages, the newest first, a page at a time, over all queues; and topics and groups by their figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from notify.admin_api.queue_rows import GROUP_SORTS
 from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from tests.support.groups import Caller, bodies, die, publish, subscribe
@@ -86,6 +87,39 @@ def test_topics_are_listed_with_their_newest_message_and_by_their_figures(
     assert refusal(server.url, "GET", f"topics/{unique}.none/history")[0] == 404
     assert refusal(server.url, "GET", f"groups/{unique}.none/history")[0] == 404
     assert "lag" in admin(server.url, "GET", "history?span=day")
+
+
+def test_groups_are_listed_by_their_figures(frozen_server: InMemoryServer, unique: str) -> None:
+    """The groups that need an operator come first: one without consumers, then one with the oldest message."""
+    server, url = frozen_server, frozen_server.url
+    sent = {"a": 2, "b": 9, "c": 4, "d": 1}
+    callers = {name: Caller(url, f"{unique}.{name}", "i") for name in "abc"}
+    for name in sent:
+        subscribe(url, f"{unique}.{name}", f"{unique}.{name}", max_attempts=1)
+    server.inside(lambda running: running.figures.sample())
+    for name, count in sent.items():
+        server.advance(10)
+        publish(url, f"{unique}.{name}", ["x"] * count)
+    callers["c"].settle(callers["c"].receive(f"{unique}.c", max=3))
+    die(callers["c"], f"{unique}.c", 1, "no such customer")
+    for name in "ab":
+        callers[name].receive(f"{unique}.{name}", max=1)
+    server.advance(20)
+    server.inside(lambda running: running.figures.sample())
+
+    def names(query: str) -> str:
+        rows = admin(url, "GET", f"groups?prefix={unique}&{query}")["groups"]
+        return "".join(row["name"][-1] for row in rows)
+
+    orders = {"name": "abcd", "pain": "dabc", "lag": "badc", "oldest": "abdc", "in": "bcad", "out": "cabd",
+              "p99": "cabd", "dead_letters": "cabd", "consumers": "abcd"}  # fmt: skip
+    assert {sort: names(f"sort={sort}") for sort in orders} == orders and {"name", *GROUP_SORTS} == orders.keys()
+    assert names("sort=lag&max=2") == "ba" and names("max=2") == "ab"
+    (row,) = admin(url, "GET", f"groups?prefix={unique}.c")["groups"]
+    assert row["dead_letters"] == 1 and row["lag"] == 0 and row["oldest_seconds"] is None
+    assert row["arrived_per_second"] == row["settled_per_second"] == pytest.approx(4 / 60, abs=0.001)
+    assert refusal(url, "GET", "groups?sort=lag&after=x") == (422, "invalid_query")
+    assert refusal(url, "GET", "groups?sort=colour")[0] == 422
 
 
 def test_dead_letters_are_listed_newest_first(frozen_server: InMemoryServer, unique: str) -> None:

@@ -61,6 +61,7 @@ class Queues:
     def __init__(self) -> None:
         self.totals: dict[str, int] = {}
         self.group_total = 100
+        self.group_lag = 7
         self.lag = 5
 
     def topics(self) -> list[str]:
@@ -75,7 +76,7 @@ class Queues:
         return ["g"]
 
     def group(self, name: str) -> Counts:
-        return Counts(self.group_total, 7, 2.5)
+        return Counts(self.group_total, self.group_lag, 2.5)
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
@@ -94,6 +95,20 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert kept.group("g", "day")["oldest_seconds"] == [2.5]
     with pytest.raises(NotFound):
         kept.topic("b", "hour")
+
+
+def test_what_arrived_at_a_group_is_what_it_settled_and_what_waits_since() -> None:
+    now = [T0 * 1_000_000]
+    queues = Queues()
+    kept = Figures(queues, lambda: now[0])
+    asyncio.run(kept.sample())
+    assert kept.lately("g") == {"arrived_per_second": None, "settled_per_second": None, "oldest_seconds": 2.5}
+    now[0] += 60_000_000
+    queues.group_total, queues.group_lag = 160, 127
+    asyncio.run(kept.sample())
+    assert kept.lately("g") == {"arrived_per_second": 3.0, "settled_per_second": 1.0, "oldest_seconds": 2.5}
+    assert kept.group("g", "hour")["arrived"] == [None, 3.0]
+    assert set(kept.lately("none").values()) == {None}
 
 
 def test_a_topic_that_somebody_looks_at_takes_the_place_of_one_that_nobody_looks_at(

@@ -236,6 +236,27 @@ def test_held_keys_of_all_workers_are_one_list_by_age() -> None:
     assert (combined["of"], combined["waiting"], combined["stopped"]) == (11, 3, ["t/0"])
 
 
+def group_row(name: str, lag: int, dead_letters: int = 0, consumers: int = 1) -> dict[str, object]:
+    return {"name": name, "lag": lag, "dead_letters": dead_letters, "consumers": consumers, "paused": False,
+            "oldest_seconds": None, "latency": {"commit_to_ack": None, "handler": None}}  # fmt: skip
+
+
+def test_the_first_groups_are_those_of_all_workers_together() -> None:
+    answers = [
+        {"groups": [group_row("a", 9), group_row("b", 5), group_row("c", 0, 1, 0)], "of": 3},
+        {"groups": [group_row("b", 5), group_row("a", 0), group_row("c", 1, 1, 0)], "of": 3},
+    ]
+    query = {"sort": "lag", "max": "1"}
+    rule = rule_of("GET", "groups", query)
+    assert rule.query("one", query) == {"sort": "lag", "max": "1000000"}
+    combined = rule.combine(["one", "two"], answers, query)
+    assert [(row["name"], row["lag"]) for row in combined["groups"]] == [("b", 10)] and combined["of"] == 3
+    for sort, names in {"pain": "cba", "dead_letters": "cab", "name": "abc"}.items():
+        rows = rule.combine(["one", "two"], answers, {"sort": sort})["groups"]
+        assert "".join(row["name"] for row in rows) == names
+    assert rule.query("one", {"max": "1"}) == {"max": "1"}
+
+
 @pytest.mark.parametrize("noun", ["topics", "groups"])
 def test_a_topic_or_group_may_have_the_name_of_a_part_of_a_path(noun: str) -> None:
     chart = rule_of("GET", f"{noun}/t/history", {}).combine

@@ -14,7 +14,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who
+from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move
 from notify.server.latency import IN_LISTS
@@ -64,16 +64,17 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def groups(prefix: str = "", after: str = "", max: int = 1_000_000, sort: Sort = "name") -> dict[str, Any]:
         """List groups by name: at most `max` groups whose names begin with `prefix` and come after `after`.
 
-        With a `sort` other than `name` the largest come first (`pain`: the groups that need an operator most), and
-        `after` has no effect. `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99`
-        in seconds, of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are of
-        the last minute.
+        With a `sort` other than `name` the largest come first (`pain`: the groups that need an operator most); it takes
+        no `after`. `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99` in seconds,
+        of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are of the last
+        minute.
         """
         check_between("max", max, 1, 1_000_000)
         running = desk.running
         if sort == "name":
             answer = await running.queues.groups.listed(prefix, after, max)
         else:
+            check_no_after(after)
             answer = await running.queues.groups.listed(prefix, "", 1_000_000)
         dead = {row["group"]: row["count"] for row in await running.queues.letters.counted(prefix, 1_000_000)}
         latencies = running.core.metrics.latencies
@@ -87,9 +88,10 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a group's last hour, or day, in columns: messages settled per second, lag, age of the oldest, latencies.
+        """Show a group's last hour, or day, in columns: messages per second, lag, age of the oldest, latencies.
 
-        `commit_to_ack_p99` and the like are seconds, each minute's; of a quarter of an hour the highest.
+        `settled` and `arrived` are messages per second. `commit_to_ack_p99` and the like are seconds, each minute's; of
+        a quarter of an hour the highest.
         """
         return desk.running.figures.group(name, span)
 

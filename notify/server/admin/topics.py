@@ -14,7 +14,7 @@ from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest
 from notify.protocol.limits import check_between, check_name
 from notify.server.access import guard
-from notify.server.admin.writes import Desk, SpanName, Who
+from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
 from notify.storage.topics import Backlog, Flush, Topic
@@ -108,8 +108,7 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
 async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: bool, sort: str) -> dict[str, Any]:
     """The topics with the largest figures. Raises InvalidRequest if there are more than MOST_SORTED topics."""
-    if after:
-        raise InvalidRequest("after continues a list by name: leave it out, or sort", "invalid_query")
+    check_no_after(after)
     answer = await desk.running.queues.topics.listed(prefix, "", MOST_SORTED + 1, internal=internal)
     if len(answer["topics"]) > MOST_SORTED:
         raise InvalidRequest(f"more than {MOST_SORTED} topics cannot be sorted: give a prefix", "invalid_query")

@@ -9,7 +9,7 @@ import structlog
 from fastapi import Depends, Header, Request
 
 from notify.admin_api.declaration import Write
-from notify.errors import NotFound, NotifyError
+from notify.errors import InvalidRequest, NotFound, NotifyError
 from notify.runtime import faults
 from notify.runtime.threads import in_thread
 from notify.server.access.principal import EVERYONE, Principal
@@ -27,6 +27,13 @@ async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-use
 
 SpanName = Literal["hour", "day"]
 """The time that a chart covers."""
+
+
+def check_no_after(after: str) -> None:
+    """Raises InvalidRequest if a list that is sorted by a figure should continue after a name."""
+    if after:
+        raise InvalidRequest("after continues a list by name: leave it out, or sort by name", "invalid_query")
+
 
 Who = Annotated[str, Depends(_who)]
 
