@@ -34,7 +34,9 @@ class Picture(NamedTuple):
 
 
 PICTURES = (
-    Picture("overview", "overview.html", 860, "The overview: alarms with their remedies, rates, lag, dead letters"),
+    Picture(
+        "overview", "overview.html", 860, "The overview: alarms with their remedies, groups by what they need, rates"
+    ),
     Picture(
         "transaction", "transaction.html", 640, "A parked transaction: who was asked, what they answered, what to do"
     ),

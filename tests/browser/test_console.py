@@ -107,7 +107,7 @@ def pages(shop: Shop) -> list[str]:
     return [
         "/", "/transactions", f"/transactions/{shop.transactions[0]}", "/messages", "/messages?key=7",
         "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics?sort=kept",
-        "/topics/order.placed", "/groups",
+        "/topics/order.placed", "/?sort=lag", "/groups", "/groups?sort=pain",
         "/groups/points", "/groups/points/dead-letters", "/groups/ledger/held-keys", "/dead-letters", "/nodes",
         "/audits", "/jobs", "/settings", "/access", "/actions", "/login",
         *[f"/do/{n}" for n in FORMS if n != "settings.put"],
