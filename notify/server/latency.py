@@ -24,7 +24,7 @@ SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 class Kind(NamedTuple):
-    """What is measured; its metric is `notify_{name}_seconds`."""
+    """A kind of latency; its metric is `notify_{name}_seconds`."""
 
     name: str
     label: str
@@ -101,9 +101,9 @@ class Histograms:
     def __init__(self) -> None:
         self._by_name: dict[str, Latency] = {}
         self._others = Latency()
-        """Of the names that found no room."""
+        """The names that found no room, together."""
         self._gone = Histogram()
-        """Of names that are gone and had no series of their own: a counter must not fall."""
+        """Names that are gone and had no series of their own: a counter must not fall."""
         self._labelled = 0
 
     def of(self, name: str) -> Latency:
@@ -139,7 +139,7 @@ class Histograms:
             latency.turn()
 
     def samples(self) -> Iterator[tuple[str, Histogram]]:
-        """What /metrics shows: at most MOST_LABELLED histograms by their names, and the sum of the others."""
+        """The histograms of /metrics: at most MOST_LABELLED by their names, and the sum of the others."""
         others = Histogram()
         others.add_all(self._others)
         others.add_all(self._gone)

@@ -87,7 +87,7 @@ def workers(site: Site) -> Place:
 
 
 def relayed(queue_url: str, *storages: str) -> Bodies:
-    """What a queue has, once relays have moved what databases of servers have."""
+    """A queue's bodies, once relays have moved those in databases of servers."""
 
     def bodies(server: ServerProcess, topic: str, count: int) -> list[str]:
         for url in storages:

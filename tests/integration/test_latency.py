@@ -69,17 +69,17 @@ def test_a_handlers_time_is_the_same_everywhere(timed: ServerProcess, unique: st
 
     def handle(message: ReceivedMessage) -> None:
         began = time.perf_counter()
-        time.sleep(SLOW_SECONDS)
+        time.sleep(SLOW_SECONDS)  # how slow the handler is
         measured.append(time.perf_counter() - began)
 
     async def await_it(message: ReceivedMessage) -> None:
         began = time.perf_counter()
-        await asyncio.sleep(SLOW_SECONDS)
+        await asyncio.sleep(SLOW_SECONDS)  # how slow the handler is
         measured.append(time.perf_counter() - began)
 
     def handle_all(messages: list[ReceivedMessage]) -> None:
         began = time.perf_counter()
-        time.sleep(SLOW_SECONDS)
+        time.sleep(SLOW_SECONDS)  # how slow the handler is
         measured.extend([time.perf_counter() - began] * len(messages))
 
     function = {"threads": handle, "coroutines": await_it, "batches": handle_all}[kind]

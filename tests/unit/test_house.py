@@ -186,7 +186,10 @@ READ_A_CLOCK = {
     "it holds processes, connections and leases of a database, which live in real time": (
         "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
-    "it measures how long something took, and tells it": "spark.audit storage.log.store storage.log.threads",
+    "it measures how long something took, and tells it": (
+        "client.consumer.consumer client.handling.hand server.data.routes "
+        "spark.audit storage.log.store storage.log.threads"
+    ),
     "one look sees a part, the next one goes on; a test looks until it has seen all": (
         "server.groups.kafka.letter_counts server.groups.kafka.oldest"
     ),

@@ -73,7 +73,7 @@ class Times:
         self.handled.add(int((ended - began) * 1e6), count)
 
     def taken(self) -> str:
-        """What was counted since the last call, as the query of a settlement; empty if nothing was."""
+        """The counts since the last call, as the query of a settlement; empty if there are none."""
         if not any(self.handled.counts):
             return ""
         query = f"?{WAITED}={written(self.waited)}&{HANDLED}={written(self.handled)}"

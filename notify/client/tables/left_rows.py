@@ -186,7 +186,7 @@ def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) ->
 
 
 def counted(connection: Connection) -> list[Counted]:
-    """What each producer group has left behind in a schema."""
+    """Count what each producer group has left behind in a schema."""
     oldest = sa.func.min(_c.created_at, type_=_c.created_at.type)
     query = sa.select(_c.producer_group, sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
     rows = connection.execute(query.group_by(_c.producer_group).order_by(_c.producer_group)).all()
@@ -198,7 +198,7 @@ def counted(connection: Connection) -> list[Counted]:
 
 
 def report(connection: Connection, group: str) -> LeftBehindReport:
-    """What a producer group has left behind in a schema, for a server's operators."""
+    """Report what a producer group has left behind in a schema, for a server's operators."""
     source = read_source(connection)[0]
     for each in counted(connection):
         if each.group == group:

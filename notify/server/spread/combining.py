@@ -23,7 +23,7 @@ LARGEST = frozenset(
     ("oldest_seconds", "oldest_undelivered_seconds", "newest_at", "last_at", "topics", "groups", "consumers",
      "changes_last_hour", *SHARES, *(f"{kind}_{share}" for kind in (*OF_TOPICS, *OF_GROUPS) for share in SHARES))
 )  # fmt: skip
-"""Of latencies, too: those of the slowest worker."""
+"""Among them latencies: those of the slowest worker."""
 SMALLEST = frozenset(("first_at", "started_at", "youngest_seconds"))
 NAMED_BY = {
     "topics": ("name", "topic"),
