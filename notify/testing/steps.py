@@ -403,10 +403,11 @@ def _publish_async(hooks: _Hooks, original: Callable[..., Awaitable[str]]) -> Ca
 
 
 def _handle(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the methods of consumers that call a handler for a lot of messages: their last argument."""
+    """For the methods of consumers that call a handler for a lot of messages: the argument that is a list."""
 
     def handle(self: Any, *given: Any) -> Any:
-        with hooks.handling(self.url, given[-1]):
+        lot = next(argument for argument in given if isinstance(argument, list))
+        with hooks.handling(self.url, lot):
             return original(self, *given)
 
     return handle
