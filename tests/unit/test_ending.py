@@ -39,7 +39,8 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1:] == ["nohup"] else si
 with exit_on_signal():
     try:
         print("begun", flush=True)
-        time.sleep(3600)
+        while True:  # a signal just before a wait without an end would never be noticed
+            time.sleep(0.05)
     finally:
         print("ended", flush=True)
 """

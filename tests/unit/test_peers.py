@@ -252,7 +252,7 @@ def test_the_file_system_of_a_directory() -> None:
 
 
 INTERRUPTED = """
-import os, sys
+import os, sys, time
 from contextlib import contextmanager
 from tools.bench.peers import __main__ as peers, machine, processes
 from pathlib import Path
@@ -268,7 +268,8 @@ class Sleeping:
         process = processes.start(["sleep", "1000"], directory / "output", os.environ)
         try:
             print(process.pid, flush=True)
-            process.wait()
+            while process.poll() is None:  # a signal just before a wait without an end would never be noticed
+                time.sleep(0.05)
             yield
         finally:
             processes.end(process)
