@@ -12,7 +12,7 @@ import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL
 from notify.cli.database import SCHEMA, SCHEMAS, opened
-from notify.cli.printed import say, say_json
+from notify.cli.printed import log_to_stderr, say, say_json
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.wire import microseconds
 from notify.runtime.signals import run_until_signal
@@ -67,7 +67,7 @@ def bridge(
     from notify.movers.sinks.sink import running_beside
     from notify.runtime.alive import during
 
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     since_us = _instant_us(backfill_from) if backfill_from else None
     sources = by_name(dsn)
     if server_id and len(sources) > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from notify.check.listener import CheckUnavailable
 from notify.check.sources import ALL, Sources
 from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
-from notify.cli.printed import say, say_json
+from notify.cli.printed import log_to_stderr, say, say_json
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.tables.definitions import half_message
@@ -82,7 +81,7 @@ def relay(
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server."""
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     with opened(dsn) as engine, running_beside(url):
         mover = Relay(engine, url, schema=schema, schemas=schemas)
         try:
@@ -113,7 +112,7 @@ def check(
     """
     one_way(schema, schemas)
     stop = threading.Event()
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     with heeding_signals(stop.set), opened(dsn) as engine:
         sources = Sources(schema, schemas or ALL)
         _check_ready(engine, sources)

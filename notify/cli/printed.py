@@ -8,6 +8,7 @@ its title. All text passes `visible`; tests/unit/test_printed.py checks that no 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,6 +62,11 @@ def _as_lost() -> Iterator[None]:
 def say(text: str, *, err: bool = False) -> None:
     """Print a line."""
     typer.echo(visible(text), err=err)
+
+
+def log_to_stderr() -> None:
+    """Print the log of a command that runs until it is told to stop."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
 
 
 def say_paragraph(text: str, indent: int = 0) -> None:

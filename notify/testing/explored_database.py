@@ -40,14 +40,12 @@ class ExploredDatabase:
         if self._given is None:
             self._first.touch()  # a service that makes no tables
             return
-        engine = self._engine()
-        with engine.connect() as connection:
+        with self._engine().connect() as connection:
             names = [name for name, _ in sa.inspect(connection).get_sorted_table_and_fkc_names() if name is not None]
             for name in names:
                 found = connection.execute(sa.select(sa.text("*")).select_from(sa.table(name)))
                 table = sa.table(name, *map(sa.column, found.keys()))
                 self._tables.append((table, [dict(row) for row in found.mappings()]))
-        engine.dispose()
 
     def restore(self) -> None:
         """Begin a run."""
@@ -57,39 +55,33 @@ class ExploredDatabase:
             shutil.copyfile(self._first, copy)
             self.url = f"sqlite:///{copy}"
             return
-        engine = self._engine()
-        with engine.begin() as connection:
-            if engine.dialect.name in ("mysql", "mariadb"):
+        with self._engine().begin() as connection:
+            if connection.dialect.name in ("mysql", "mariadb"):
                 connection.exec_driver_sql("SET FOREIGN_KEY_CHECKS = 0")
             for table, _ in reversed(self._tables):
                 connection.execute(sa.delete(table))
             for table, rows in self._tables:
                 if rows:
                     connection.execute(sa.insert(table), rows)
-        engine.dispose()
 
     def count(self, rows: Rows) -> Counter[Any]:
         """How often a query returns each row; a row of one column counts as its value."""
-        engine = self._engine()
-        with engine.connect() as connection:
+        with self._engine().connect() as connection:
             if not isinstance(rows, str):
                 found = Counter(rows(connection))
             else:
                 found = Counter(row[0] if len(row) == 1 else tuple(row) for row in connection.execute(sa.text(rows)))
-        engine.dispose()
         return found
 
     def committed(self) -> set[str]:
         """The ids of the messages of committed transactions, by their rows in half_message."""
-        engine = self._engine()
-        with engine.connect() as connection:
+        with self._engine().connect() as connection:
             if not has_table(connection, half_message.name):
                 return set()
             columns = half_message.c
             rows = connection.execute(
                 sa.select(columns.transaction_id, columns.message_no).where(columns.state == "COMMITTED")
             ).all()
-        engine.dispose()
         return {f"{transaction_id}.{number}" for transaction_id, number in rows}
 
     def close(self) -> None:
@@ -99,6 +91,7 @@ class ExploredDatabase:
         self._directory.cleanup()
 
     def _engine(self) -> sa.Engine:
+        """An engine whose connections are closed when they are given back."""
         engine = sa.create_engine(self.url, poolclass=sa.NullPool)
         HOOKS.leave_out(engine)
         return engine

@@ -185,22 +185,24 @@ def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) ->
     LEFT.mark(connection, refused, REFUSED)
 
 
-def counted(connection: Connection) -> list[Counted]:
-    """Count what each producer group has left behind in a schema."""
+def counted(connection: Connection, group: str | None = None) -> list[Counted]:
+    """Count what each producer group, or one, has left behind in a schema."""
     oldest = sa.func.min(_c.created_at, type_=_c.created_at.type)
     query = sa.select(_c.producer_group, sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
+    if group is not None:
+        query = query.where(_c.producer_group == group)
     rows = connection.execute(query.group_by(_c.producer_group).order_by(_c.producer_group)).all()
     now = instant_before(connection, 0) if rows else None
     return [
-        Counted(str(group), int(number), since.isoformat() + "Z", (now - since).total_seconds())
-        for group, number, since in rows
+        Counted(str(name), int(number), since.isoformat() + "Z", (now - since).total_seconds())
+        for name, number, since in rows
     ]
 
 
 def report(connection: Connection, group: str) -> LeftBehindReport:
     """Report what a producer group has left behind in a schema, for a server's operators."""
     source = read_source(connection)[0]
-    for each in counted(connection):
-        if each.group == group:
-            return LeftBehindReport(group, source, each.transactions, max(0.0, each.seconds))
-    return LeftBehindReport(group, source, 0)
+    found = counted(connection, group)
+    if not found:
+        return LeftBehindReport(group, source, 0)
+    return LeftBehindReport(group, source, found[0].transactions, max(0.0, found[0].seconds))

@@ -6,34 +6,25 @@ memory: a mover repeats its report every few seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from notify.errors import Backpressure
 from notify.protocol.limits import check_between, check_name
 from notify.protocol.wire import RefusedReport, instant
 from notify.runtime.clock import Clock
+from notify.server.core.reports import LastReports
 
 MOST_SOURCES = 1000
 MOST_SHOWN = 20
 """How many transactions of a source's list a report may have."""
 TEXT_CHARACTERS = 500
-FORGET_US = 3_600_000_000
-"""A source without a report for this long is no longer shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Received:
-    report: RefusedReport
-    at_us: int
 
 
 class Refusals:
     """The last report about each source."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._received: dict[str, _Received] = {}
+        full = f"{MOST_SOURCES} sources have lists of refused messages here already"
+        self._reports = LastReports[str, RefusedReport](clock, MOST_SOURCES, full)
 
     def tell(self, source: str, report: RefusedReport) -> None:
         """Keep a mover's report about its source. Raises InvalidRequest, and Backpressure beyond MOST_SOURCES."""
@@ -43,20 +34,11 @@ class Refusals:
         for line in report.transactions:
             for name, text in (("id", line.id), ("topic", line.topic), ("code", line.code), ("detail", line.detail)):
                 check_between(f"the length of {name}", len(text), 0, TEXT_CHARACTERS)
-        self._forget()
-        if source not in self._received and len(self._received) >= MOST_SOURCES:
-            raise Backpressure(f"{MOST_SOURCES} sources have lists of refused messages here already")
-        self._received[source] = _Received(report, self._clock())
-
-    def _forget(self) -> None:
-        before_us = self._clock() - FORGET_US
-        for source in [source for source, received in self._received.items() if received.at_us < before_us]:
-            del self._received[source]
+        self._reports.keep(source, report)
 
     def shown(self) -> list[dict[str, Any]]:
         """The last report about each source, in the order of their names."""
-        self._forget()
-        return [shown(source, received.report, received.at_us) for source, received in sorted(self._received.items())]
+        return [shown(*each) for each in self._reports.each()]
 
 
 def shown(source: str, report: RefusedReport, at_us: int) -> dict[str, Any]:

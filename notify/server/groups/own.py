@@ -51,13 +51,19 @@ class OwnCounts:
         return [name for name in self._core.delivery.groups if "@" not in name]  # a broadcast's instances have none
 
     def group(self, name: str) -> Counts:
-        group = self._core.delivery.groups.get(name)
-        if group is None:
-            raise NotFound(f"there is no group {name[:100]!r}")
+        group = group_of(self._core, name)
         settled = sum(c.progress.floor + c.progress.settled.offsets for c in group.cursors.values())
         lagging = sum(1 for c in group.cursors.values() if c.lag())
         oldest = oldest_seconds(self._core, name, self._core.clock()) if lagging <= MOST_QUEUES else None
         return Counts(settled, group.lag(), oldest, self._core.metrics.latencies.minute(name, OF_GROUPS))
+
+
+def group_of(core: Core, name: str) -> Group:
+    """A group of this server. Raises NotFound."""
+    group = core.delivery.groups.get(name)
+    if group is None:
+        raise NotFound(f"there is no group {name[:100]!r}")
+    return group
 
 
 def oldest_seconds(core: Core, group: str, now_us: int) -> float | None:
@@ -158,7 +164,7 @@ class OwnGroups:
         return _settings(s) | self._core.subscriptions.changes(s.group, s.topic)
 
     async def one(self, name: str) -> dict[str, Any]:
-        g = self._group(name)
+        g = group_of(self._core, name)
         queues = self._core.queues
         subscriptions = [s for s in queues.subscriptions() if s.group == name]
         return {
@@ -184,12 +190,6 @@ class OwnGroups:
             "instances": _instances(g, self._core.clock()),
             "held_back": explanations.reasons(g, self._core.clock()),
         }
-
-    def _group(self, name: str) -> Group:
-        group = self._core.delivery.groups.get(name)
-        if group is None:
-            raise NotFound(f"there is no group {name[:100]!r}")
-        return group
 
     async def reset(self, name: str, move: Move) -> Change:
         core = self._core
@@ -246,7 +246,7 @@ class OwnGroups:
         return rows, times_us
 
     async def pause(self, name: str, is_paused: bool) -> Change:
-        self._group(name)
+        group_of(self._core, name)
         preview = {"paused": is_paused}
 
         async def do() -> Any:

@@ -6,11 +6,12 @@ import heapq
 from typing import Any, Literal
 
 from notify.admin_api.held_keys import AT_ONCE, HeldChoice
-from notify.errors import InvalidRequest, NotFound
+from notify.errors import InvalidRequest
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
 from notify.server.delivery.group import Group
 from notify.server.delivery.holds import HeldKey, HeldMessage
+from notify.server.groups.own import group_of
 from notify.server.letters.engine import Change
 
 Decision = Literal["retry", "skip", "release"]
@@ -18,7 +19,7 @@ Decision = Literal["retry", "skip", "release"]
 
 def listed(core: Core, name: str, topic: str, most: int) -> dict[str, Any]:
     """The `most` keys that a group holds the longest, of all topics or of one. Raises NotFound."""
-    group = _group(core, name)
+    group = group_of(core, name)
     held = [h for h in group.holds if not topic or h.cursor.serves == topic]
     oldest = heapq.nsmallest(most, held, key=lambda h: h.hold.since_us)
     return {
@@ -31,7 +32,7 @@ def listed(core: Core, name: str, topic: str, most: int) -> dict[str, Any]:
 
 def decide(core: Core, name: str, decision: Decision, chosen: HeldChoice, who: str) -> Change:
     """Decide about the chosen keys. Raises NotFound, and InvalidRequest if nothing is chosen."""
-    group = _group(core, name)
+    group = group_of(core, name)
     if chosen.ids is None and not (chosen.topic or chosen.key or chosen.all):
         raise InvalidRequest("say which held keys: ids, topic, key, or all", "invalid_schema")
     reason = f"{chosen.reason} (skipped by {who})" if who else f"{chosen.reason} (skipped)"
@@ -94,10 +95,3 @@ def _row(group: Group, held: HeldKey) -> dict[str, Any]:
         "failures": attempts - deaths,
         "deaths": deaths,
     }
-
-
-def _group(core: Core, name: str) -> Group:
-    group = core.delivery.groups.get(name)
-    if group is None:
-        raise NotFound(f"there is no group {name[:100]!r}")
-    return group
