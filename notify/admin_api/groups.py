@@ -1,4 +1,4 @@
-"""Writes to consumer groups: subscriptions, positions, priorities, pauses and webhooks."""
+"""Writes to consumer groups: subscriptions, positions, priorities, pauses, webhooks and objectives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from notify.admin_api.declaration import AdminWrite, Body, Bounds, FanOut, Flag, Input, StrictInt, Write, declared
 from notify.admin_api.description import MOST_ROWS, Description, Rows, capital, messages, text
-from notify.admin_api.words import count
+from notify.admin_api.words import count, duration, percent
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS, MODES, NAME_CHARACTERS, ON_EXHAUSTED
 
@@ -149,6 +149,17 @@ class PushWrite(Write):
     at_once: int = declared(4, "the most calls that each server makes at once", ge=1, le=MOST_AT_ONCE,
         input=Input("Calls at once from each server, at most", "From 1 to 64; default: 4."),
         flag=Flag("The most concurrent calls of each server.", 1, MOST_AT_ONCE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveWrite(Write):
+    within: float = declared(description="seconds from the commit, or from when it was due, until the acknowledgement",
+        ge=0.001, le=1000.0,
+        flag=Flag("Seconds from a message's commit until it is acknowledged.", 0.001, 1000.0),
+        input=Input("Acknowledged within, seconds", "From the commit, or from when a delayed message was due."))
+    share: float = declared(0.99, "of the messages, 0.99 for 99 %", ge=0.5, le=0.9999,
+        input=Input("Share of the messages", "From 0.5 to 0.9999; default: 0.99, which is 99 %."),
+        flag=Flag("The share of the messages that this holds for; 0.99 is 99 %.", 0.5, 0.9999))
 # fmt: on
 
 
@@ -226,6 +237,20 @@ def push(target: str, result: Mapping[str, Any]) -> Description:
     return Description([f"Messages of group {target} are posted to {webhook['url']}: {batch}, {calls}."])
 
 
+def objective(target: str, result: Mapping[str, Any]) -> Description:
+    """A group that gets an objective, or loses it."""
+    wanted = result["objective"]
+    if wanted is None:
+        return Description([f"Group {target} has no objective: no alarm says how long its messages take."])
+    share, within = percent(wanted["share"]), duration(wanted["within"])
+    return Description(
+        [
+            f"{share} of the messages of group {target} are to be acknowledged within {within}.",
+            "An alarm says when fewer were, over five minutes.",
+        ]
+    )
+
+
 # fmt: off
 # --- writes -----------------------------------------------------------------------------------------------------
 
@@ -250,7 +275,12 @@ PUSH_DELETE = AdminWrite("push.delete", "DELETE", "groups/{group}/push", fan_out
     title="Stop posting a group's messages", back=_PAGE, warning="Its messages then wait for consumers.")
 PRIORITIES_PUT = AdminWrite("priorities.put", "PUT", "groups/{group}/priorities", PrioritiesWrite, describe=prioritise,
     title="Change a group's priorities", back=_PAGE, chosen=class_inputs(3), shape=_classes)
+OBJECTIVE_PUT = AdminWrite("objective.put", "PUT", "groups/{group}/objective", ObjectiveWrite, FanOut.HERE, objective,
+    title="Set a group's objective", back=_PAGE)
+OBJECTIVE_DELETE = AdminWrite("objective.delete", "DELETE", "groups/{group}/objective", fan_out=FanOut.HERE,
+    describe=objective, title="Remove a group's objective", back=_PAGE)
 
 WRITES = (
-    SUBSCRIPTION_PUT, SUBSCRIPTION_DELETE, RESET, PAUSE, RESUME, PUSH_PUT, PUSH_DELETE, PRIORITIES_PUT,
+    SUBSCRIPTION_PUT, SUBSCRIPTION_DELETE, RESET, PAUSE, RESUME, PUSH_PUT, PUSH_DELETE, PRIORITIES_PUT, OBJECTIVE_PUT,
+    OBJECTIVE_DELETE,
 )  # fmt: skip

@@ -36,6 +36,11 @@ def latency(seconds: float | None) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
+def percent(share: float | None) -> str:
+    """A share of 1 in percent, to two decimals, cut off: 0.98999 is 98.99 %, and not the 99 % that it missed."""
+    return "–" if share is None else f"{math.floor(share * 10_000 + 1e-6) / 100:.4g} %"
+
+
 def size(value: float) -> str:
     """Bytes in the unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

@@ -24,7 +24,9 @@ COLUMNS: Columns = {
 group = typer.Typer(no_args_is_help=True)
 push = typer.Typer(help="Post a group's messages to a webhook.", no_args_is_help=True)
 priorities = typer.Typer(help="Priority classes of a group's topics.", no_args_is_help=True)
+objective = typer.Typer(help="How soon a group's messages are to be acknowledged.", no_args_is_help=True)
 group.add_typer(push, name="push")
+group.add_typer(objective, name="objective")
 group.add_typer(priorities, name="priorities")
 
 
@@ -117,6 +119,12 @@ add_write(
     push, "set", groups.PUSH_PUT, "Post a group's messages to a webhook.", name=str,
 )  # fmt: skip
 add_write(push, "stop", groups.PUSH_DELETE, "Post no more messages; they wait for consumers.", name=str)
+
+
+add_write(
+    objective, "set", groups.OBJECTIVE_PUT, "Set how soon a group's messages are to be acknowledged.", name=str,
+)  # fmt: skip
+add_write(objective, "remove", groups.OBJECTIVE_DELETE, "Remove a group's objective.", name=str)
 
 
 add_write(group, "pause", groups.PAUSE, "Pause a group: it receives nothing until it is resumed.", name=str)

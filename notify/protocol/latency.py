@@ -85,6 +85,22 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return BOUNDS[-1]
 
 
+def share_within(counts: Sequence[int], seconds: float) -> float | None:
+    """The share (0 to 1) of the counted durations that are at most so long, interpolated as in `quantile`; None if none
+    is counted. What took longer than the last bound counts as longer than any `seconds`."""
+    total = sum(counts)
+    if not total:
+        return None
+    within, low = 0.0, 0.0
+    for bound, count in zip(BOUNDS, counts, strict=False):
+        if seconds < bound:
+            within += count * max(0.0, seconds - low) / (bound - low)
+            break
+        within += count
+        low = bound
+    return within / total
+
+
 def written(histogram: Histogram) -> str:
     """A histogram as the value of a parameter: the sum in microseconds, then `bucket.count` of buckets with a count."""
     parts = [f"{bucket}.{count}" for bucket, count in enumerate(histogram.counts) if count]

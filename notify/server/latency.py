@@ -120,6 +120,11 @@ class Histograms:
         latency = self._by_name.get(name)
         return None if latency is None else shown(latency.lately())
 
+    def counts(self, name: str) -> Sequence[int]:
+        """A copy of all that a name has counted; zeros if it has no histogram of its own."""
+        latency = self._by_name.get(name)
+        return [0] * BUCKETS if latency is None else list(latency.counts)
+
     def minute(self, name: str) -> list[int] | None:
         """The counts of a name's last whole minute; None if it has no histogram of its own."""
         latency = self._by_name.get(name)

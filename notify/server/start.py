@@ -93,6 +93,7 @@ async def started(
             core.configure(configuration.settings, configuration.limits)
             webhooks.follow(configuration.check_webhooks)
             pushes.follow(configuration.pushes)
+            core.objectives.follow(configuration.objectives)
 
         engine = database if membership is None else membership.engine
         if workers is not None:

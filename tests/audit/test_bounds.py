@@ -17,6 +17,7 @@ from tests.support.databases import empty_database
 OWN = "SELECT current_setting('statement_timeout') AS message_id"
 
 
+@pytest.mark.long
 def test_a_servers_bound_and_the_databases_own_do_not_end_a_read(
     spark: Any, database_urls: dict[str, str], tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_an_audit_reads_what_came_since_the_last_one(
     assert [text for text in third.notes if "2 audits judged" in text and "with 1 ACKED_NO_EFFECT" in text], third.notes
 
 
+@pytest.mark.long
 def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
     trade, other, report = make_trade(tmp_path / "trade"), make_trade(tmp_path / "other", 2), tmp_path / "report"
     with trade.inputs() as inputs, other.inputs() as others:

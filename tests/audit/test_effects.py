@@ -53,6 +53,7 @@ def messages(trade: Trade, numbers: Any) -> set[str]:
     return {trade.message(n) for n in numbers}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["digest", pytest.param("window", marks=pytest.mark.long)])
 def test_what_is_proven_is_neither_missing_nor_sent_again(
     spark: Any, trade: Trade, tmp_path: Path, method: str
@@ -165,6 +166,7 @@ def made_at(us: int, number: int) -> bytes:
     return transaction_id(number, us)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", DATABASES)
 def test_each_database_gives_ids_of_any_type(
     spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path

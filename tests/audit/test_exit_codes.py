@@ -91,6 +91,7 @@ def test_people_read_what_was_covered_first_and_the_verdict_last(trade: Trade, t
     assert "the objective of 50 % is met" in lines[-2] and lines[-1].startswith("FINDINGS: ")
 
 
+@pytest.mark.long
 def test_wrong_arguments(trade: Trade, tmp_path: Path) -> None:
     good = flags(trade, tmp_path / "report")
     for wrong in (
@@ -156,6 +157,7 @@ def full_disk() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("output", "number", "more"),
     [(closed_pipe, 1, []), pytest.param(full_disk, 5000, ["--json"], marks=pytest.mark.long)],

@@ -68,6 +68,7 @@ def test_an_audit_of_hidden_rows_is_inconclusive(
         spoil(shop.engine, [f"DROP OWNED BY {role}", f"DROP ROLE {role}"])
 
 
+@pytest.mark.long
 def test_rows_that_are_hidden_from_a_query_of_effects_are_named(database_urls: dict[str, str], tmp_path: Path) -> None:
     """Also of a table that the query reads by a view, or beside another one."""
     with empty_database("postgresql", database_urls, tmp_path) as url:

@@ -112,10 +112,12 @@ def certified(secured: Secured, **query: str) -> str:
     return of(secured.url, username="certified", **own | query)
 
 
+@pytest.mark.long
 def test_all_of_a_url_of_postgresql_reaches_spark(spark: Any, secured: Secured) -> None:
     assert read(spark, certified(secured), SESSION) == "tenant certified audit of ours t /CN=certified"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["environment", pytest.param("service", marks=pytest.mark.long)])
 def test_what_libpq_takes_from_elsewhere_reaches_spark(
     place: str, spark: Any, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +209,7 @@ def folder_of(file: str, to: Path) -> str:
     return str(to)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [pytest.param("", marks=pytest.mark.long), "file", "folder"])
 def test_a_server_that_demands_tls_is_read(given: str, spark: Any, mysql: BinlogServer, tmp_path: Path) -> None:
     query = {"file": {"ssl_ca": authority_of(mysql)}, "folder": {}, "": {}}[given]

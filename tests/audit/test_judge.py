@@ -244,6 +244,7 @@ RICH = replace(
 TYPES = {name: pa.int32() for name in ("t_state", "other_state", "origin", "outcomes")} | {"id": pa.binary()}
 
 
+@pytest.mark.long
 def test_spark_and_sqlite_judge_alike(spark: Any) -> None:
     """Each case by the terms of most cases, and by terms in which everything is set; for groups in two blocks, too."""
     chance = random.Random(1)

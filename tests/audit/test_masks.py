@@ -90,6 +90,7 @@ def test_segments_with_different_groups_are_read_by_one_plan(spark: Any, log: Lo
     assert everything == {(n, group) for n in range(GROUPS) for group in settlers(n)}
 
 
+@pytest.mark.long
 def test_the_history_of_a_message_names_its_groups(log: LogInput) -> None:
     (row,) = log.copies.read("messages", log.segments[0], filters=[("offset", "=", 2)]).to_pylist()
     entries = log.entries_of(row["id"])

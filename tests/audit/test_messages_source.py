@@ -42,6 +42,7 @@ def test_a_topic_as_a_table(reading: Any, server: ServerProcess) -> None:
     assert inferred.where("value.n < 10").count() == 10
 
 
+@pytest.mark.long
 def test_what_cannot_be_read_says_what_to_do(reading: Any, server: ServerProcess) -> None:
     source = reading.read.format("notify").option("servers", server.url)
     for options, said in (

@@ -257,6 +257,7 @@ IDS = {
 NUMBERS = {".0": True, ".9999": True, "": False, ".": False, ".x": False, ".10000": False, "-0": False, ".0 ": False}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", DATABASES)
 def test_each_database_knows_ids(spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
     messages = {f"{name}.0": is_sound for name, is_sound in IDS.items()}
@@ -301,6 +302,7 @@ NO_TIMES = {"sqlite": ["soon", "", "2026-13-45 00:00:00"], "postgresql": ["infin
 """Values that each database takes for a time, and that are none."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sorted(NO_TIMES))
 def test_each_database_knows_times(spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path) -> None:
     """PostgreSQL's driver cannot read infinity, and its cast of it to a number failed: the audit ended there."""

@@ -14,6 +14,7 @@ from notify.spark.small_table import small_table
 KINDS = dict.fromkeys(("group", "topic", "queue", "key_hash", "epoch", "seq", "offset"), pa.int64())
 
 
+@pytest.mark.long
 def test_a_hot_key_is_judged_part_by_part(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
     rows: list[tuple[int, ...]] = []

@@ -206,6 +206,7 @@ def test_the_command_carries_out_a_plan_and_says_what_is_left(
     assert cli(*words, "--plan", str(tmp_path / "other.json"))[0] == 2
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_it_would_do_and_a_repair_what_it_did(
     server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ LISTED = (
 """A function that reads with its owner's rights, as views do."""
 
 
+@pytest.mark.long
 def test_policies_that_a_plan_does_not_show_hide_effects(database_urls: dict[str, str], tmp_path: Path) -> None:
     """A policy that allows nothing, and those of the owner of a view or function; a view whose owner sees all hides
     nothing."""

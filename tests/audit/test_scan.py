@@ -148,6 +148,7 @@ def test_who_settled_what_in_which_segment(log: Any, read: LogInput) -> None:
     assert [(a["kind"], a["attempts"]) for a in tried] == [(ATTEMPTED, 2)]
 
 
+@pytest.mark.long
 def test_a_rollback_in_another_segment_is_spread_over_all_messages(spark: Any, log: Any, read: LogInput) -> None:
     from notify.spark.judge.message_rows import Groups
 

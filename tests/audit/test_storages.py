@@ -75,6 +75,7 @@ def test_what_is_in_a_storage_that_was_not_given_is_not_lost(spark: Any, sound: 
     assert len(part.reasons) == 3 and all("--storage" in reason for reason in part.reasons), part.reasons
 
 
+@pytest.mark.long
 def test_a_sound_trade_over_storages_belongs_together(sharded: Trade, tmp_path: Path) -> None:
     with inputs_of(sharded) as inputs:
         assert reasons_of(inputs, tmp_path) == []
@@ -97,6 +98,7 @@ def test_each_storage_that_was_not_given_is_missed(sharded: Trade, tmp_path: Pat
         assert "orders" in unknown and "no given storage has the key map" in unnamed
 
 
+@pytest.mark.long
 def test_a_shard_is_expected_while_the_registry_names_it(sharded: Trade, tmp_path: Path) -> None:
     trade = sharded.copy(tmp_path / "trade")
     left_us = trade.at(COUNT // 2)

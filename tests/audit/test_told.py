@@ -134,6 +134,7 @@ def test_what_came_late_is_incomplete_and_no_finding(spark: Any, result: Result,
     assert stricter.counts == result.counts, "what came late is no finding"
 
 
+@pytest.mark.long
 def test_each_finding_is_explained_with_its_class(result: Result, trade: Trade, tmp_path: Path) -> None:
     names = {"LOST", "GHOST", "ACKED_NO_EFFECT", "UNDELIVERED"}
     assert {case.finding for case in result.found} == names

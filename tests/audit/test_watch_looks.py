@@ -112,6 +112,7 @@ def test_every_window_is_looked_at_soon_later_and_in_each_round(shop: Shop) -> N
     assert {n for a, b in long for n in range(a, b)} == set(range(max(b for _, b in long)))
 
 
+@pytest.mark.long
 def test_looks_cost_no_more_than_a_bound(shop: Shop) -> None:
     shop.faults = {second: f"t{second}" for second in range(240)}
     shop.run(240)

@@ -90,6 +90,7 @@ def log_of(trade: Trade, directory: Path, numbers: Sequence[int], *, with_halves
     return directory
 
 
+@pytest.mark.long
 def test_a_workers_log_that_is_missing_is_missed_beside_any_other_log(trade: Trade, tmp_path: Path) -> None:
     """The shop's halves are one worker's, the bank's the other's; a third server has what is sent by an outbox."""
     for service, shard in (("shop", "worker-1"), ("bank", "worker-2")):

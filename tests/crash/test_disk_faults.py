@@ -22,6 +22,7 @@ from tests.support.transactions import sent
 from tests.support.virtual_loop import run as run_in_virtual_time
 
 
+@pytest.mark.long
 def test_torn_tails_of_every_length(tmp_path: Path) -> None:
     """Promise 9: cut the last frame at every byte; what was acknowledged before it stays."""
     history = write_log(tmp_path / "log", 12)

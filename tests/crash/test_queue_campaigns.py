@@ -11,12 +11,14 @@ from tests.crash import held, ordered
 from tools.bench import delayed
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_delayed_messages_over_two_kills() -> None:
     came, _ = delayed.run(6_000, span=3, lead=1, kills=2)
     assert len(came.seen) == 6_000
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_order_per_key_with_killed_consumers() -> None:
     ordered.run(15_000, keys=500, consumers=3, kills=6, seed=5)

@@ -163,6 +163,7 @@ def test_the_next_process_of_the_group_sends_what_one_left(away: ServerProcess, 
     assert delivered(away.url, unique) == ["a", "b", "c"]
 
 
+@pytest.mark.long
 def test_several_processes_send_the_same_rows_once(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     with auto(away, engine, unique) as first, auto(away, engine, unique) as second:
         for number in range(60):
@@ -187,6 +188,7 @@ def test_a_commit_follows_rows_that_another_process_left(up: ServerProcess, engi
     assert [body for body in delivered(up.url, unique) if body != "other"] == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.long
 def test_another_process_sends_no_row_before_an_outcome_that_was_lost(
     up: ServerProcess, engine: sa.Engine, unique: str
 ) -> None:
@@ -243,6 +245,7 @@ def test_an_outcome_that_a_thread_has_lost_opens_the_circuit(
     assert delivered(up.url, unique) == list("01234")
 
 
+@pytest.mark.long
 def test_notify_check_sends_what_a_group_without_a_process_left(
     away: ServerProcess, engine: sa.Engine, unique: str
 ) -> None:

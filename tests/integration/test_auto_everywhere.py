@@ -133,6 +133,7 @@ def frozen(server: ServerProcess) -> Callable[[], None]:
     return thaw
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"])
 @pytest.mark.parametrize(
     "kind",

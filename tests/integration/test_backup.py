@@ -74,6 +74,7 @@ def contents(url: str) -> dict[str, list[str]]:
         reader.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("segment_bytes", "count"), [(1 << 20, 250), (256 << 20, 50)])
 def test_a_backup_under_load_is_restored_whole(tmp_path: Path, segment_bytes: int, count: int) -> None:
     """With small segments the log seals, checkpoints and drops files while they are copied."""

@@ -145,6 +145,7 @@ def async_shop(path: Path) -> Iterator[Any]:
     yield engine
 
 
+@pytest.mark.long
 def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
     async def scenario(engine: Any) -> None:
         producer = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
@@ -413,6 +414,7 @@ def test_a_session_that_is_closed_before_its_commit_says_what_it_drops(
     assert shop.delivered() == ["f"]
 
 
+@pytest.mark.long
 def test_a_session_that_is_forgotten_says_what_it_drops(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """Without a close the session fires no event: it is only garbage at some time."""
     caplog.set_level(logging.WARNING, "notify.client")

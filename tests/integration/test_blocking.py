@@ -257,6 +257,7 @@ def _after_calls(code: CodeType) -> frozenset[int]:
     return frozenset(after.offset for before, after in pairwise(found) if before.opname in ("CALL", "CALL_FUNCTION_EX"))
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what had a connection was interrupted
 def test_an_interrupt_anywhere_leaves_no_answer_to_another_and_no_lock(
     frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
     assert shown["rows"] == 45 and shown["lag_seconds"] >= 0 and shown["silent_seconds"] >= 0
 
 
+@pytest.mark.long
 def test_a_queue_that_is_away_costs_no_change_of_the_source(
     url: str, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_queue_that_is_away_costs_no_change_of_the_source(
     assert f"writes to http://127.0.0.1:{proxy.port}" in begun and ":***@" in begun
 
 
+@pytest.mark.long
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
 
@@ -179,6 +181,7 @@ def test_a_second_bridge_takes_over_and_the_first_stops(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_two_readers_with_one_server_id(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,6 +436,7 @@ def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: Ser
     assert sorted(numbers(server, unique, 8)) == [*range(8)]
 
 
+@pytest.mark.long
 def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
     url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_candidate_that_is_refused_is_passed_over(
     kind: str, url: URL, binlog_server: BinlogServer, server: ServerProcess, unique: str

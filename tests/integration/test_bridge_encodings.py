@@ -86,6 +86,7 @@ def test_compressed_transactions_are_read(
     assert drain(server.url, unique, unique, 0) == []
 
 
+@pytest.mark.long
 def test_a_compressed_transaction_larger_than_a_request_goes_in_parts(url: str, kind: str) -> None:
     count, long = 60, "x" * (PART_BYTES // 8)
     rows = [insert(n, body=json.dumps({"n": n, "long": long})) for n in range(count)]
@@ -101,6 +102,7 @@ def test_a_compressed_transaction_larger_than_a_request_goes_in_parts(url: str, 
     assert len(last.commit) + len(last.transactions) == count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
 def test_a_session_may_log_less_of_other_tables_and_of_what_is_no_message(url: str, kind: str, image: str) -> None:
     execute(
@@ -122,6 +124,7 @@ def test_a_session_may_log_less_of_other_tables_and_of_what_is_no_message(url: s
     assert (messages[1].key, messages[1].headers) == ("k", {"a": "b"})
 
 
+@pytest.mark.long
 def test_a_message_that_is_not_logged_stops_it_in_one_sentence(url: str, kind: str) -> None:
     execute(url, insert(1, "server_half_message", state="PREPARED"))
     execute(url, "SET SESSION binlog_row_image = 'MINIMAL'", decide(1))
@@ -192,6 +195,7 @@ def test_partitions_of_a_table_of_ours_are_read(url: str, kind: str) -> None:
     assert numbers_of(url, kind) == [*range(6)]
 
 
+@pytest.mark.long
 def test_what_a_trigger_writes_arrives_once_beside_cascades(
     url: str, kind: str, server: ServerProcess, unique: str
 ) -> None:

@@ -90,6 +90,7 @@ def session(url: str, unique: str) -> Iterator[Session]:
     session.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", ["INSERT INTO unsafe VALUES (1)", "CREATE TEMPORARY TABLE {} (n INT)"])
 def test_rows_rolled_back_to_a_savepoint_are_not_taken(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, session: Session, other: str
@@ -139,6 +140,7 @@ def test_a_large_transaction_of_thousands_of_messages_is_moved(
     assert sorted(numbers(server, unique, count)) == [*range(count)]
 
 
+@pytest.mark.long
 def test_rows_of_an_xa_transaction_stop_it_and_others_do_not(
     url: str, server: ServerProcess, unique: str, session: Session
 ) -> None:
@@ -206,6 +208,7 @@ def test_another_history_that_has_passed_the_position_stops_it(
     assert sorted(numbers(server, unique, len(wanted))) == wanted
 
 
+@pytest.mark.long
 def test_a_damaged_event_stops_it_after_some_tries(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
     assert sorted(numbers(server, unique, len(wanted))) == wanted
 
 
+@pytest.mark.long
 def test_what_a_server_took_in_between_is_not_passed(
     logging: MariaDbServer,
     silent: MariaDbServer,

@@ -52,6 +52,7 @@ def listed_codes(engine: sa.Engine) -> dict[str, str]:
         return {r.transaction_id: r.code for r in connection.execute(sa.select(notify_refused))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
 def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
     url: str,
@@ -77,6 +78,7 @@ def test_a_bridge_that_dies_before_it_has_noted_a_refusal_meets_it_again(
     assert numbers(server, unique, 3) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_source_that_takes_no_note_holds_its_bridge_up(
     url: str,
     engine: sa.Engine,
@@ -115,6 +117,7 @@ def test_an_id_that_another_transaction_has_is_noted_too(
     assert numbers(server, unique, 3) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_row_that_is_no_message_goes_to_the_list(
     assert numbers(server, unique, 3) == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
 @pytest.mark.parametrize("kind", ["VARCHAR(300) CHARACTER SET utf8mb4", "VARCHAR(127) CHARACTER SET latin1"])
 def test_names_that_the_list_cannot_hold_are_listed_as_their_letters_are_written(
@@ -222,6 +226,7 @@ def test_names_that_the_list_cannot_hold_are_listed_as_their_letters_are_written
     assert numbers(server, unique, 3) == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_a_source_without_a_list_holds_its_bridge_up(
     url: str,
     engine: sa.Engine,
@@ -254,6 +259,7 @@ def test_a_source_without_a_list_holds_its_bridge_up(
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_what_the_queue_refuses_for_now_is_sent_again(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def is_mysql(server: BinlogServer) -> bool:
     return isinstance(server, MySqlServer)
 
 
+@pytest.mark.long
 def test_rights_of_one_database_are_not_those_of_the_server(few: URL, binlog_server: BinlogServer) -> None:
     """ALL PRIVILEGES of one database passed, since the word was looked for and not its scope."""
     (finding,) = found(few)
@@ -70,6 +71,7 @@ def test_any_spelling_of_the_right_is_known(few: URL, binlog_server: BinlogServe
     assert found(few) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", ["REPLICATION CLIENT", "REPLICATION SLAVE ADMIN", "BINLOG MONITOR", "SUPER"])
 def test_rights_with_similar_names_are_not_it(few: URL, binlog_server: BinlogServer, right: str) -> None:
     """REPLICATION SLAVE ADMIN has the words of REPLICATION SLAVE, and lets nobody read a binlog."""
@@ -91,6 +93,7 @@ def test_a_role_counts_once_it_is_active(few: URL, binlog_server: BinlogServer) 
     assert found(few) == []
 
 
+@pytest.mark.long
 def test_roles_that_everyone_has_count(few: URL, binlog_server: BinlogServer) -> None:
     """mandatory_roles of MySQL that are activated at the login, and PUBLIC of MariaDB."""
     if is_mysql(binlog_server):
@@ -141,6 +144,7 @@ def test_a_read_only_server_is_asked_about_rights_too(few: URL, binlog_server: B
         binlog_server.execute("SET GLOBAL read_only = OFF")
 
 
+@pytest.mark.long
 def test_the_first_file_of_a_mysql_needs_one_more_right(
     few: URL, binlog_server: BinlogServer, server: ServerProcess
 ) -> None:

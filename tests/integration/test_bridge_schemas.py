@@ -103,6 +103,7 @@ def test_one_bridge_serves_schemas_that_come_and_go(schemas: Schemas, server: Se
         assert numbers(server, topic, 15) == [n for n in range(20) if n % 4 != 3]
 
 
+@pytest.mark.long
 def test_a_bridge_of_one_schema_leaves_the_others(schemas: Schemas, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox(schemas.add("a"), unique, range(3))
@@ -111,6 +112,7 @@ def test_a_bridge_of_one_schema_leaves_the_others(schemas: Schemas, server: Serv
     assert numbers(server, unique, 2) == [10, 12]
 
 
+@pytest.mark.long
 def test_views_for_reports_are_no_schema(
     schemas: Schemas, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
@@ -183,6 +185,7 @@ def test_a_right_that_a_schema_lacks_is_said(schemas: Schemas, binlog_server: Bi
     assert lacking and all(f"`{names[1]}`.half_message" in f.what or "notify_refused" in f.what for f in lacking)
 
 
+@pytest.mark.long
 def test_rows_that_a_dump_brings_back_are_not_sent_again(schemas: Schemas, server: ServerProcess, unique: str) -> None:
     """The queue forgets ids after a week: they were published a second time."""
     subscribe(server.url, unique, unique)

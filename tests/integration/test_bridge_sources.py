@@ -73,6 +73,7 @@ def test_a_database_whose_name_the_source_folds_is_read(url: URL, server: Server
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_statement_that_names_a_table_in_capitals_stops_it(url: URL, server: ServerProcess, unique: str) -> None:
     """The source takes HALF_MESSAGE for half_message, and writes the statement to its binlog as it came."""
     outbox(text(url), unique, range(2))
@@ -82,6 +83,7 @@ def test_a_statement_that_names_a_table_in_capitals_stops_it(url: URL, server: S
         move(text(url), server)
 
 
+@pytest.mark.long
 def test_a_database_that_the_binlog_leaves_out_is_refused(odd_source: BinlogServer, server: ServerProcess) -> None:
     """Nothing of it would ever be sent, and nobody would be told."""
     odd_source.execute("CREATE DATABASE unlogged")
@@ -93,6 +95,7 @@ def test_a_database_that_the_binlog_leaves_out_is_refused(odd_source: BinlogServ
         move(text(url), server)
 
 
+@pytest.mark.long
 def test_a_user_who_may_not_see_the_filters_is_told_and_bridged(
     odd_source: BinlogServer, url: URL, server: ServerProcess, unique: str
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_user_who_may_not_see_the_filters_is_told_and_bridged(
         assert move(few, server).totals.stored == 2
 
 
+@pytest.mark.long
 def test_the_binlog_is_read_with_the_tls_of_the_address(
     odd_source: BinlogServer, authority: Authority, url: URL, server: ServerProcess, unique: str, tmp_path: Path
 ) -> None:
@@ -144,6 +148,7 @@ def test_a_word_of_ours_may_have_any_character_set_that_has_ascii(url: URL) -> N
     engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["INT UNSIGNED", "TINYINT(1)", "BIGINT"])
 def test_the_mark_of_a_row_may_be_any_whole_number(url: URL, server: ServerProcess, unique: str, kind: str) -> None:
     """As other tools make the column. Every row was taken for one that was sent, and skipped silently."""
@@ -178,6 +183,7 @@ def test_a_column_of_another_type_stops_it(url: URL, server: ServerProcess, uniq
         move(text(url), server)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd_source", ["mariadb"], indirect=True)
 def test_times_as_mariadb_5_3_wrote_them_are_refused(odd_source: BinlogServer, url: URL) -> None:
     """The bridge ended at the first row, and called it damaged."""

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -121,6 +122,7 @@ def test_every_flag_has_an_environment_variable(server: ServerProcess, unique: s
     assert len(made["queues"]) == 3
 
 
+@pytest.mark.long
 def test_pauses_and_flushes_are_kept_over_a_restart(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     url = ("--url", server.url, "--json")
@@ -198,6 +200,7 @@ def test_commands_of_the_queue(server: ServerProcess, unique: str) -> None:
     assert job["id"] in [j["id"] for j in cli("job", "list", *url)[1]["jobs"]]
 
 
+@pytest.mark.long
 def test_commands_of_the_operator(server: ServerProcess, unique: str, tmp_path: Path) -> None:
     """Overview, top, settings, limits, tokens, nodes and actions work with --json, and have exit codes."""
     url = ("--url", server.url, "--json")
@@ -257,6 +260,7 @@ def test_doctor_names_groups_in_doubt_that_nobody_answers_for(
         eventually(lambda: not findings(), "doctor to see the producer")
 
 
+@pytest.mark.long
 def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: str) -> None:
     """It printed the alarm's sentence alone."""
     subscribe(memory.url, unique, unique)

@@ -71,6 +71,7 @@ class Nowhere:
         return []
 
 
+@pytest.mark.long
 def test_a_process_that_dies_at_its_start_is_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     proof = Demo(None, topology=Nowhere).run()  # type: ignore[arg-type]

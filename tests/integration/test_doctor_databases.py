@@ -152,6 +152,7 @@ MYSQL = {
 MARIADB = {"tx_isolation": ("'READ-UNCOMMITTED'", "'REPEATABLE-READ'", "may still roll back")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*BOTH, *MYSQL, *MARIADB])
 def test_a_setting_that_risks_messages_is_named(own: BinlogServer, memory: InMemoryServer, name: str) -> None:
     settings = BOTH | (MYSQL if isinstance(own, MySqlServer) else MARIADB)
@@ -170,6 +171,7 @@ def test_a_setting_that_risks_messages_is_named(own: BinlogServer, memory: InMem
     assert doctor(memory, own.url, bridge=True)["findings"] == []
 
 
+@pytest.mark.long
 def test_a_standby_is_named_unless_it_is_a_bridge_s_candidate(own: BinlogServer, memory: InMemoryServer) -> None:
     name = "super_read_only" if isinstance(own, MySqlServer) else "read_only"
     own.execute(f"SET GLOBAL {name} = ON")
@@ -230,6 +232,7 @@ def replica(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
         yield follower
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_replica_is_named(replica: BinlogServer, memory: InMemoryServer) -> None:
     """log_replica_updates was looked at on MariaDB only."""
     answer = doctor(memory, replica.url, bridge=True)
@@ -279,6 +282,7 @@ def test_a_galera_cluster_is_told_to_write_at_one_node(galera: GaleraCluster, me
     ]
 
 
+@pytest.mark.long
 def test_a_bridge_reads_a_node_of_galera(galera: GaleraCluster, server: ServerProcess, unique: str) -> None:
     """All that both nodes wrote is in each node's binlog; only without wsrep_gtid_mode no other node can go on."""
     first, second = galera.nodes
@@ -336,6 +340,7 @@ def group() -> Iterator[MySqlServer]:
         yield server
 
 
+@pytest.mark.long
 def test_a_group_with_several_writers_or_stale_reads_is_named(group: MySqlServer, memory: InMemoryServer) -> None:
     assert doctor(memory, group.url)["findings"] == []
     group.execute("SET GLOBAL group_replication_consistency = 'EVENTUAL'")
@@ -348,6 +353,7 @@ def test_a_group_with_several_writers_or_stale_reads_is_named(group: MySqlServer
     assert doctor(memory, group.url)["findings"] == []
 
 
+@pytest.mark.long
 def test_a_bridge_reads_a_member_of_a_group(group: MySqlServer, server: ServerProcess, unique: str) -> None:
     outbox(group.url, unique, range(2))
     assert move(group.url, server).totals.stored == 2

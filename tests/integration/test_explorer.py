@@ -131,6 +131,7 @@ def test_each_step_of_a_careful_shop_is_tried() -> None:
     assert str(seen) == f"no findings in {seen.runs} runs of {len(seen.steps)} steps"
 
 
+@pytest.mark.long
 @pytest.mark.notify_crashes(causes=CAUSES, effects=EFFECTS, database="server_url", seconds=PATIENCE_SECONDS)
 def test_a_careful_shop_on_a_database_server(notify_process: Process, server_url: str) -> None:
     assert notify_process.database == server_url
@@ -149,6 +150,7 @@ async def place_async(engine: Any, producer: AsyncTransactionProducer) -> None:
         await producer.send(session, Message("order.placed", "book"))
 
 
+@pytest.mark.long
 def test_a_careful_shop_of_coroutines(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     def async_shop(process: Process) -> None:
         metadata.create_all(process.engine)
@@ -184,6 +186,7 @@ def publishing_early(process: Process) -> None:
         process.run(booking(process))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("real", [False, True])
 def test_a_message_that_is_published_before_the_commit_is_a_ghost(real: bool) -> None:
     finding = found(explored(publishing_early, real=real), "GHOST")
@@ -196,6 +199,7 @@ def test_a_message_that_is_published_before_the_commit_is_a_ghost(real: bool) ->
     assert whats[0].startswith("before INSERT INTO orders") and whats[1:] == ["before publishing order.placed"]
 
 
+@pytest.mark.long
 def test_an_effect_outside_of_the_inboxs_transaction_happens_twice() -> None:
     paid: list[str] = []
 
@@ -218,6 +222,7 @@ def test_an_effect_outside_of_the_inboxs_transaction_happens_twice() -> None:
     assert "'book' (1 times)" not in finding.detail and "'book'" in finding.detail
 
 
+@pytest.mark.long
 def test_an_effect_in_a_session_of_its_own_happens_twice(server_url: str) -> None:
     def booking_apart(process: Process) -> None:
         producer = started(process)
@@ -244,6 +249,7 @@ def test_an_error_of_the_commit_that_is_swallowed_loses_the_order() -> None:
     assert "the database refused the COMMIT" in str(finding)
 
 
+@pytest.mark.long
 def test_an_error_that_a_handler_swallows_loses_the_effect() -> None:
     def booking_whatever_happens(process: Process) -> None:
         producer = started(process)
@@ -303,6 +309,7 @@ def test_an_act_with_too_many_steps() -> None:
         explored(shop, most_steps=3)
 
 
+@pytest.mark.long
 def test_an_act_that_does_not_return() -> None:
     def waiting(process: Process) -> None:
         process.act(threading.Event().wait)

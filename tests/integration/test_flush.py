@@ -153,6 +153,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("waits", ["", "yes"], ids=["flush", "wait_for_outcome"])
 def test_a_function_that_is_frozen_after_each_call(
     frozen: InMemoryServer, engine: sa.Engine, unique: str, waits: str

@@ -70,6 +70,7 @@ def test_a_worker_writes_where_it_stands_when_it_is_told_to(tmp_path: Path) -> N
         assert ask(server.url, "GET", "/worker-2/readyz")[0] == 200 and told in server.workers()
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_asked_nothing_until_it_gives_a_sign_of_life(tmp_path: Path) -> None:
     """The others say that it does not answer, and take what is for any worker."""
     with serving(tmp_path / "data", 3600) as server, ExitStack() as stack:

@@ -192,6 +192,7 @@ def test_uwsgis_master_is_refused_in_one_sentence(environment: dict[str, str], t
     )
 
 
+@pytest.mark.long
 def test_uwsgi_without_threads_is_refused_in_one_sentence(environment: dict[str, str], tmp_path: Path) -> None:
     """Its threads run only during a request: outcomes waited for the next one, and no check was answered."""
     port = free_port()
@@ -320,6 +321,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how", ["os.fork", "fork", pytest.param("spawn", marks=LONG), pytest.param("forkserver", marks=LONG)]
 )
@@ -368,6 +370,7 @@ print(codes, len(set(sessions[:3])), sessions[0] == sessions[3])
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql", "mysql"])
 def test_children_do_not_get_the_connections_of_the_producers_threads(
     frozen: InMemoryServer, engine_url: str, tmp_path: Path
@@ -425,6 +428,7 @@ def test_a_child_that_ends_right_after_its_commit_sends_the_outcome(
     assert sorted(message.text for message in frozen.messages(TOPIC)) == ["0", "1", "2"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", ["TransactionProducer(url, group='g').publish(Message('t', 'x'))", "Reader(url)"])
 def test_sockets_without_threads_are_refused_in_one_sentence(made: str) -> None:
     """A thread of the system would wait on sockets of another thread's greenlets."""

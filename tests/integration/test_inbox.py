@@ -71,6 +71,7 @@ def test_sqlite_that_begins_late_is_refused_as_the_consumer_starts(
     engine.dispose()
 
 
+@pytest.mark.long
 def test_asynchronous_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
     async def run() -> None:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
@@ -144,6 +145,7 @@ def test_autocommit_is_refused(shop_engine: sa.Engine) -> None:
     assert Inbox(shop_engine).run("g", MESSAGE, effect)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_autocommit_of_the_driver_is_refused(shop_engine: sa.Engine, engine_url: str) -> None:
     engine = sa.create_engine(engine_url, connect_args={"autocommit": True})
@@ -158,6 +160,7 @@ def test_autocommit_of_the_driver_is_refused(shop_engine: sa.Engine, engine_url:
 # --- tables -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_missing_table_is_refused_as_the_consumer_starts(engine_url: str, notify_server: InMemoryServer) -> None:
     engine = make_engine(engine_url)
     consumer = Consumer(notify_server.url, group="g", inbox=Inbox(engine))

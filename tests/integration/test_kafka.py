@@ -123,6 +123,7 @@ def test_a_second_bridge_fences_the_first(
     assert sorted(json.loads(m.value())["n"] for m in committed(kafka_url, unique, wanted=2)) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_relay_marks_what_was_published_before_it_died(
     kafka_url: str,
     database_urls: dict[str, str],
@@ -148,6 +149,7 @@ def test_a_relay_marks_what_was_published_before_it_died(
     assert Counter(json.loads(m.value())["n"] for m in committed(kafka_url, unique, wanted=30)) == Counter(range(30))
 
 
+@pytest.mark.long
 def test_handlers_inbox_retries_and_dead_letters(
     kafka_url: str, database_urls: dict[str, str], unique: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def child(server: ServerProcess) -> int:
     return pid
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGABRT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_a_server_goes_on_when_the_process_that_asks_kafka_dies(server: ServerProcess, number: int) -> None:
     first = child(server)
@@ -84,6 +85,7 @@ def test_a_server_goes_on_when_the_process_that_asks_kafka_dies(server: ServerPr
     assert child(server) != first
 
 
+@pytest.mark.long
 def test_interrupts_are_for_the_server(server: ServerProcess) -> None:
     first = child(server)
     os.kill(first, signal.SIGINT)
@@ -91,6 +93,7 @@ def test_interrupts_are_for_the_server(server: ServerProcess) -> None:
     assert child(server) == first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stands_still", [pytest.param(False, marks=pytest.mark.long), True])
 def test_no_process_is_left_when_the_server_stops(server: ServerProcess, stands_still: bool) -> None:
     pid = child(server)
@@ -165,6 +168,7 @@ def test_an_audit_survives_an_abort_of_kafkas_client(
         KafkaGroups.of(Cluster.of(kafka_url))
 
 
+@pytest.mark.long
 def test_a_check_up_survives_an_abort_of_kafkas_client(
     kafka_url: str, group: str, aborting: Callable[[int], None]
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_message_that_kills_its_process_becomes_a_dead_letter(kafka: str, uniq
     assert dict(letter.headers())["notify-reason"] == b"2 attempts, the last one ended with its process"
 
 
+@pytest.mark.long
 def test_no_commit_of_attempts_waits_for_records(kafka: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a process died, a few attempts at a time are committed before they begin: 16 messages a second were
     handled, since each such commit waited in the client's thread for records that were all there."""
@@ -195,6 +196,7 @@ def test_no_commit_of_attempts_waits_for_records(kafka: str, unique: str, monkey
     assert waited and not any(waited)
 
 
+@pytest.mark.long
 def test_a_slow_handler_holds_up_nobody_else(kafka: str, unique: str) -> None:
     """All room is taken for longer than the consumer waits before it pauses; it stays a member, and goes on."""
     make_topic(kafka, unique, 2)
@@ -438,6 +440,7 @@ def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str
         eventually(lambda: done(kafka, unique, unique, 5), "the former owner to own it again")
 
 
+@pytest.mark.long
 def test_an_owner_opens_each_partition_once(
     kafka: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

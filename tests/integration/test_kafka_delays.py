@@ -379,6 +379,7 @@ def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka_nod
     assert [(r.key(), r.headers()) for r in records] == [(b"k", [("h", b"v")])] * 5
 
 
+@pytest.mark.long
 def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode, unique: str) -> None:
     """Its slot has been read by then, and its time is over."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
@@ -396,6 +397,7 @@ def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode
     assert texts_of(kafka_node.url, unique, 1) == ["late"]
 
 
+@pytest.mark.long
 def test_what_was_frozen_on_the_way_to_its_slot_is_placed_again(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,6 +461,7 @@ def test_a_full_slot_is_streamed_in_batches(
     assert max(size for _, size in batches) <= release.BATCH_BYTES + 3000
 
 
+@pytest.mark.long
 def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
     """The topic's bound was lowered after the message had been sent."""
     large = os.urandom(2000).hex()

@@ -45,6 +45,7 @@ def doctor(*words: str) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.long
 def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) -> None:
     make_topics(Cluster.of(url), [f"good.{unique}"], largest=LARGEST_RECORD)
     make(url, f"small.{unique}", {"max.message.bytes": "1000", "unclean.leader.election.enable": "true"})

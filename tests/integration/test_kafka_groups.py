@@ -76,6 +76,7 @@ def overview(server: ServerProcess) -> dict[str, Any]:
     return dict(admin(server, "GET", "overview")["queues"])
 
 
+@pytest.mark.long
 def test_pages_show_what_waits_and_link_to_what_is_there(kafka_url: str, server: ServerProcess) -> None:
     """Sixteen partitions of retries hid the others, and each dead letter was a link to a page that Kafka has not."""
     group = Group(kafka_url)

@@ -177,6 +177,7 @@ def test_letters_that_are_dropped_are_never_sent_again(kafka_url: str, server: S
     assert '<input type="hidden" name="offset" value="2">' in form
 
 
+@pytest.mark.long
 def test_letters_of_a_topic_that_was_made_anew_wait_though_earlier_ones_were_sent(
     kafka_url: str, server: ServerProcess
 ) -> None:

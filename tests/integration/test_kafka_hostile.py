@@ -49,6 +49,7 @@ def is_done(url: str, topic: str, count: int) -> bool:
     return at is not None and at.offset == count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 def test_a_time_that_no_calendar_has_stops_nobody(kafka_url: str, unique: str, mode: Any) -> None:
     make_topic(kafka_url, unique)

@@ -646,6 +646,7 @@ def test_what_a_consumer_settles(node: KafkaNode, verdicts: Verdicts, fault: Fau
     verdicts.take(f"a {mode} consumer", moved(node, cells_of_movers(fault), Refusing, mode))
 
 
+@pytest.mark.long
 def test_what_a_releaser_releases_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
     verdicts.take("a releaser", moved(node, SOME, Releasing))
 
@@ -656,6 +657,7 @@ def test_what_a_releaser_releases(node: KafkaNode, verdicts: Verdicts, fault: Fa
     verdicts.take("a releaser", moved(node, cells_of_movers(fault), Releasing))
 
 
+@pytest.mark.long
 def test_what_a_server_sends_again_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
     verdicts.take("a redrive", moved(node, SOME[:1], Redriving))
 
@@ -666,6 +668,7 @@ def test_what_a_server_sends_again(node: KafkaNode, verdicts: Verdicts, fault: F
     verdicts.take("a redrive", moved(node, cells_of_movers(fault, OF_A_SINK), Redriving))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [(Api.PRODUCE, 2), *(pytest.param(p, marks=pytest.mark.long) for p in ((Api.PRODUCE, 1), (Api.END_TXN, 1)))],

@@ -39,6 +39,7 @@ def make_anew(url: str, topic: str, texts: list[str]) -> None:
     produce(url, topic, texts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "count"),
     [

@@ -90,6 +90,7 @@ def test_a_group_beyond_the_end_begins_anew(kafka_url: str, unique: str) -> None
         eventually(lambda: seen == ["a", "b", "c"], "every message")
 
 
+@pytest.mark.long
 def test_a_letter_that_no_topic_takes_loses_its_body_and_holds_up_nobody(kafka_url: str, unique: str) -> None:
     """Every commit of the consumer failed, for good."""
     make_topic(kafka_url, unique)
@@ -160,6 +161,7 @@ def test_many_messages_leave_in_several_transactions(
     assert Counter(letter.value().decode() for letter in letters) == Counter(texts)
 
 
+@pytest.mark.long
 def test_a_commit_whose_answer_is_late_writes_nothing_twice(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +353,7 @@ class Forgetful:
         return metadata
 
 
+@pytest.mark.long
 def test_a_topic_that_is_missing_once_is_not_given_up(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -401,6 +404,7 @@ def test_a_topic_that_is_missing_at_the_first_look_begins_where_it_is_to(
     assert seen == ["new"]
 
 
+@pytest.mark.long
 def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

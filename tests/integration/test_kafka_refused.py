@@ -129,6 +129,7 @@ def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(k
     assert sorted(record.value().decode() for record in committed(kafka_url, unique, 2)) == ids
 
 
+@pytest.mark.long
 def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, unique: str) -> None:
     """Whatever came to a list that was made anew counted as decided where another message had had its offset."""
     cluster = Cluster.of(kafka_url)
@@ -149,6 +150,7 @@ def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, 
     shown.close()
 
 
+@pytest.mark.long
 def test_messages_beyond_those_that_are_counted_count_once_others_are_decided(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_messages_beyond_those_that_are_counted_count_once_others_are_decided(
     shown.close()
 
 
+@pytest.mark.long
 def test_a_movers_report_is_shown(kafka_url: str, server: ServerProcess, unique: str) -> None:
     async def tell(waiting: int) -> None:
         sink = KafkaSink(kafka_url)

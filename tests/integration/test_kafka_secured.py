@@ -206,6 +206,7 @@ BRIDGE_LACKS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name", "operation", "error", "text"), BRIDGE_LACKS)
 def test_a_bridge_says_which_right_it_lacks(
     secured: SecuredKafka, unique: str, kind: str, name: str, operation: str, error: type[NotifyError], text: str
@@ -215,6 +216,7 @@ def test_a_bridge_says_which_right_it_lacks(
         asyncio.run(_claimed(secured.url(secured.user(needs)), unique))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("operation", "text"), [("Write", "grant user .* Write on the topic"), ("Create", "grant Create on the topic")]
 )
@@ -450,6 +452,7 @@ async def _said(sink: Sink, source: str, topic: str, text: str) -> str:
     return ""
 
 
+@pytest.mark.long
 def test_a_delayed_message_waits_for_a_right_that_is_missing(
     secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -584,6 +587,7 @@ def test_a_file_of_settings_that_is_being_replaced_ends_no_consumer(
         handled.have("later")
 
 
+@pytest.mark.long
 def test_the_doctor_names_rights_that_a_role_lacks(secured: SecuredKafka, unique: str) -> None:
     topic, plain = f"orders.{unique}", secured.cluster.url
     make_topics(Cluster.of(plain), [topic])

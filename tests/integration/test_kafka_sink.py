@@ -197,6 +197,7 @@ def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique:
     use(url, work)
 
 
+@pytest.mark.long
 def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
     """Else whoever reads the topic would wait for Kafka to end it."""
 
@@ -214,6 +215,7 @@ def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
     use(url, work)
 
 
+@pytest.mark.long
 def test_a_mover_that_was_frozen_for_too_long_goes_on_where_nobody_took_over(
     url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +261,7 @@ def test_partitions_that_are_no_number_are_refused(value: str) -> None:
         Cluster.of(f"kafka://127.0.0.1:9?notify.partitions={value}")
 
 
+@pytest.mark.long
 def test_a_topic_of_small_records_takes_what_fits_and_the_rest_is_refused(url: str, unique: str) -> None:
     """The brokers bound a whole batch: the client's batches are made smaller."""
     small = f"small-{unique}"
@@ -333,6 +336,7 @@ def check_poison(url: str, engine: sa.Engine, topic: str, never: set[str]) -> No
     assert refused_codes(engine).keys() == never
 
 
+@pytest.mark.long
 def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
 ) -> None:
@@ -425,6 +429,7 @@ def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: st
     assert str(header(headers, "notify-id")).endswith(".0") and header(headers, "notify-topic") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("headers", ['["a", "b"]', "[]", "0", '"text"', '{"a": 1}'])
 def test_headers_of_a_row_that_are_no_texts_by_name_are_refused(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, headers: str
@@ -439,6 +444,7 @@ def test_headers_of_a_row_that_are_no_texts_by_name_are_refused(
     assert texts(url, unique, 1) == ["good"]
 
 
+@pytest.mark.long
 def test_headers_of_a_row_that_are_no_texts_by_name_do_not_end_a_bridge(url: str, binlog_url: str, unique: str) -> None:
     outbox(binlog_url, "none", range(0))
     engine = sa.create_engine(binlog_url)
@@ -453,6 +459,7 @@ def test_headers_of_a_row_that_are_no_texts_by_name_do_not_end_a_bridge(url: str
 # --- relays ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_marking_that_fails_publishes_nothing_twice(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +494,7 @@ def test_a_marking_that_fails_publishes_nothing_twice(
     assert texts(url, unique, 20) == [f"{n:02}" for n in range(20)]
 
 
+@pytest.mark.long
 def test_a_second_relay_stands_by_and_takes_over(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
 ) -> None:

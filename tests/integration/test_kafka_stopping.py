@@ -41,6 +41,7 @@ from tests.support.told import CONSUMING, Told
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.long
 def test_no_handler_begins_once_the_consumer_is_told_to_stop(kafka_url: str, unique: str) -> None:
     make_topic(kafka_url, unique)
     produce(kafka_url, unique, [f"{n}" for n in range(20)])
@@ -202,6 +203,7 @@ def native_threads() -> Counter[str]:
     return Counter({name: count for name, count in names.items() if name.startswith("rdk:")})
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the threads of a process are not shown here")
 @pytest.mark.parametrize("mode", ["shared", "failover"])
 def test_a_stopped_consumer_leaves_no_client_behind(kafka_url: str, unique: str, mode: str) -> None:
@@ -279,6 +281,7 @@ def test_a_process_whose_brokers_say_nothing_ends_when_it_is_told_to(unique: str
             connection.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "stands_still"),
     [("shared", False), ("shared", True), pytest.param("failover", True, marks=pytest.mark.long)],

@@ -58,6 +58,7 @@ def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str,
     assert SUBSCRIPTIONS.rows(kafka)[unique, Place(unique, 0)].inbox_from_us > 0
 
 
+@pytest.mark.long
 def test_a_consumer_notes_what_it_takes(kafka: Cluster, kafka_url: str, unique: str) -> None:
     consumer = Consumer(kafka_url, group=unique)
     consumer.subscribe(unique, mode="ordered", start="earliest", tags=["vip"])(lambda message: None)

@@ -67,6 +67,7 @@ class Watched:
         return sum(part["msgq_cnt"] for part in partitions), sum(part["msgs_inflight"] for part in partitions)
 
 
+@pytest.mark.long
 def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: KafkaNode, unique: str) -> None:
     make_topic(kafka_node.url, unique)
     watched = Watched(kafka_node.url, unique, backoff_milliseconds=BACKOFF_MILLISECONDS)
@@ -87,6 +88,7 @@ def test_a_record_behind_one_whose_answer_was_lost_is_not_lost(kafka_node: Kafka
     assert texts_of(kafka_node.url, unique) == ["the-text"]
 
 
+@pytest.mark.long
 def test_a_transaction_is_taken_back_though_its_record_came_back(kafka_node: KafkaNode, unique: str) -> None:
     """Kafka's client empties its queue, and then takes the record into it again, for as long as the call may last."""
     make_topic(kafka_node.url, unique)
@@ -151,6 +153,7 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[Any]]:
     return begin
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
 def test_a_consumer_goes_on_with_a_new_producer(
     kafka_url: str, unique: str, mode: str, spent: Callable[[str], list[Any]]

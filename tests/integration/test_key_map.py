@@ -311,6 +311,7 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
     asyncio.run(run())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_haste")
 def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str]) -> None:
     async def run() -> None:
@@ -337,6 +338,7 @@ def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str])
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str], tmp_path: Path) -> None:
     """A change to an unknown shard can be taken back. No server followed it, and its keys were refused for ever."""
     command = ("storage", "key-map", "--storage", databases["a"], "--json", "--wait", "0")

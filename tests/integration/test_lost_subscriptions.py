@@ -33,6 +33,7 @@ class Got:
             self.bodies.append(message.text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wanted", "options", "handled_again"),
     [

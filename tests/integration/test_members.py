@@ -95,6 +95,7 @@ def halves(server: ServerProcess) -> float:
     return metric(server.url, "notify_halves_total")
 
 
+@pytest.mark.long
 def test_the_same_room_comes_first(three: Started) -> None:
     """A client keeps to servers of its own room; if there is none, the others serve it."""
     addresses = ",".join(server.url for server in three.servers)
@@ -379,6 +380,7 @@ def test_a_server_starts_while_its_registry_is_away(database_urls: Mapping[str, 
         assert "may have been revoked" in "".join(server.output)
 
 
+@pytest.mark.long
 def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = WithProxiedRegistry(database_urls, tmp_path, stack)

@@ -97,6 +97,7 @@ def test_transactions_with_tags_are_bridged(mysql: MySqlServer, url: str, server
     assert numbers(server, unique, 10) == [0, 1, 4, 5, 8, 9, 12, 13, 16, 17]
 
 
+@pytest.mark.long
 def test_a_backfill_stands_at_tags(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox(with_gtids(url, "AUTOMATIC:blue"), unique, range(2))
@@ -107,6 +108,7 @@ def test_a_backfill_stands_at_tags(mysql: MySqlServer, url: str, server: ServerP
     assert numbers(server, unique, 4) == [0, 1, 4, 5]
 
 
+@pytest.mark.long
 def test_a_binlog_is_read_from_its_first_file(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
     """Without a file's name MySQL begins at the end of its binlog."""
     subscribe(server.url, unique, unique)
@@ -152,6 +154,7 @@ def test_a_history_that_begins_again_stops_the_bridge(
     assert numbers(server, unique, 9) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
+@pytest.mark.long
 def test_a_server_with_less_than_the_bridge_has_read_stops_it(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -217,6 +220,7 @@ ACCOUNTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("plugin", "require", "options"), ACCOUNTS, ids=["without TLS", "TLS", "REQUIRE SSL"])
 def test_the_binlog_is_read_by_each_way_of_login(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str,
@@ -240,6 +244,7 @@ def test_the_binlog_is_read_by_each_way_of_login(
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_source_that_wants_secure_transport_is_read(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -253,6 +258,7 @@ def test_a_source_that_wants_secure_transport_is_read(
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_the_binlog_is_read_by_a_unix_socket(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(2))

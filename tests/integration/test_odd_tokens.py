@@ -228,6 +228,7 @@ CLAIMS = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(header=HEADER | JSON, claims=CLAIMS | JSON, is_whole=st.booleans())
 def test_no_token_brings_anything_but_a_refusal(issuer: Issuer, provider: Provider, header: Any, claims: Any,

@@ -90,6 +90,7 @@ def test_a_refusal_is_a_problem_of_the_servers_own(server: ServerProcess, reques
     check_own(*answer_of(server.url, request_bytes))
 
 
+@pytest.mark.long
 def test_a_connection_that_there_is_no_room_for_is_told_so(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CONNECTIONS": "8"}).start()
     held: list[socket.socket] = []

@@ -58,6 +58,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "printed"),
     [

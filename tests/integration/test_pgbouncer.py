@@ -66,6 +66,7 @@ def test_a_pooler_is_seen(direct: str, pooled: Pooled) -> None:
     assert pool_mode(sa.create_engine("sqlite://")) == ""
 
 
+@pytest.mark.long
 def test_servers_work_through_session_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
     """Servers set a session's bounds by statement. They set them with the connection, which PgBouncer refuses."""
     make_storage(direct)
@@ -162,6 +163,7 @@ def test_doctor_notices_a_pooler(direct: str, pooled: Pooled, server: ServerProc
         assert any("pooler in transaction mode" in finding for finding in answer["findings"]) == (mode == TRANSACTION)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [SESSION, TRANSACTION])
 def test_services_work_through_any_mode(
     direct: str, pooled: Pooled, memory: InMemoryServer, unique: str, mode: str

@@ -127,6 +127,7 @@ sys.exit(serve.serve(Settings(port=0, data_dir=sys.argv[1]), ready))
 """
 
 
+@pytest.mark.long
 def test_a_server_that_cannot_stop_says_where_it_hangs_and_ends(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HANGS, str(tmp_path / "data")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

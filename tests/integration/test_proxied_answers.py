@@ -79,6 +79,7 @@ def test_a_consumer_goes_on_behind_a_page(answered_first: dict[str, bytes], serv
     assert not answered_first
 
 
+@pytest.mark.long
 def test_a_bridge_goes_on_behind_a_page(
     answered_first: dict[str, bytes], binlog_url: str, server: ServerProcess, unique: str
 ) -> None:

@@ -245,6 +245,7 @@ def test_nothing_is_posted_once_the_mode_has_changed(
     assert bodies(receiver) == [["a"]]
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_refused(server: InMemoryServer, receiver: Receiver, unique: str) -> None:
     path = f"groups/{unique}/push"
     assert refusal(server.url, "PUT", path, url=receiver.url) == (404, "not_subscribed")

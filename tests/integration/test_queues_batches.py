@@ -163,6 +163,7 @@ def running_async(
         assert not thread.is_alive(), "a consumer did not stop"
 
 
+@pytest.mark.long
 def test_in_order_a_failure_in_a_batch_holds_up_its_key_and_no_other(queue: Queue, unique: str) -> None:
     queue.make_topic(unique)
     send(queue, unique, "x0", "x1", "x2", "y0", "y1", "z0", "z1")

@@ -87,6 +87,7 @@ def test_a_consumer_may_come_before_its_topic(queue: Queue, unique: str) -> None
 # --- ordered --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_failure_blocks_its_key_and_no_other(queue: Queue, unique: str) -> None:
     """Until it succeeds, or is a dead letter."""
     queue.make_topic(unique)

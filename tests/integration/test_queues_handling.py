@@ -130,6 +130,7 @@ def test_the_wait_doubles_up_to_its_bound(queue: Queue, unique: str) -> None:
     assert len(waits) == 3 and all(wait > least for wait, least in zip(waits, (0.15, 0.3, 0.3), strict=True)), waits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_inbox", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     queue: Queue, unique: str, with_inbox: bool, inbox_engine: sa.Engine
@@ -150,6 +151,7 @@ def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     assert not done
 
 
+@pytest.mark.long
 def test_a_body_that_its_handler_cannot_decode_is_a_dead_letter_at_once(queue: Queue, unique: str) -> None:
     consumer = Consumer(queue.url, group=unique)
     read: list[Any] = []
@@ -198,6 +200,7 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     assert dead["c"].startswith("Mute: (the text of the error is unavailable: RuntimeError)") and len(dead["d"]) <= 500
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [pytest.param(Consumer, marks=pytest.mark.long), AsyncConsumer])
 def test_a_handler_that_exits_ends_its_consumer(
     queue: Queue, unique: str, kind: type[Consumer] | type[AsyncConsumer]
@@ -235,6 +238,7 @@ def test_a_handler_that_exits_ends_its_consumer(
     assert again == [("exits", 2)]
 
 
+@pytest.mark.long
 @LONG_OVER_KAFKA
 def test_a_slow_handler_keeps_its_message(queue: Queue, unique: str) -> None:
     """Longer than its lease, beside a second instance that is idle. A stall of a loaded machine is shorter."""

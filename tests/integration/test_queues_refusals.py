@@ -68,6 +68,7 @@ def test_another_mode_beside_a_running_consumer(queue: Queue, unique: str) -> No
     assert sorted(seen) == [*"abcdefgh"]
 
 
+@pytest.mark.long
 def test_instances_share_a_queue_or_have_partitions_each(queue: Queue, unique: str) -> None:
     """Over Kafka a partition is one instance's: more instances than partitions are idle."""
     queue.make_topic(unique)

@@ -85,6 +85,7 @@ class Outbox:
         self._producer.close()
 
 
+@pytest.mark.long
 def test_several_relays_share_the_keys_and_keep_their_order(
     engines: list[sa.Engine], server: ServerProcess, unique: str
 ) -> None:
@@ -247,6 +248,7 @@ def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> N
         running.rollback()
 
 
+@pytest.mark.long
 def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, unique: str, tmp_path: Path) -> None:
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
@@ -273,6 +275,7 @@ def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, un
     assert {(m["body"], m["key"], m["tag"], m["headers"]["h"]) for m in messages} == {("body", "k", "t", "v")}
 
 
+@pytest.mark.long
 def test_what_was_published_without_a_transaction_is_relayed(
     engine_url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -299,6 +302,7 @@ def test_what_was_published_without_a_transaction_is_relayed(
     assert sorted(m["body"] for m in drain(server.url, unique, unique, 3)) == ["", "", "g"]
 
 
+@pytest.mark.long
 def test_a_relay_sends_a_server_without_queues_nothing_of_its_own_table(
     database_urls: Mapping[str, str], tmp_path: Path, unique: str
 ) -> None:

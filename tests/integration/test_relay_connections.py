@@ -136,6 +136,7 @@ def test_once_beside_a_relay_that_holds_everything_is_no_success(
             holding.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "table"), [("postgresql", "half_message"), ("postgresql", "notify_refused"), ("mariadb", "half_message")]
 )

@@ -197,6 +197,7 @@ def test_one_that_is_mended_is_sent_when_a_person_has_it_tried_again(
         assert [(r["transaction_id"], r["state"]) for r in refused.listed(connection)] == [(dropped, DROPPED_STATE)]
 
 
+@pytest.mark.long
 def test_people_decide_by_command(outbox: Outbox, engine_url: str, server: ServerProcess) -> None:
     names = sorted(outbox.add("x", producer_group="no name") for _ in range(3))
     code, said = cli("relay", "--dsn", engine_url, "--url", server.url, "--once", "--json")
@@ -295,6 +296,7 @@ def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: 
     assert bodies(drain(server.url, unique, unique, 12)) == [str(n) for n in range(12)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["its backlog is full", "its rate is used up"])
 def test_a_topic_that_takes_nothing_holds_up_no_other(
     outbox: Outbox, server: ServerProcess, unique: str, why: str
@@ -328,6 +330,7 @@ def test_a_topic_that_takes_nothing_holds_up_no_other(
         admin(server.url, "PUT", "limits", {})
 
 
+@pytest.mark.long
 def test_an_outbox_that_waits_holds_up_no_other_of_its_database(
     outbox: Outbox, engine_url: str, server: ServerProcess, unique: str
 ) -> None:
@@ -384,6 +387,7 @@ async def while_relaying(outbox: Outbox, url: str, work: Callable[[Relay], Await
     engine.dispose()
 
 
+@pytest.mark.long
 def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
     postgresql: PostgreSqlServer, server: ServerProcess, unique: str
 ) -> None:
@@ -510,6 +514,7 @@ def relay_that_freezes(dsn: str, url: str, when: str) -> None:
     asyncio.run(Relay(make_engine(dsn), url, lease_seconds=1).run(interval=0.05))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["before it sends", "while it marks"])
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_another_goes_on_for_a_relay_process_that_is_stopped(

@@ -198,6 +198,7 @@ def relay_once(tenants: Tenants, url: str) -> Any:
     return Relay(tenants.engine, url, schemas=f"{tenants.prefix}*").run(once=True)
 
 
+@pytest.mark.long
 def test_two_services_in_two_schemas_have_a_relay_each(tenants: Tenants, server: ServerProcess, unique: str) -> None:
     """They shared the locks of one database: each moved half of its rows, and the others waited without a word."""
     two_services(tenants, server, unique, 300)
@@ -219,6 +220,7 @@ def test_services_and_tenants_of_a_large_database(
         many_tenants(tenants, server, unique + "2", 50, 200, 10_000)
 
 
+@pytest.mark.long
 def test_tenants_come_and_go(
     tenants: Tenants, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_tenant_whose_topic_takes_nothing_holds_up_no_other(
     assert tenants.waiting([other]) == 0 and tenants.waiting([full]) > 0
 
 
+@pytest.mark.long
 def test_a_list_of_refused_messages_beside_a_locked_source_holds_up_no_other(
     tenants: Tenants, server: ServerProcess, unique: str
 ) -> None:
@@ -302,6 +305,7 @@ def test_a_list_of_refused_messages_beside_a_locked_source_holds_up_no_other(
         locker.invalidate()
 
 
+@pytest.mark.long
 def test_relays_of_one_schema_and_of_all_exclude_each_other(
     tenants: Tenants, server: ServerProcess, unique: str
 ) -> None:
@@ -318,6 +322,7 @@ def test_relays_of_one_schema_and_of_all_exclude_each_other(
     check_order(bodies(drain(server.url, unique, unique, 800)), dict.fromkeys(names, 400))
 
 
+@pytest.mark.long
 def test_locks_are_a_schemas(postgresql: Tenants) -> None:
     one, other = postgresql.add("one", "other")
     leases = [PostgreSqlLeases(make_engine(postgresql.url)) for _ in range(3)]
@@ -348,6 +353,7 @@ def test_a_named_lock_is_a_databases(database_urls: Mapping[str, str], tmp_path:
                 each.close()
 
 
+@pytest.mark.long
 def test_a_look_into_hundreds_of_schemas_is_few_statements(postgresql: Tenants) -> None:
     names = postgresql.add("t0", "t1")
     sources = Sources(postgresql.engine, leases := PostgreSqlLeases(postgresql.engine), "relay", schemas="*")

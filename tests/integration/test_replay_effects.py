@@ -67,6 +67,7 @@ def test_a_reset_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notif
         assert sorted(map(tuple, replays)) == [(0, 2), (1, 3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_replays_number_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
@@ -100,6 +101,7 @@ def took_effect_and_died(url: str, engine: sa.Engine, body: str) -> str:
     return str(message["id"])
 
 
+@pytest.mark.long
 def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """A redriven message has a new id; the inbox knows it by its first id."""
     url = notify_server.url
@@ -123,6 +125,7 @@ def test_a_redrive_repeats_effects_only_when_told_so(shop_engine: sa.Engine, not
     assert sorted(items(shop_engine)) == ["a", "a", "b", "b", "b"]
 
 
+@pytest.mark.long
 def test_a_letter_that_died_in_a_replay_belongs_to_it(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")

@@ -132,6 +132,7 @@ def test_the_former_server_ships_no_more(shipped: Shipped) -> None:
         shipped.ship()
 
 
+@pytest.mark.long
 def test_a_restore_is_repeated_from_any_generation(shipped: Shipped) -> None:
     """The second disk is lost before it shipped anything, the third after it did."""
     assert shipped.restore("second")[0] == 0
@@ -220,6 +221,7 @@ def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:
     assert len(list((shipped.place / "restored" / "log").glob("*.idx"))) == told["segments"]
 
 
+@pytest.mark.long
 def test_what_the_log_says_is_not_part_of_the_result(shipped: Shipped) -> None:
     """The line about an index that is built anew stood on stdout, before the JSON, which nobody could read then."""
     missing, *_ = shipped.objects("segments/*.idx")
@@ -307,6 +309,7 @@ def test_segments_that_stand_in_pages_are_restored(tmp_path: Path) -> None:
     assert cut is not None and (cut.end, cut.generation, len(cut.pages)) == (base, 3, 1)
 
 
+@pytest.mark.long
 def test_what_retention_dropped_is_not_fetched_but_for_what_waits(tmp_path: Path) -> None:
     """Segments that retention dropped stay in the store. Of them a restore takes those with unsettled messages."""
 

@@ -44,6 +44,7 @@ def revoke(guarded: GuardedInMemory, token: str) -> None:
     call(guarded.url, "POST", f"/v1/admin/credentials/{token.split('_')[1]}/revoke", {"reason": "r"}, guarded.admin)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["file", "function"])
 def test_tokens_are_exchanged_under_load(
     guarded: GuardedInMemory, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -41,6 +41,7 @@ from tests.support.transactions import new_id
 __all__ = ["on_postgresql", "producing", "tenants"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_lost_outcomes_of_each_schema(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer, way: str
@@ -94,6 +95,7 @@ def test_statements_where_nothing_changed(
     assert all(len(ids[f"turn {number}"]) == (mode == "half") for number in range(3))
 
 
+@pytest.mark.long
 def test_guesses_begin_again(tenants: Tenants, producing: Callable[..., TransactionProducer]) -> None:
     home, one = tenants.make("home"), tenants.make("t1")
     producer = producing(tenants.engine, mode="outbox", answer_checks=False)
@@ -107,6 +109,7 @@ def test_guesses_begin_again(tenants: Tenants, producing: Callable[..., Transact
     assert len(statements) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["half", "outbox"])
 @pytest.mark.parametrize("count", [2, 20])
 def test_rows_of_many_messages(
@@ -124,6 +127,7 @@ def test_rows_of_many_messages(
         assert len(tenants.rows(schema)) == 2 * count
 
 
+@pytest.mark.long
 def test_the_last_search_path_of_a_transaction_counts(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:
@@ -140,6 +144,7 @@ def test_the_last_search_path_of_a_transaction_counts(
     assert state_of(memory, transaction_id) == "COMMITTED"
 
 
+@pytest.mark.long
 def test_a_named_schema_wins(tenants: Tenants, producing: Callable[..., TransactionProducer]) -> None:
     home, one, two = (tenants.make(name) for name in ("home", "t1", "t2"))
     producer = producing(tenants.engine, schema=one)
@@ -213,6 +218,7 @@ def test_a_tenant_made_while_the_producer_runs(
     assert state_of(memory, ids["new"][-1]) == "COMMITTED"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["session", "engine"])
 def test_a_tenant_dropped_and_made_again(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer, way: str
@@ -244,6 +250,7 @@ def test_a_guess_that_was_dropped(tenants: Tenants, producing: Callable[..., Tra
     assert tenants.places_of(ids["two"][-1], two) == [two]
 
 
+@pytest.mark.long
 def test_a_new_source_id_while_the_producer_runs(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:
@@ -431,6 +438,7 @@ def test_many_tenants_of_one_producer(
 DRIVERS = {"postgresql": ("asyncpg", "psycopg"), "mysql": ("aiomysql", "asyncmy")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_coroutines(tenants: Tenants, memory: InMemoryServer, unique: str, number: int) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]

@@ -72,6 +72,7 @@ def rights_to(tenants: Tenants, schema: str, rights: str = "ALL") -> list[str]:
     return [f"USAGE ON SCHEMA {schema}", f"{rights} ON ALL TABLES IN SCHEMA {schema}"]
 
 
+@pytest.mark.long
 def test_views_for_reports(tenants: Tenants) -> None:
     one = tenants.make("t1")
     sold, dead = committed(tenants, one), half(tenants, one)
@@ -93,6 +94,7 @@ def test_a_backup_that_this_user_may_only_read(tenants: Tenants) -> None:
         assert (check.check(sold), check.check(dead)) == (Outcome.COMMIT, Outcome.ROLLBACK)
 
 
+@pytest.mark.long
 def test_a_backup_without_a_key(tenants: Tenants) -> None:
     """A transaction may commit late there, for all that its check knows; but what is committed is."""
     one = tenants.make("t1")
@@ -135,6 +137,7 @@ def test_a_locked_tenant_holds_up_no_commit_of_others(
     engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reads", ["SELECT", f"SELECT ({INSERTED})"])
 def test_a_user_with_rights_to_columns(tenants: Tenants, reads: str) -> None:
     one = tenants.make("t1")

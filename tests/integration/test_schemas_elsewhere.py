@@ -59,6 +59,7 @@ def tenant(connection: Any, schema: str) -> Iterator[None]:
             connection._cursor = before
 
 
+@pytest.mark.long
 def test_tenants_of_django(on_postgresql: Tenants, memory: InMemoryServer, unique: str) -> None:
     """Tables of Notify in public and in each tenant's schema; a message that no statement of the tenant precedes."""
     tenants = on_postgresql
@@ -88,6 +89,7 @@ def test_tenants_of_django(on_postgresql: Tenants, memory: InMemoryServer, uniqu
         shop.producer.close()
 
 
+@pytest.mark.long
 def test_an_inbox_of_django(on_postgresql: Tenants, unique: str) -> None:
     tenants = on_postgresql
     for name in ("home", "t1"):
@@ -128,6 +130,7 @@ def test_a_migration_of_one_schema(tenants: Tenants) -> None:
         assert "half_message" in sa.inspect(connection).get_table_names(schema=tenants.home)
 
 
+@pytest.mark.long
 def test_purges_of_schemas(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:
@@ -153,6 +156,7 @@ def test_purges_of_schemas(
     assert [len(tenants.rows(schema)) for schema in schemas] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_a_schema_that_cannot_be_purged_holds_up_no_other(
     tenants: Tenants,
     producing: Callable[..., TransactionProducer],
@@ -190,6 +194,7 @@ def test_a_schema_that_cannot_be_purged_holds_up_no_other(
     assert tenants.rows(schemas[2]) == []
 
 
+@pytest.mark.long
 def test_commands(tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
     producer = producing(tenants.engine)
@@ -246,6 +251,7 @@ def test_an_attached_file(tmp_path: Path, memory: InMemoryServer, unique: str, w
     engine.dispose()
 
 
+@pytest.mark.long
 def test_tables_of_two_versions(tenants: Tenants, producing: Callable[..., TransactionProducer]) -> None:
     """A tenant whose tables were made by an older version, beside one with the column digest. What a guess made wrong
     is refused once, before the commit, and may be repeated."""

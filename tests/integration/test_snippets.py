@@ -56,6 +56,7 @@ def run(code: str, directory: Path, **names: Any) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.long
 def test_a_service_is_tested(tmp_path: Path) -> None:
     first, _, real, _, typed = blocks("testing.md", "python")
     run(first, tmp_path)["engine"].dispose()
@@ -65,6 +66,7 @@ def test_a_service_is_tested(tmp_path: Path) -> None:
     assert names["on_placed"](received) == 7
 
 
+@pytest.mark.long
 def test_a_service_is_killed_at_each_step(tmp_path: Path) -> None:
     """The example as a file of tests, for pytest and for `explore`."""
     marked, plain = blocks("crashes.md", "python")
@@ -104,6 +106,7 @@ def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> Non
     names["engine"].dispose()
 
 
+@pytest.mark.long
 def test_a_fastapi_service_crashes(notify_server: InMemoryServer, tmp_path: Path) -> None:
     names = run(framework("fastapi", "import Session"), tmp_path, NOTIFY_URL=notify_server.url)
     run(blocks("testing.md", "python")[1], tmp_path)["test_crashes"](names["app"], notify_server)
@@ -249,6 +252,7 @@ def test_a_django_project(server: ServerProcess, tmp_path: Path) -> None:
     assert "consumer of group points" in outputs[1]
 
 
+@pytest.mark.long
 def test_with_curl_alone(notify_server: InMemoryServer, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")

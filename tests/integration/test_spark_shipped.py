@@ -118,6 +118,7 @@ def test_every_message_once_over_the_seam(world: World) -> None:
     assert sorted(here) == list(range(min(here), COUNT)) and 0 < min(here) < SHIPPED
 
 
+@pytest.mark.long
 def test_micro_batches_over_the_seam(world: World) -> None:
     options = world.options()
     read: list[int] = []
@@ -157,6 +158,7 @@ def test_without_the_store_old_offsets_are_told_to_be_gone(world: World) -> None
     assert sorted(world.numbers(startingOffsets='{"orders": {"0": 0, "1": 0}}')) == list(range(COUNT))
 
 
+@pytest.mark.long
 def test_a_store_of_another_log_is_refused(world: World, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     asyncio.run(fill(tmp_path / "data" / "log", 0, SHIPPED))

@@ -64,6 +64,7 @@ def test_tables_of_another_version_are_named(engine_url: str, database: str) -> 
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str) -> None:
     """During a rolling upgrade an older server restarts on newer tables that only have more. It was refused."""
     make_storage(engine_url)
@@ -141,6 +142,7 @@ NEED_TABLES = (
 MAKE_TABLES = ("storage upgrade --storage", "refused list --dsn")
 
 
+@pytest.mark.long
 def test_commands_say_what_to_do_about_a_database(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     """Where it is away, or has no tables, one sentence says so. Each command but the relay ended with a traceback."""
     (tmp_path / "empty.db").touch()

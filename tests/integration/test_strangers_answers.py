@@ -152,6 +152,7 @@ def test_a_consumer_goes_on(between: Stranger, memory: InMemoryServer, unique: s
         assert between.is_done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["404", "413", "301", "401", "200 with a login page"])
 def test_an_async_consumer_goes_on(between: Stranger, memory: InMemoryServer, unique: str, name: str) -> None:
     got: list[str] = []

@@ -102,6 +102,7 @@ def test_lost_outcomes_are_asked_back(
     assert len(notify_server.messages("order.placed")) == 1
 
 
+@pytest.mark.long
 def test_an_outcome_that_is_lost_stays_lost(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
 ) -> None:

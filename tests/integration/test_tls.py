@@ -447,6 +447,7 @@ def test_what_cannot_be_a_token_is_seen_without_a_key(issuer: Issuer) -> None:
             provider.key_name(wrong)
 
 
+@pytest.mark.long
 def test_a_client_goes_on_with_renewed_files(tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Authority, server and client get new files while both run; once the old connections are gone, a producer and a
     consumer that had read their files at the start got in no more."""

@@ -40,6 +40,7 @@ def _send_in_each_way(shop: Shop) -> None:
             tx.send(Message(shop.topic, f"connection {number}"))
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_transactions_that_are_over(shop: Shop) -> None:
     """Each left its messages in memory until the process ended."""
     before = _in_memory()

@@ -280,6 +280,7 @@ def test_rows_that_become_hidden_end_a_relay_that_runs(few: Few) -> None:
             sources.find()
 
 
+@pytest.mark.long
 def test_a_relay_of_schemas_moves_the_others_and_says_which_it_may_not_see(
     few: Few, server: ServerProcess, unique: str
 ) -> None:
@@ -377,6 +378,7 @@ def opens(url: str) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ["server_half_message", "server_schema_version", "server_credential"])
 def test_a_server_that_may_not_see_its_tables_does_not_start(few: Few, table: str) -> None:
     storage = open_engine(few.owner.url.render_as_string(hide_password=False))

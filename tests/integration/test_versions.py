@@ -210,6 +210,7 @@ EFFECTS = {
 }
 
 
+@pytest.mark.long
 def test_the_first_sdk_gets_on_with_this_server(
     first_version: Path, server: ServerProcess, unique: str, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_prepared_transaction_is_moved_when_it_commits(
     assert numbers(server, unique, 2) == [2, 0]
 
 
+@pytest.mark.long
 def test_the_order_is_that_of_the_commits(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with engine.connect() as first, engine.connect() as second:
         insert(first, unique, 0)
@@ -109,6 +110,7 @@ def test_a_large_transaction_is_sent_in_parts_and_appears_with_its_commit(
     assert drain(server.url, unique, unique, 0) == []
 
 
+@pytest.mark.long
 def test_messages_of_two_transactions_that_are_written_in_turns_stay_whole(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -123,6 +125,7 @@ def test_messages_of_two_transactions_that_are_written_in_turns_stay_whole(
     assert numbers(server, unique, 6) == [0, 1, 2, 10, 11, 12]
 
 
+@pytest.mark.long
 def test_tables_are_truncated_copied_into_and_altered(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -151,6 +154,7 @@ def test_tables_are_truncated_copied_into_and_altered(
     assert numbers(server, unique, 5) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
@@ -168,6 +172,7 @@ def test_a_table_that_would_be_misread_stops_it(
         move(url, server)
 
 
+@pytest.mark.long
 def test_a_column_of_the_service_may_have_a_type_without_a_binary_form(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -208,6 +213,7 @@ def test_each_column_arrives_as_it_was_written(url: str, engine: sa.Engine, serv
     assert (message["key"], message["tag"], message["headers"]) == ("schlüssel ☃", "tag-1", {"h": "ü"})
 
 
+@pytest.mark.long
 def test_a_row_that_came_back_with_a_dump_is_listed(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:

@@ -50,6 +50,7 @@ def execute(engine: sa.Engine, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
+@pytest.mark.long
 def test_a_log_that_is_not_logical_is_refused(
     database_urls: Mapping[str, str], server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_bridge_that_is_away_keeps_the_log_within_its_bound_and_backfills_what
     assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]
 
 
+@pytest.mark.long
 def test_a_quiet_database_lets_the_log_of_others_go(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_message_that_no_queue_takes_does_not_hold_the_slot(
         assert connection.scalars(sa.select(notify_refused.c.transaction_id)).all() == [bad]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
@@ -172,6 +175,7 @@ def test_a_publication_without_all_rows_stops_a_bridge_that_runs(
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_the_servers_table_has_whole_rows_in_the_log(url: str, server: ServerProcess) -> None:
     engine = sa.create_engine(url)
     schema.upgrade(engine, "main")
@@ -194,6 +198,7 @@ def test_the_servers_table_has_whole_rows_in_the_log(url: str, server: ServerPro
         engine.dispose()
 
 
+@pytest.mark.long
 def test_a_role_needs_replication_and_the_tables_only(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -217,6 +222,7 @@ def test_a_role_needs_replication_and_the_tables_only(
         execute(engine, "DROP OWNED BY poor", "DROP ROLE poor")
 
 
+@pytest.mark.long
 def test_a_bridge_that_is_given_up_leaves_no_slot(url: str, engine: sa.Engine, server: ServerProcess) -> None:
     name = move(url, server).name
     code, before = cli("doctor", "--dsn", url, "--bridge", "--url", server.url)
@@ -231,6 +237,7 @@ def test_a_bridge_that_is_given_up_leaves_no_slot(url: str, engine: sa.Engine, s
     assert cli("bridge", "--dsn", f"{name}={url}", "--url", server.url, "--drop-slot")[0] == 1
 
 
+@pytest.mark.long
 def test_a_slot_of_another_history_stops_it(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     """Another program has read the slot: what it has confirmed is gone."""
     outbox(url, unique, range(2))
@@ -268,6 +275,7 @@ def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
         execute(engine, "DROP OWNED BY hurried", "DROP ROLE hurried")
 
 
+@pytest.mark.long
 def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +293,7 @@ def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
         stream._release()
 
 
+@pytest.mark.long
 def test_it_waits_for_a_lock_that_another_session_holds(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,6 +323,7 @@ def encoded(server: PostgreSqlServer, encoding: str) -> sa.URL:
     return sa.make_url(server.url).set(database=name)
 
 
+@pytest.mark.long
 def test_texts_of_a_database_that_is_not_utf8_arrive(
     wal_server: PostgreSqlServer, server: ServerProcess, unique: str
 ) -> None:
@@ -343,6 +353,7 @@ def test_a_database_without_an_encoding_is_refused(wal_server: PostgreSqlServer,
         move(url, server)
 
 
+@pytest.mark.long
 def test_what_a_bridge_that_is_given_up_leaves_is_shown_first(
     url: str, engine: sa.Engine, server: ServerProcess
 ) -> None:
@@ -359,6 +370,7 @@ def test_what_a_bridge_that_is_given_up_leaves_is_shown_first(
     assert cli(*dropping, "--dry-run")[0] == 1
 
 
+@pytest.mark.long
 def test_a_slot_is_dropped_also_where_the_publications_are_of_another_role(
     url: str, engine: sa.Engine, server: ServerProcess
 ) -> None:

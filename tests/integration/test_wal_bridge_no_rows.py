@@ -56,6 +56,7 @@ def rows(engine: sa.Engine) -> int:
         return int(connection.scalar(sa.select(sa.func.count()).select_from(half_message)) or 0)
 
 
+@pytest.mark.long
 def test_a_message_shares_its_transactions_fate_and_leaves_no_row(
     url: str, engine: sa.Engine, producer: TransactionProducer, server: ServerProcess, unique: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_message_shares_its_transactions_fate_and_leaves_no_row(
     assert rows(engine) == 0
 
 
+@pytest.mark.long
 def test_with_coroutines(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     async def run() -> None:
         own = create_async_engine(url)
@@ -160,6 +162,7 @@ def test_it_is_for_outboxes_on_postgresql(server: ServerProcess, unique: str, mo
         TransactionProducer(server.url, group=unique, engine=engine, mode=mode, rows=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_large_transaction_is_sent_in_parts_with_rows_between(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
@@ -204,6 +207,7 @@ def _is_listed(engine: sa.Engine) -> bool:
         return connection.scalar(sa.select(sa.func.count()).select_from(notify_refused)) != 0
 
 
+@pytest.mark.long
 def test_messages_of_other_programs_are_none_of_ours(
     url: str, engine: sa.Engine, producer: TransactionProducer, server: ServerProcess, unique: str
 ) -> None:

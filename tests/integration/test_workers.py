@@ -119,6 +119,7 @@ class Received:
         return sum(map(len, self.numbers.values()))
 
 
+@pytest.mark.long
 def test_each_key_is_in_one_log_in_order_and_a_consumer_reads_all(server: ServerProcess) -> None:
     received = Received(server.url, "all", "divided")
     with running(received.consumer), Sending(server.url, "divided", KEYS, 20):
@@ -128,6 +129,7 @@ def test_each_key_is_in_one_log_in_order_and_a_consumer_reads_all(server: Server
         assert {m["key"] for m in messages} == set(keys_of(name))
 
 
+@pytest.mark.long
 def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess, tmp_path: Path) -> None:
     """Each local row names the worker that has its half, and each effect happens once."""
     engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
@@ -483,6 +485,7 @@ def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> Non
         assert sorted(m.key or "" for m in reader.read("read", shard="worker-2", offset=1)) == keys_of("worker-2")[1:]
 
 
+@pytest.mark.long
 def test_backups_of_all_workers_are_restored_to_a_divided_directory(server: ServerProcess, tmp_path: Path) -> None:
     """With the settings and credentials of all, and with no other number of workers."""
     with TransactionProducer(server.url, group="orders") as producer:

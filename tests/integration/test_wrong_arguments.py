@@ -158,6 +158,7 @@ def test_an_output_that_nobody_gets_is_no_bad_news(
     assert (run.returncode, said in run.stderr, "Traceback" in run.stderr) == (code, True, False), run.stderr
 
 
+@pytest.mark.long
 def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -> None:
     """It was aborted by its interpreter, which said so on stderr, where the store was refused at once."""
     order = b'{"url": "nonsense", "data_dir": "%s", "bytes_per_second": 1e6, "stall_seconds": 5, "keep_seconds": 0}\n'

@@ -79,6 +79,7 @@ def test_a_set_of_a_megabyte_is_read_and_extended_in_linear_time() -> None:
     assert f":102320-102323:200000-200499,{1:08x}" in str(gtids)
 
 
+@pytest.mark.long
 def test_a_set_is_written_as_it_is_whatever_is_added_to_it() -> None:
     for seed in range(50):
         chance = random.Random(seed)

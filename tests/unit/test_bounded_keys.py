@@ -62,6 +62,7 @@ BOUNDS = {
         server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/group.py:before
         server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
         server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
+        server/core/objectives.py:_samples
         server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
         server/delivery/cursor.py:_ahead server/delivery/leases.py:open
     """,
@@ -258,6 +259,7 @@ def _refused(error: type[Exception], call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["", "/"], ids=["long", "with a character that no name has"])
 def test_a_refused_name_is_not_kept(text: str) -> None:
     assert _kept(lambda n: _refused(InvalidRequest, lambda: check_name("topic", f"{n}{text}{LONG}"))) < KEPT

@@ -93,6 +93,7 @@ def searched(
     return asyncio.run(run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "conditions", [LetterQuery(key="nobody"), LetterQuery(filter='key == "nobody"'), LetterQuery(contains="x")]
 )
@@ -103,6 +104,7 @@ def test_a_search_yields(conditions: LetterQuery) -> None:
     assert letters.most <= 2 * LOOKED_AT_ONCE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("newest", [True, False])
 def test_a_list_of_many_letters_yields(newest: bool) -> None:
     """Whether letters were sent again was asked about all of a list at once: 10,000 held everyone up for 1.6 s."""
@@ -128,6 +130,7 @@ SEARCHES: dict[str, Callable[[Letters[Any], int], Awaitable[Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SEARCHES)
 def test_one_request_looks_at_a_bounded_number_of_letters(name: str) -> None:
     """A search went through all letters: 60,000 took 163 s on a busy machine. The answer says where to go on."""

@@ -58,12 +58,14 @@ OF_THE_SERVER = ("fastapi", "google_crc32c", "jinja2", "jwt", "numpy", "promethe
                  "uvicorn", "uvloop")  # fmt: skip
 
 
+@pytest.mark.long
 def test_commands_need_no_more_than_their_extra() -> None:
     """`pip install 'notify-tx[cli]'` installs none of these: every command but --help failed for want of structlog."""
     done = without(OF_THE_SERVER, "notify", "topic", "list", "--url", "http://127.0.0.1:9")
     assert done.stderr.startswith("notify: no server at http://127.0.0.1:9") and done.returncode == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("missing", "words", "extra"),
     [
@@ -78,6 +80,7 @@ def test_a_missing_extra_is_one_sentence(missing: tuple[str, ...], words: tuple[
     assert f"pip install 'notify-tx[{extra}]'" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_the_fixture_without_the_server_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_it(notify_server): pass\n")
     done = without(("uvicorn",), "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path))
@@ -179,6 +182,7 @@ def test_what_an_extra_is_for_works_with_what_it_brings_alone(extra: str) -> Non
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.long
 def test_the_pytest_plugin_needs_only_pytest() -> None:
     """pytest loads the plugin wherever this package is installed, also where only the SDK's libraries are."""
     missing = ("fastapi", "uvicorn", "numpy", "structlog", "typer", "notify.storage", "notify.server")
@@ -223,6 +227,7 @@ def test_each_command_is_listed_with_its_panel_and_loads() -> None:
         assert load(name).name == name and listed.text.endswith("."), name
 
 
+@pytest.mark.long
 def test_the_sdk_loads_a_name_when_it_is_used() -> None:
     assert loaded_by("import notify.client") & {*HEAVY, "asyncio", "notify.client.producer"} == set()
     loaded = loaded_by("from notify.client import TransactionProducer, Message")

@@ -26,6 +26,7 @@ def test_a_short_position_is_stored_as_it_is() -> None:
         at = moved
 
 
+@pytest.mark.long
 def test_a_long_position_is_stored_as_what_differs() -> None:
     text = megabyte()
     gtids = MySqlSet.parse(text)

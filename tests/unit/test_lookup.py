@@ -96,6 +96,7 @@ def test_what_is_made_elsewhere_is_let_in_at_once() -> None:
     run(main())
 
 
+@pytest.mark.long
 def test_strangers_share_few_looks_and_keep_nobody_out() -> None:
     async def main() -> None:
         registry = Registry()

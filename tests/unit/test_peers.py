@@ -277,7 +277,9 @@ sys.exit(peers.main([], [Sleeping()]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_an_interrupted_run_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     def heeds_it() -> None:
         signal.signal(number, signal.SIG_DFL)  # under nohup a child ignores SIGHUP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from notify.server.delivery.ack_memory import MOST_FAILED, MOST_RUNS, AckMemory, Failed, Holder
 
 
@@ -10,6 +12,7 @@ def holder(recent: AckMemory, topic: str, queue: int, offset: int) -> Holder | N
     return recent.holders_of(topic, queue, offset).get("g")
 
 
+@pytest.mark.long
 def test_the_oldest_are_forgotten_and_since_when_is_said() -> None:
     recent = AckMemory(0)
     for n in range(MOST_RUNS + 10):

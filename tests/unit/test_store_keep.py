@@ -132,6 +132,7 @@ def test_what_is_young_or_still_in_the_log_stays(log: Log, tmp_path: Path) -> No
     assert kept.shipper().drop_old(KEEP) == 0, "the server has it, too"
 
 
+@pytest.mark.long
 def test_ids_are_known_for_seven_days(log: Log, tmp_path: Path) -> None:
     (tmp_path / "young").mkdir()
     young = Log(tmp_path / "young")
@@ -227,6 +228,7 @@ def test_a_restore_lists_nothing_that_was_dropped_meanwhile(log: Log, tmp_path: 
     assert log.listed().generation == 2 and log.files() == log.named()
 
 
+@pytest.mark.long
 def test_the_process_that_ships_drops_old_segments(log: Log) -> None:
     order = Order(str(log.data), log.url, 1e9, 60.0, KEEP / 1e6)
     worker: Any = [sys.executable, "-m", "notify.storage.shipped.worker"]

@@ -7,6 +7,8 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from notify.protocol import ids
 from notify.protocol.wire import Payload, Receive, SettleItem, encode_msgpack
 from notify.server.delivery.instances import ACTIVE_US, AT_LEAST, Instance, states
@@ -43,6 +45,7 @@ class Groups(Scene):
         return [m.topic for h in handed for m in h.messages]
 
 
+@pytest.mark.long
 def test_weights_hold_while_all_classes_have_work() -> None:
     async def run() -> None:
         s = Groups()
@@ -78,6 +81,7 @@ def test_an_idle_class_gives_its_share_to_the_others_and_saves_none_up() -> None
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_thousand_topics_of_a_class_take_turns() -> None:
     async def run() -> None:
         s = Groups()

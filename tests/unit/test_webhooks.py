@@ -267,6 +267,7 @@ def test_a_certificate_that_is_refused_says_what_to_do(
         assert answer == b"{}"
 
 
+@pytest.mark.long
 def test_a_receiver_without_tls_is_told_apart_from_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first says what to do; neither handshake outlasts the call."""
     (plain,) = asyncio.run(answered_at_once(b"HTTP/1.1 400 Bad Request\r\n\r\n"))

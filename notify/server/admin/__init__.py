@@ -22,6 +22,7 @@ from notify.server.admin import (
     jobs,
     limits,
     messages,
+    objectives,
     overview,
     purge,
     pushes,
@@ -58,6 +59,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     settings.add_routes(routes, desk)
     backups.add_routes(routes, desk)
     check_webhooks.add_routes(routes, desk)
+    objectives.add_routes(routes, desk)
     pushes.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends
@@ -47,6 +48,15 @@ def _priorities(write: PrioritiesWrite) -> Priorities:
 def _priorities_shown(priorities: Priorities) -> dict[str, Any]:
     classes = [{"name": c.name, "weight": c.weight, "topics": list(c.topics)} for c in priorities.classes]
     return {"classes": classes, "shares": priorities.shares}
+
+
+def _objective_shown(desk: Desk, group: str) -> dict[str, Any] | None:
+    """A group's objective, and what it acknowledged in the last five minutes: `count` and `met`, the share in time."""
+    objective = desk.running.core.objectives.by_group.get(group)
+    if objective is None:
+        return None
+    met = desk.running.core.objectives.met(group)
+    return asdict(objective) | {"count": met.count, "met": None if met.share is None else round(met.share, 6)}
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
@@ -99,7 +109,8 @@ def _views(routes: APIRouter, desk: Desk) -> None:
     async def group(name: str) -> dict[str, Any]:
         """Show a group: subscriptions, positions and lag of its queues, leases, latency, and its instances' states."""
         latencies = desk.running.core.metrics.latencies.group(name)
-        return await desk.running.queues.groups.one(name) | {"latency": latencies}
+        group = await desk.running.queues.groups.one(name)
+        return group | {"latency": latencies, "objective": _objective_shown(desk, name)}
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:

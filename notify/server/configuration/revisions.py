@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from notify.server.core.flow import RateLimits
+from notify.server.core.objectives import Objective
 from notify.server.core.pushes import Push
 from notify.server.settings import Settings, changed
 
-LIMITS, WEBHOOKS, PUSHES = "limits", "check_webhooks", "pushes"
-"""The keys under which a revision has the rate limits, and the webhooks of producer and consumer groups."""
-_BESIDE = (LIMITS, WEBHOOKS, PUSHES)
+LIMITS, WEBHOOKS, PUSHES, OBJECTIVES = "limits", "check_webhooks", "pushes", "objectives"
+"""The keys under which a revision has the rate limits, the webhooks of producer and consumer groups, and the objectives
+of consumer groups."""
+_BESIDE = (LIMITS, WEBHOOKS, PUSHES, OBJECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Revision:
 
 
 class Configuration:
-    """The settings, rate limits and webhooks that hold now."""
+    """The settings, rate limits, webhooks and objectives that hold now."""
 
     def __init__(self, started: Settings) -> None:
         self.started = started
@@ -39,6 +41,8 @@ class Configuration:
         """Addresses by producer group."""
         self.pushes: dict[str, Push] = {}
         """Webhooks by consumer group."""
+        self.objectives: dict[str, Objective] = {}
+        """How soon messages are to be acknowledged, by consumer group."""
         self.revision = Revision()
 
     def check(self, document: dict[str, Any]) -> tuple[Settings, RateLimits]:
@@ -52,6 +56,7 @@ class Configuration:
         self.settings, self.limits = self.check(document)
         self.check_webhooks = dict(document.get(WEBHOOKS, {}))
         self.pushes = {group: Push(**fields) for group, fields in document.get(PUSHES, {}).items()}
+        self.objectives = {group: Objective(**fields) for group, fields in document.get(OBJECTIVES, {}).items()}
         self.revision = revision
 
     def document(self) -> dict[str, Any]:
@@ -80,3 +85,7 @@ class Configuration:
     def with_pushes(self, pushes: Mapping[str, Push]) -> dict[str, Any]:
         """The next document with these webhooks of consumer groups."""
         return self.document() | {PUSHES: {group: dataclasses.asdict(push) for group, push in pushes.items()}}
+
+    def with_objectives(self, objectives: Mapping[str, Objective]) -> dict[str, Any]:
+        """The next document with these objectives of consumer groups."""
+        return self.document() | {OBJECTIVES: {group: dataclasses.asdict(o) for group, o in objectives.items()}}

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from notify.admin_api.queue_rows import kept, sent
-from notify.admin_api.words import count, duration, exactly, job, latency, setting, size, status, whole
+from notify.admin_api.words import count, duration, exactly, job, latency, percent, setting, size, status, whole
 
 BODY_CHARACTERS = 20_000
 LINE_CHARACTERS = 120
@@ -115,7 +115,7 @@ def percentiles(kind: str) -> list[tuple[str, str, str]]:
 
 _PAGES = {
     "in_doubt": "/transactions?producer_group={}", "parked": "/transactions?state=PARKED", "no_consumers": "/groups/{}",
-    "push": "/groups/{}",
+    "push": "/groups/{}", "objective": "/groups/{}",
     "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
     "held_keys": "/groups/{}/held-keys", "held_up": "/groups/{}/held-keys",
     "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
@@ -146,6 +146,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "duration": duration,
     "latency": latency,
+    "percent": percent,
     "percentiles": percentiles,
     "size": size,
     "moment": moment,

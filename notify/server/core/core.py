@@ -19,6 +19,7 @@ from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
 from notify.server.core.left_behind import LeftBehindReports
+from notify.server.core.objectives import Objectives
 from notify.server.core.outcomes import Outcomes
 from notify.server.core.refusals import Refusals
 from notify.server.core.subscriptions import Subscriptions
@@ -121,6 +122,7 @@ class Core:
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.refusals = Refusals(clock)
         self.left_behind = LeftBehindReports(clock)
+        self.objectives = Objectives(self.metrics.latencies["commit_to_ack"])
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that runs: the time for searches is bounded for all of them together."""
         self._retaining: asyncio.Task[None] | None = None

@@ -108,7 +108,16 @@ class OwnGroups:
         now_us = self._core.clock()
         groups = list(self._core.delivery.groups.values())
         await self._letters.counts.look([group.name for group in groups])
-        return [_state(group, self._letters.count(group.name), now_us) for group in groups]
+        objectives = self._core.objectives.by_group
+        return [
+            _state(
+                group,
+                self._letters.count(group.name),
+                now_us,
+                oldest_seconds(self._core, group.name, now_us) if group.name in objectives else None,
+            )
+            for group in groups
+        ]
 
     async def refused(self) -> list[dict[str, Any]]:
         return self._core.refusals.shown()
@@ -256,7 +265,7 @@ class OwnGroups:
         return Change(preview, do)
 
 
-def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
+def _state(group: Group, dead_letters: int, now_us: int, oldest: float | None) -> GroupState:
     lags: dict[str, int] = {}
     for cursor in group.cursors.values():
         lags[cursor.topic] = lags.get(cursor.topic, 0) + cursor.lag()
@@ -265,7 +274,16 @@ def _state(group: Group, dead_letters: int, now_us: int) -> GroupState:
     held = [h.hold.since_us for h in group.holds]
     held_up = [f"{cursor.serves}/{cursor.queue}" for cursor in group.holds.held_up()]
     return GroupState(
-        group.name, lags, group.paused, consumers, seen_us, dead_letters, len(held), min(held, default=0), held_up
+        name=group.name,
+        lags=lags,
+        is_paused=group.paused,
+        consumers=consumers,
+        seen_us=seen_us,
+        dead_letters=dead_letters,
+        held=len(held),
+        held_since_us=min(held, default=0),
+        held_up=held_up,
+        oldest_seconds=oldest,
     )
 
 

@@ -35,6 +35,11 @@ MEANING = {
         "A group's lag has grown for a while (setting `alarm_lag_growing_seconds`). Its consumers are too few or too "
         "slow, or one message blocks an ordered queue. Start more consumers, or look at what their handlers wait for."
     ),
+    "objective": (
+        "A group acknowledged too few of its messages in time, by its objective (`notify group objective set`). "
+        "`notify group show` says where the time goes: before a consumer took them, in the consumer, or in its "
+        "handlers. Start more consumers, or look at what their handlers wait for."
+    ),
     "dead_letters": (
         "A group has at least `alarm_dead_letters` unresolved dead letters. Look at their causes (`notify dead-letter "
         "failures`) and fix them, then redrive, drop or purge the dead letters."

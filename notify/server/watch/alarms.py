@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from notify.admin_api.words import duration
+from notify.admin_api.words import duration, percent
 from notify.errors import Unavailable, WrongRole
 from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
 from notify.protocol.wire import instant
@@ -97,6 +97,7 @@ class Alarms:
     async def look(self) -> None:
         """Look for all alarms; raise new ones, and clear those that are over."""
         now_us = self._core.clock()
+        self._core.objectives.sample(now_us)
         current = {(name, target): text for name, target, text in await self._current(now_us)}
         for key, text in current.items():
             earlier = self.raised.get(key)
@@ -183,6 +184,25 @@ class Alarms:
                 yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
             if self._grows(name, lag, now_us) and not is_alone:
                 yield "lag_growing", name, f"The lag of group {name} keeps growing: {lag:,} messages by now"
+            if not group.is_paused and (missed := self._missed(group)):
+                yield "objective", name, missed
+
+    def _missed(self, group: GroupState) -> str:
+        """What a group misses its objective by, in a sentence; empty if it meets it, or has none."""
+        objectives, name = self._core.objectives, group.name
+        objective = objectives.by_group.get(name)
+        if objective is None:
+            return ""
+        met, within = objectives.met(name), duration(objective.within)
+        wanted = f"its objective is {percent(objective.share)}"
+        if met.share is not None:
+            done = f"{percent(met.share)} of {_number(met.count, 'message')} within {within} in the last 5 minutes"
+            return f"Group {name} acknowledged {done}; {wanted}" if met.share < objective.share else ""
+        if group.oldest_seconds is not None and group.oldest_seconds > objective.within:
+            age = duration(group.oldest_seconds)
+            waits = f"acknowledged nothing in the last 5 minutes, and a message has waited for {age}"
+            return f"Group {name} {waits}; {wanted} within {within}"
+        return ""
 
     def _consumers(self, group: GroupState, now_us: int) -> Iterator[tuple[str, str, str]]:
         settings, name = self._core.settings, group.name

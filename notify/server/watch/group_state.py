@@ -27,6 +27,8 @@ class GroupState:
     """Since when the key is held that is held the longest, in microseconds since 1970; 0: none is held."""
     held_up: Sequence[str] = ()
     """Its queues, as topic/number, that are read no further because of held keys."""
+    oldest_seconds: float | None = None
+    """The age of its oldest message that is not settled, in seconds; None: there is none, or it has no objective."""
     is_whole: bool = True
     """Whether the lag includes all partitions."""
 

@@ -1,0 +1,78 @@
+"""Objectives of groups: the share of a group's messages that was acknowledged in time, over the last five minutes."""
+
+from __future__ import annotations
+
+import pytest
+
+from notify.admin_api.words import percent
+from notify.protocol.latency import BOUNDS, BUCKETS, share_within
+from notify.server.core.objectives import SAMPLE_US, WINDOW_US, Met, Objective, Objectives
+from notify.server.latency import Histograms
+
+SECOND_US = 1_000_000
+
+
+def test_messages_of_more_than_five_minutes_ago_do_not_count() -> None:
+    latencies = Histograms()
+    objectives = Objectives(latencies)
+    objectives.follow({"mail": Objective(5.0)})
+    now = 0
+    objectives.sample(now)
+    latencies.of("mail").add(60 * SECOND_US, 10)
+    assert objectives.met("mail") == Met(10, 0.0)
+    while now < WINDOW_US + SAMPLE_US:
+        now += SAMPLE_US
+        objectives.sample(now)
+    latencies.of("mail").add(SECOND_US, 99)
+    latencies.of("mail").add(60 * SECOND_US)
+    assert objectives.met("mail") == Met(100, 0.99)
+
+
+def test_a_group_that_is_made_again_begins_at_zero() -> None:
+    latencies = Histograms()
+    latencies.of("mail").add(60 * SECOND_US, 10)
+    objectives = Objectives(latencies)
+    objectives.follow({"mail": Objective(5.0)})
+    objectives.sample(0)
+    latencies.forget("mail")
+    assert objectives.met("mail") == Met(0, None)
+    latencies.of("mail").add(SECOND_US, 3)
+    assert objectives.met("mail") == Met(3, 1.0)
+
+
+def test_a_clock_that_is_set_back_keeps_no_sample_of_the_future() -> None:
+    latencies = Histograms()
+    objectives = Objectives(latencies)
+    objectives.follow({"mail": Objective(5.0)})
+    objectives.sample(WINDOW_US)
+    latencies.of("mail").add(60 * SECOND_US, 10)
+    objectives.sample(0)
+    assert objectives.met("mail") == Met(0, None)
+
+
+def test_an_objective_that_is_removed_takes_its_samples_along() -> None:
+    latencies = Histograms()
+    objectives = Objectives(latencies)
+    objectives.follow({"mail": Objective(5.0)})
+    objectives.sample(0)
+    objectives.follow({})
+    assert objectives.met("mail") == Met(0, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "share"),
+    [(BOUNDS[0], 0.25), (BOUNDS[1], 0.5), (0.0015, 0.375), (0.0005, 0.125), (1000.0, 0.75), (1e9, 0.75)],
+)
+def test_a_share_is_interpolated_in_its_bucket(seconds: float, share: float) -> None:
+    counts = [0] * BUCKETS
+    counts[0] = counts[1] = counts[-2] = counts[-1] = 1
+    assert share_within(counts, seconds) == pytest.approx(share)
+    assert share_within([0] * BUCKETS, seconds) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.99, "99 %"), (0.9899999, "98.99 %"), (1.0, "100 %"), (0.9999, "99.99 %"), (0.5, "50 %"), (None, "–")],
+)
+def test_a_share_that_is_missed_is_not_rounded_up(share: float | None, text: str) -> None:
+    assert percent(share) == text
