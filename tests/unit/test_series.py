@@ -13,7 +13,7 @@ from notify.server.watch import figures
 from notify.server.watch.chart_file import FILE, ChartFile
 from notify.server.watch.figures import Counts, Figures
 from notify.server.watch.history import COUNTERS, History
-from notify.server.watch.series import SPANS, Field, Series
+from notify.server.watch.series import LATELY, SPANS, Field, Series
 
 T0 = 1_800_000_000 // 900 * 900
 FIELDS = (Field("rate"), Field("lag", is_highest=True))
@@ -44,6 +44,28 @@ def test_a_pause_is_a_gap_and_the_oldest_are_overwritten() -> None:
     assert hour["at"][0] == T0 + 180 and len(hour["at"]) == SPANS["hour"].slots - 2
     series.add(T0 + 10 * 86_400, (2.0, 0.0))
     assert series.columns("hour")["rate"] == [2.0] and series.columns("day")["rate"] == [2.0]
+
+
+def test_a_week_has_two_hours_a_slot_and_five_minutes_are_the_end_of_the_hour() -> None:
+    series = Series(FIELDS)
+    for minute in range(8 * 24 * 60):
+        series.add(T0 + minute * 60, (float(minute % 120), 1.0))
+    week = series.columns("week")
+    assert len(week["at"]) == SPANS["week"].slots and week["at"][1] - week["at"][0] == 7200
+    assert week["rate"] == [59.5] * SPANS["week"].slots
+    assert series.columns(LATELY)["at"] == series.columns("hour")["at"][-5:]
+    assert Series(FIELDS).columns(LATELY) == {"at": [], "rate": [], "lag": []}
+
+
+def test_the_spans_of_an_older_file_are_kept() -> None:
+    series = Series(FIELDS)
+    series.add(T0, (1.0, 2.0))
+    kept = series.kept()
+    del kept.slots["week"], kept.counts["week"], kept.values["week"]
+    restored = Series(FIELDS)
+    restored.restore(kept)
+    assert restored.columns("hour") == series.columns("hour") and restored.columns("day") == series.columns("day")
+    assert restored.columns("week") == {"at": [], "rate": [], "lag": []}
 
 
 def test_a_clock_that_was_set_back_changes_nothing() -> None:

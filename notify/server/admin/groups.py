@@ -98,10 +98,10 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a group's last hour, or day, in columns: messages per second, lag, age of the oldest, latencies.
+        """Show a group's last hour, or another span, in columns: messages per second, lag, oldest message, latency.
 
         `settled` and `arrived` are messages per second. `commit_to_ack_p99` and the like are seconds, each minute's; of
-        a quarter of an hour the highest.
+        longer steps the highest.
         """
         return desk.running.figures.group(name, span)
 

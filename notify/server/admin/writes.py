@@ -25,7 +25,7 @@ async def _who(request: Request, user: Annotated[str, Header(alias="x-notify-use
     return user if principal is EVERYONE else principal.name
 
 
-SpanName = Literal["hour", "day"]
+SpanName = Literal["5min", "hour", "day", "week"]
 """The time that a chart covers."""
 
 

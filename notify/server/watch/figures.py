@@ -15,7 +15,7 @@ from notify.errors import NotifyError
 from notify.runtime.clock import Clock
 from notify.server.latency import SHARES, Latencies
 from notify.server.tasks import ended, repeated
-from notify.server.watch.series import SPANS, Field, Kept, Series
+from notify.server.watch.series import Field, Kept, Series, step_seconds
 
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
@@ -195,14 +195,14 @@ class Figures:
         self._groups.restore(groups)
 
     def topic(self, name: str, span: str) -> dict[str, Any]:
-        """A topic's TOPIC_FIELDS over a span of SPANS, by `at`: `sent` (messages a second), `lag` of its slowest group,
+        """A topic's TOPIC_FIELDS over a span, by `at`: `sent` (messages a second), `lag` of its slowest group,
         and how long its messages took to their queues."""
-        return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._topics.of(name, span, self._now())
+        return {"span": span, "step_seconds": step_seconds(span)} | self._topics.of(name, span, self._now())
 
     def group(self, name: str, span: str) -> dict[str, Any]:
-        """A group's GROUP_FIELDS over a span of SPANS, by `at`: `settled` and `arrived` (messages a second), `lag`,
+        """A group's GROUP_FIELDS over a span, by `at`: `settled` and `arrived` (messages a second), `lag`,
         `oldest_seconds`, and how long its messages and handlers took."""
-        return {"span": span, "step_seconds": SPANS[span].step_seconds} | self._groups.of(name, span, self._now())
+        return {"span": span, "step_seconds": step_seconds(span)} | self._groups.of(name, span, self._now())
 
     def lately(self, group: str) -> dict[str, float | None]:
         """A group's last minute: messages that arrived and were settled per second, and the age of the oldest; None if

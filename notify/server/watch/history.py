@@ -1,4 +1,4 @@
-"""Figures of a server's last hour and day, for charts: rates and lag."""
+"""Figures of a server's last hour, day and week, for charts: rates and lag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from notify.errors import NotifyError
 from notify.server.core.core import Core
 from notify.server.tasks import ended, repeated
-from notify.server.watch.series import Field, Kept, Series
+from notify.server.watch.series import LATELY, LATELY_SECONDS, Field, Kept, Series
 from notify.storage.records import InDoubt
 
 EVERY_SECONDS = 5.0
@@ -30,7 +30,7 @@ class History:
         """`lag` returns the number of messages that groups have not settled, summed over the groups."""
         self._core = core
         self._lag = lag
-        self._day = Series([*map(Field, COUNTERS), *(Field(name, is_highest=True) for name in GAUGES)])
+        self._days = Series([*map(Field, COUNTERS), *(Field(name, is_highest=True) for name in GAUGES)])
         self._rows: deque[tuple[float, ...]] = deque(maxlen=KEPT)
         self._before = (time.monotonic(), self._counts())
         self._doubt = InDoubt(0, 0)
@@ -61,17 +61,17 @@ class History:
         counts_now = (float(self._doubt.prepared), float(self._doubt.parked), float(self._lag()))
         row = (self._core.clock() / 1e6, *rates, *counts_now)
         self._rows.append(row)
-        self._day.add(row[0], row[1:])
+        self._days.add(row[0], row[1:])
 
     def kept(self) -> tuple[list[list[float]], Kept]:
-        """The rows of the last hour, and the day, for a file."""
-        return [list(row) for row in self._rows], self._day.kept()
+        """The rows of the last hour, and the day and week, for a file."""
+        return [list(row) for row in self._rows], self._days.kept()
 
     def restore(self, rows: Sequence[Sequence[float]], day: Kept) -> None:
         """Restore the figures of a file, before the first row of this server."""
         columns = len(COUNTERS) + len(GAUGES) + 1
         self._rows.extend(tuple(row) for row in rows if len(row) == columns)
-        self._day.restore(day)
+        self._days.restore(day)
 
     def _counts(self) -> tuple[int, ...]:
         return tuple(getattr(self._core.metrics, name) for name in COUNTERS)
@@ -84,13 +84,14 @@ class History:
     def columns(self, span: str = "hour") -> dict[str, Any]:
         """`at` (seconds since 1970), a list for each counter (per second), and one for each of GAUGES.
 
-        For an `hour`, figures of every five seconds; for a `day`, the mean rates and highest counts of every quarter
-        of an hour.
+        For `5min` and an `hour`, figures of every five seconds; for a `day`, the mean rates and highest counts of every
+        quarter of an hour, and for a `week`, of every two hours.
         """
-        if span == "day":
-            return self._day.columns(span)
+        if span in ("day", "week"):
+            return self._days.columns(span)
         names = ("at", *COUNTERS, *GAUGES)
         # Rows of a server before this one may be older than an hour.
-        rows = [row for row in self._rows if row[0] > self._rows[-1][0] - KEPT * EVERY_SECONDS]
+        seconds = LATELY_SECONDS if span == LATELY else KEPT * EVERY_SECONDS
+        rows = [row for row in self._rows if row[0] > self._rows[-1][0] - seconds]
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
         return {name: list(column) for name, column in zip(names, columns, strict=True)}

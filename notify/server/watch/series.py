@@ -17,8 +17,16 @@ class Span(NamedTuple):
     slots: int
 
 
-SPANS = {"hour": Span(60, 60), "day": Span(900, 96)}
-"""The spans by name. A slot of the day combines the figures of a quarter of an hour."""
+SPANS = {"hour": Span(60, 60), "day": Span(900, 96), "week": Span(7200, 84)}
+"""The spans by name. A slot of the day combines the figures of a quarter of an hour, one of the week those of two hours."""
+LATELY = "5min"
+"""The span that is the end of the hour."""
+LATELY_SECONDS = 300
+
+
+def step_seconds(span: str) -> int:
+    """How far apart the figures of one of SPANS, or of LATELY, are."""
+    return SPANS["hour" if span == LATELY else span].step_seconds
 
 
 class Field(NamedTuple):
@@ -88,20 +96,24 @@ class Series:
         return Kept(dict(self._slots), dict(self._counts), values)
 
     def restore(self, stored: Kept) -> None:
-        """Restore the figures of a file, unless they have other fields or spans."""
-        sizes = {name: [column.itemsize * len(column) for column in columns] for name, columns in self._values.items()}
-        if sizes != {name: [len(column) for column in columns] for name, columns in stored.values.items()}:
-            return
-        if not stored.slots.keys() == stored.counts.keys() == self._slots.keys():
-            return
-        self._slots, self._counts = dict(stored.slots), dict(stored.counts)
-        self._values = {name: [array("f", column) for column in columns] for name, columns in stored.values.items()}
+        """Restore the figures of a file, by span; a span that has other fields or slots there begins empty."""
+        for name, columns in self._values.items():
+            values = stored.values.get(name)
+            if values is None or [len(v) for v in values] != [c.itemsize * len(c) for c in columns]:
+                continue
+            if name in stored.slots and name in stored.counts:
+                self._slots[name], self._counts[name] = stored.slots[name], stored.counts[name]
+                self._values[name] = [array("f", column) for column in values]
 
     def columns(self, name: str) -> dict[str, Any]:
-        """`at` (seconds since 1970, the oldest first) and a list for each field, with None for an unknown figure.
+        """The columns of one of SPANS, or of LATELY: `at` (seconds since 1970, the oldest first) and a list for each field, with None for an unknown figure.
 
         It begins with the first slot of the span that has a figure.
         """
+        if name == LATELY:
+            columns = self.columns("hour")
+            first = sum(at <= columns["at"][-1] - LATELY_SECONDS for at in columns["at"])
+            return {field: column[first:] for field, column in columns.items()}
         step, slots = SPANS[name]
         last = self._slots[name]
         stored_slots = range(max(0, last - slots + 1), last + 1)

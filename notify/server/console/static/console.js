@@ -122,11 +122,11 @@
   (function again() { setTimeout(async () => { await refresh(); again(); }, every); })();
 })();
 
-// Charts: each section fetches one address, for an hour or a day, and also shows its figures in words and as a table.
+// Charts: each section fetches one address, for a span, and also shows its figures in words and as a table.
 (function () {
   if (!window.uPlot) return;
   const ROWS = 100;
-  const SECONDS = { hour: 3600, day: 86400 };
+  const SECONDS = { "5min": 300, hour: 3600, day: 86400, week: 604800 };
   const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4"];
   const DASHES = [[], [], [6, 4], [2, 3]];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -134,7 +134,7 @@
   const clock = (at) => { const d = new Date(at * 1000); return `${two(d.getHours())}:${two(d.getMinutes())}`; };
   const day = (at) => { const d = new Date(at * 1000); return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`; };
   const moment = (at) => `${day(at)} ${clock(at)}`;
-  const tick = (at) => clock(at) === "00:00" ? day(at).slice(5) : clock(at);
+  const tick = (at) => clock(at) === "00:00" ? day(at).slice(5) : clock(at) + (at % 60 ? `:${two(at % 60)}` : "");
   const number = (value) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: 1 });
   const time = (seconds) => {
     if (seconds === null || seconds === undefined) return "–";
@@ -167,7 +167,7 @@
     let end = Date.now() / 1000;
     const axis = () => ({ stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } });
     const options = () => ({
-      width: box.clientWidth, height: 220, cursor: { drag: { x: false, y: false } },
+      width: box.clientWidth, height: 220, cursor: { drag: { x: false, y: false }, sync: { key: "charts" } },
       scales: { x: { range: () => [end - seconds, end] }, y: { range: (u, low, high) => [0, Math.max(least, (high || 0) * 1.1)] } },
       axes: [
         Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
