@@ -43,7 +43,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.get("/history")
     async def history(span: SpanName = "hour") -> dict[str, Any]:
-        """Show the last hour, or another span, in columns: times, rates per second, transactions in doubt and parked, lag."""
+        """Show the last hour, or another span, in columns: rates per second, transactions in doubt and parked, lag."""
         return desk.running.history.columns(span)
 
 

@@ -92,7 +92,7 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
     @routes.get("/topics/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a topic's last hour, or another span, in columns: messages sent per second, lag of the slowest group, latency."""
+        """Show a topic's last hour, or another span, in columns: messages sent per second, its largest lag, latency."""
         return desk.running.figures.topic(name, span)
 
     @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])

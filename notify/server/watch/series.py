@@ -18,7 +18,7 @@ class Span(NamedTuple):
 
 
 SPANS = {"hour": Span(60, 60), "day": Span(900, 96), "week": Span(7200, 84)}
-"""The spans by name. A slot of the day combines the figures of a quarter of an hour, one of the week those of two hours."""
+"""The spans by name. A slot of the day combines the figures of a quarter of an hour, one of the week two hours."""
 LATELY = "5min"
 """The span that is the end of the hour."""
 LATELY_SECONDS = 300
@@ -106,7 +106,8 @@ class Series:
                 self._values[name] = [array("f", column) for column in values]
 
     def columns(self, name: str) -> dict[str, Any]:
-        """The columns of one of SPANS, or of LATELY: `at` (seconds since 1970, the oldest first) and a list for each field, with None for an unknown figure.
+        """One of SPANS, or LATELY, in columns: `at` (seconds since 1970, the oldest first), and a list for each field,
+        with None for an unknown figure.
 
         It begins with the first slot of the span that has a figure.
         """
