@@ -303,6 +303,10 @@ def change_queues(writes: Writes) -> None:
     w.go("/groups/stock")
     assert "posted to http://127.0.0.1:9/notify, 5 a call" in w.text()
     do("push.delete", "?group=stock")
+    do("objective.put", "?group=stock", within="5", share="0.95")
+    w.go("/groups/stock")
+    assert "within 5.0 s in 5 min; 95 % wanted" in w.text()
+    do("objective.delete", "?group=stock")
     do("priorities.put", "?group=stock", class_1="one", weight_1="2")
     assert shop.call("GET", "/v1/admin/groups/stock/priorities")["classes"][0]["weight"] == 2
     assert "does not get" in do("group.reset", "?group=mail", topic="order.placed", to="latest")

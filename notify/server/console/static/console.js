@@ -11,6 +11,27 @@
   if (preview) preview.focus();
 })();
 
+// In a list j and k go to the next and the previous row, whose link Enter opens; a bar counts the rows that are selected.
+(function () {
+  document.addEventListener("keydown", (event) => {
+    const step = { j: 1, k: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input:not([type=checkbox]):not([type=radio]), textarea, select")) return;
+    const rows = [...document.querySelectorAll("table.rows tbody tr, table.dense tbody tr")].filter((row) => row.querySelector("a, summary"));
+    if (!rows.length) return;
+    const now = rows.indexOf(event.target.closest("tr"));
+    rows[Math.max(0, Math.min(rows.length - 1, now + step))].querySelector("a, summary").focus();
+    event.preventDefault();
+  });
+  const count = () => {
+    for (const place of document.querySelectorAll("[data-selected]")) {
+      place.textContent = `${place.closest("form").querySelectorAll("input[name=ids]:checked").length} selected`;
+    }
+  };
+  document.addEventListener("change", count);
+  count();
+})();
+
 // A copy button beside each shortened id.
 (function () {
   const show = (root) => { if (navigator.clipboard) for (const b of root.querySelectorAll(".copy[hidden]")) b.hidden = false; };

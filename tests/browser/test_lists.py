@@ -1,0 +1,81 @@
+"""Lists of the console: a row is a line, keys lead from row to row, and a bar appears with a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notify.testing.process import ServerProcess
+from tests.support.groups import Caller, publish, subscribe
+
+TOPIC, GROUP = "order.placed", "points"
+LETTERS = 100
+LISTS = (f"/groups/{GROUP}/dead-letters", f"/messages?topic={TOPIC}", "/topics", "/actions")
+REASON = "sqlalchemy.exc.OperationalError: connection to the database of the loyalty programme was refused, attempt {}"
+HIGHEST = 2600
+"""The most pixels that a page with 100 rows is high, in a window of 1,280 pixels."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose group has a hundred dead letters, each with a long reason and a long body."""
+    process = ServerProcess(tmp_path_factory.mktemp("lists") / "data").start()
+    subscribe(process.url, GROUP, TOPIC)
+    publish(process.url, TOPIC, [f"{n} " + "a long body " * 40 for n in range(LETTERS)])
+    caller = Caller(process.url, GROUP, "points-1")
+    for n in range(LETTERS):
+        caller.settle(caller.receive(TOPIC, wait=30, max=1), "dead_letter", reason=REASON.format(n))
+    yield process
+    process.stop()
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_a_row_is_a_line(server: ServerProcess, window: Any, path: str) -> None:
+    w = window(server.url)
+    w.go(path)
+    heights = w.page.evaluate("[...document.querySelectorAll('table.rows tbody tr')].map((row) => row.offsetHeight)")
+    assert heights and max(heights) <= 24, heights
+    assert w.page.evaluate("document.documentElement.scrollHeight") <= HIGHEST
+    assert w.page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_keys_lead_from_row_to_row_and_the_row_with_the_focus_is_shown_whole(
+    server: ServerProcess, window: Any
+) -> None:
+    w = window(server.url)
+    w.go(LISTS[0])
+    rows = w.page.locator("table.rows tbody tr")
+    for _ in range(3):
+        w.page.keyboard.press("j")
+    w.page.keyboard.press("k")
+    assert rows.nth(1).locator("a").first.evaluate("link => link === document.activeElement")
+    assert rows.nth(1).evaluate("row => row.offsetHeight") > rows.nth(0).evaluate("row => row.offsetHeight")
+    assert (
+        w.page.locator("th:text-is('Why')").evaluate(
+            "head => { scrollTo(0, 9999); return head.getBoundingClientRect().top; }"
+        )
+        == 0
+    )
+    name = rows.nth(1).get_attribute("data-key")
+    w.page.keyboard.press("Enter")
+    w.page.wait_for_url(f"**/messages/{name}")
+    w.go(LISTS[0])
+    w.page.fill("input[name=contains]", "")
+    w.page.keyboard.type("jk")
+    assert w.page.input_value("input[name=contains]") == "jk"
+
+
+def test_a_bar_appears_with_a_selection(server: ServerProcess, window: Any) -> None:
+    w = window(server.url)
+    w.go(LISTS[0])
+    bar = w.page.locator(".bulk")
+    assert not bar.is_visible()
+    boxes = w.page.locator("input[name=ids]")
+    boxes.nth(0).check()
+    boxes.nth(99).check()
+    assert bar.is_visible() and "2 selected" in bar.inner_text()
+    boxes.nth(0).uncheck()
+    boxes.nth(99).uncheck()
+    assert not bar.is_visible()
