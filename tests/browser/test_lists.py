@@ -79,3 +79,20 @@ def test_a_bar_appears_with_a_selection(server: ServerProcess, window: Any) -> N
     boxes.nth(0).uncheck()
     boxes.nth(99).uncheck()
     assert not bar.is_visible()
+
+
+def test_a_search_from_anywhere_leads_to_what_is_meant(server: ServerProcess, window: Any) -> None:
+    w = window(server.url)
+    w.go(LISTS[0])
+    message = w.page.locator("tr[data-key]").last.get_attribute("data-key")
+    for text, place in ((GROUP, f"/groups/{GROUP}"), (TOPIC, f"/topics/{TOPIC}"), (message, f"/messages/{message}")):
+        w.page.keyboard.press("/")
+        w.page.keyboard.type(f" {text} ")
+        w.page.keyboard.press("Enter")
+        w.page.wait_for_url(server.url + place)
+    w.page.keyboard.press("/")
+    w.page.keyboard.type("customer 7/8")
+    w.page.keyboard.press("Enter")
+    w.page.wait_for_url("**/messages?key=customer+7%2F8")
+    w.go(f"/groups/{GROUP}/dead-letters")
+    assert w.page.locator("nav.trail a").all_inner_texts() == ["Groups", GROUP]

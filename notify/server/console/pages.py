@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 
@@ -155,6 +156,24 @@ async def _held_keys(api: Api, request: Request) -> dict[str, Any]:
     name, topic = request.path_params["group"], request.query_params.get("topic", "")
     held = await api.get(path_of("groups/{name}/held-keys", name=name), topic=topic, max=ROWS)
     return {"title": f"Held keys of {name}", "group": name, "held": held, "asked": {"topic": topic}}
+
+
+async def found(api: Api, text: str) -> str:
+    """The page of what an id, the name of a group or a topic, or a key leads to; without a match, the search by key."""
+    for path, page in (
+        ("groups/{name}", "/groups/{}"),
+        ("topics/{name}", "/topics/{}"),
+        ("transactions/{name}", "/transactions/{}"),
+        ("messages/{name}", "/messages/{}"),
+    ):
+        try:
+            await api.get(path_of(path, name=text))
+        except NotifyError as error:
+            if error.status not in (400, 404, 422, WrongRole.status):
+                raise
+        else:
+            return page.format(quote(text, safe=""))
+    return "/messages?" + urlencode({"key": text})
 
 
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:

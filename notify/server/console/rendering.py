@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import jinja2
 from fastapi import Request
@@ -28,19 +28,13 @@ SECURITY = {
 }
 
 NAVIGATION = (
-    ("/", "Overview"),
-    ("/transactions", "Transactions"),
-    ("/messages", "Messages"),
-    ("/topics", "Topics"),
-    ("/groups", "Groups"),
-    ("/dead-letters", "Dead letters"),
-    ("/nodes", "Nodes"),
-    ("/audits", "Audits"),
-    ("/jobs", "Jobs"),
-    ("/settings", "Settings"),
-    ("/access", "Access"),
-    ("/actions", "Audit log"),
-)
+    ("Messages", (("/", "Overview"), ("/groups", "Groups"), ("/dead-letters", "Dead letters"),
+                  ("/transactions", "Transactions"), ("/messages", "Messages"), ("/topics", "Topics"))),
+    ("Operation", (("/nodes", "Nodes"), ("/audits", "Audits"), ("/jobs", "Jobs"))),
+    ("Administration", (("/settings", "Settings"), ("/access", "Access"), ("/actions", "Audit log"))),
+)  # fmt: skip
+"""The groups of the menu, each with the addresses and names of its pages."""
+_LISTS = {target: label for _, pages in NAVIGATION for target, label in pages}
 
 LIVE = {
     "overview.html": 3, "transactions.html": 5, "transaction.html": 5, "message.html": 5, "topics.html": 5,
@@ -83,7 +77,17 @@ def rendered(template: str, path: str, who: str, query: Mapping[str, str], **val
     """The text of a page at `path`, for the principal of the name `who`."""
     values.setdefault("live", LIVE.get(template, 0))
     now = datetime.now(UTC).isoformat()
-    return _templates.get_template(template).render(path=path, now=now, query=query, who=who, **values)
+    trail = _trail(path)
+    return _templates.get_template(template).render(path=path, now=now, query=query, who=who, trail=trail, **values)
+
+
+def _trail(path: str) -> list[tuple[str, str]]:
+    """The pages above a page, as addresses and names: the list that leads to it, and what it is a part of."""
+    first, *rest = path.strip("/").split("/")
+    above = [(f"/{first}", _LISTS[f"/{first}"])] if rest and f"/{first}" in _LISTS else []
+    if above and len(rest) == 2:
+        above.append((f"/{first}/{quote(rest[0], safe='')}", rest[0]))
+    return above
 
 
 def failed(request: Request, error: NotifyError) -> Response:

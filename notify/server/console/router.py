@@ -12,7 +12,7 @@ from notify.server.console import forms
 from notify.server.console.api import Api, path_of
 from notify.server.console.forms import form_of
 from notify.server.console.open_pages import login_page, own_path
-from notify.server.console.pages import PAGES, Page
+from notify.server.console.pages import PAGES, Page, found
 from notify.server.console.rendering import SECURITY, failed, page
 from notify.server.settings import Settings
 
@@ -94,6 +94,14 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
 
     for path, template in HISTORIES.items():
         add_history(path, template)
+
+    @routes.get("/find", response_model=None)
+    async def find(request: Request, q: str = "") -> Response:
+        try:
+            target = await found(Api(api, request), q.strip()) if q.strip() else "/messages"
+        except NotifyError as error:
+            return failed(request, error)
+        return RedirectResponse(target, 303, SECURITY)
 
     @routes.get("/audits/{number}/report", response_model=None)
     async def report(number: int) -> Response:

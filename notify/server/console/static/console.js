@@ -11,12 +11,18 @@
   if (preview) preview.focus();
 })();
 
-// In a list j and k go to the next and the previous row, whose link Enter opens; a bar counts the rows that are selected.
+// The key / goes to the search; in a list j and k go to the next and the previous row, whose link Enter opens; a bar counts the rows that are selected.
 (function () {
   document.addEventListener("keydown", (event) => {
     const step = { j: 1, k: -1 }[event.key];
-    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest("input:not([type=checkbox]):not([type=radio]), textarea, select")) return;
+    const find = document.getElementById("find");
+    if (event.key === "/" && find) {
+      find.focus();
+      event.preventDefault();
+    }
+    if (!step) return;
     const rows = [...document.querySelectorAll("table.rows tbody tr, table.dense tbody tr")].filter((row) => row.querySelector("a, summary"));
     if (!rows.length) return;
     const now = rows.indexOf(event.target.closest("tr"));
