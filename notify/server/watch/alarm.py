@@ -19,8 +19,8 @@ MEANING = {
     ),
     "left_behind": (
         "Transactions that producers in mode auto committed without the server have waited for over a minute in their "
-        "database. A running producer sends them: its log says why the server does not take them. If none runs, start "
-        "one, or run `notify check --dsn … --group …`."
+        "database. A running producer sends them; its log says why the server does not accept them. If none runs, "
+        "start one, or run `notify check --dsn … --group …`."
     ),
     "no_consumers": (
         "Messages are waiting for a group, and none of its consumers has polled for a while (setting "
@@ -36,22 +36,23 @@ MEANING = {
         "slow, or one message blocks an ordered queue. Start more consumers, or look at what their handlers wait for."
     ),
     "objective": (
-        "A group acknowledged too few of its messages in time, by its objective (`notify group objective set`). "
-        "`notify group show` says where the time goes: before a consumer took them, in the consumer, or in its "
-        "handlers. Start more consumers, or look at what their handlers wait for."
+        "A group misses its objective (`notify group objective set`): it acknowledged too few of its messages in "
+        "time. `notify group show` shows where the time goes: before a consumer receives them, in the consumer, or in "
+        "its handlers. Start more consumers, or look at what their handlers wait for."
     ),
     "dead_letters": (
         "A group has at least `alarm_dead_letters` unresolved dead letters. Look at their causes (`notify dead-letter "
         "failures`) and fix them, then redrive, drop or purge the dead letters."
     ),
     "held_keys": (
-        "A group holds at least `alarm_held_keys` keys: a message of each has used up its attempts, and the later "
-        'messages of the key wait (`on_exhausted="hold"`). Look at the reasons (`notify held-key list`), fix them, '
-        "then retry, skip or release the keys."
+        "A group holds at least `alarm_held_keys` keys. A message of each key has used up its attempts, and the key's "
+        'later messages wait (`on_exhausted="hold"`). Look at the reasons (`notify held-key list`), fix them, then '
+        "retry, skip or release the keys."
     ),
     "held_up": (
-        "A queue is read no further for a group: it has 1,000 held keys, or 50,000 messages wait behind its held keys. "
-        "Nothing is lost, but other keys of the queue wait, too. Decide about the held keys (`notify held-key`)."
+        "The server has stopped reading a queue for a group, because the queue has 1,000 held keys, or 50,000 "
+        "messages wait behind its held keys. Nothing is lost, but other keys of the queue wait, too. Decide about the "
+        "held keys (`notify held-key`)."
     ),
     "consumers": (
         "A consumer has been stuck or slow for a while (setting `alarm_consumer_seconds`). Stuck: its leases expire. "
@@ -64,18 +65,18 @@ MEANING = {
     ),
     "bridge": (
         "A bridge or relay has reported nothing for a while (setting `alarm_bridge_seconds`); a running one reports "
-        "at least every 10 s. Check whether its process runs, and its log."
+        "at least every 10 s. Check whether its process runs, and look at its log."
     ),
     "retained_log": (
         "PostgreSQL has used more than half of the log that it may keep for a bridge (max_slot_wal_keep_size). When "
-        "all is used, it drops the bridge's slot, and the bridge has to start with `--backfill`. Check whether the "
-        "bridge runs, and why it lags."
+        "it has used all of it, it drops the bridge's slot, and the bridge has to start with `--backfill`. Check "
+        "whether the bridge runs, and why it lags."
     ),
     "old_slot": (
-        "The replication slot of a bridge keeps rows of a PostgreSQL's catalogue that are 100 million transactions "
-        "old: VACUUM cannot remove them, and in the end the database takes no more writes. Look whether the bridge is "
-        "behind, and for a transaction or prepared transaction that has been open for long (pg_stat_activity, "
-        "pg_prepared_xacts)."
+        "A bridge's replication slot keeps rows of PostgreSQL's catalogue that are 100 million transactions old. "
+        "VACUUM cannot remove them, and in the end the database accepts no more writes. Check whether the bridge is "
+        "behind, and look for a transaction or prepared transaction that has been open for a long time "
+        "(pg_stat_activity, pg_prepared_xacts)."
     ),
     "refused": (
         "Messages of a source wait for a decision, because no queue accepts them. `notify refused list --dsn …` shows "
@@ -87,8 +88,8 @@ MEANING = {
     ),
     "audit": "The newest published audit has findings. Its report explains them, and what to do.",
     "filter": (
-        "A subscription has a filter of an earlier version that this version refuses, because evaluating it may cost "
-        "too much. Its group gets no messages of that topic. Change the subscription's filter."
+        "A subscription's filter was accepted by an earlier version, but this version refuses it, because evaluating "
+        "it may cost too much. The group gets no messages of that topic. Change the subscription's filter."
     ),
     "retention": (
         "Old messages could not be deleted; the server's log gives the reason. The server tries again every 30 s. If "
