@@ -35,6 +35,8 @@ REPLAYED_SECONDS_OF_KAFKA = (20.0, 60.0)
 LONGER = 2.0
 """A replay that would leave something out, or find a partition without a record, goes back so many times as far."""
 MOST_REPLAYED_SECONDS = 130.0
+MOST_REPLAYED_SECONDS_OF_KAFKA = 5000.0
+"""Where callers wait until a group has caught up, the newest message of a partition may be as old as the history."""
 STEERED = {"shared": TOPIC, "ordered": ORDERED, "failover": FEW}
 """The groups, by the topic of each, that are paused and replayed, and whose dead letters are sent again beside all
 faults."""
@@ -127,10 +129,12 @@ class Changes:
 
     def _replay_of(self, group: str) -> list[dict[str, Any]]:
         """Reset a group by some seconds. Empty where that was done, else queues in which too much would be skipped."""
-        least, most = REPLAYED_SECONDS_OF_KAFKA if self._stage.scene.kafka else REPLAYED_SECONDS
+        is_over_kafka = self._stage.scene.kafka is not None
+        least, most = REPLAYED_SECONDS_OF_KAFKA if is_over_kafka else REPLAYED_SECONDS
+        bound = MOST_REPLAYED_SECONDS_OF_KAFKA if is_over_kafka else MOST_REPLAYED_SECONDS
         seconds = self._chance.uniform(least, most)
         skipped: list[dict[str, Any]] = []
-        while seconds < MOST_REPLAYED_SECONDS:
+        while seconds < bound:
             to = {"topic": STEERED[group], "to": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()}
             skipped = self._skipped(group, to)
             if not skipped:

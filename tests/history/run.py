@@ -99,6 +99,10 @@ class Least:
     is_of_campaign: bool = False
     """Whether it goes on until every kind of fault was made, and all messages are committed beside faults."""
 
+    def wanted(self, kills: Sequence[str]) -> dict[str, int]:
+        """The number of faults by kind; `kills`: the kinds that kill a process or a database."""
+        return {**dict.fromkeys(kills, self.kills), **self.faults}
+
 
 def play(directory: Path, seconds: float, seed: int, scene: Scene, least: Least) -> Outcome:
     """Play a history of so many seconds, and on a slow machine on until it shows the least that is asked for."""
@@ -158,8 +162,7 @@ def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
     """Let the history go on until it shows the least, or until this instant of the monotonic clock."""
     has_messages = not least.is_of_campaign
     while time.monotonic() < until and not faults.broken:
-        wanted = {**least.faults, **dict.fromkeys(faults.kills, least.kills)}
-        has_faults = all(faults.done[kind] >= count for kind, count in wanted.items())
+        has_faults = all(faults.done[kind] >= count for kind, count in least.wanted(faults.kills).items())
         with suppress(sa.exc.SQLAlchemyError):  # a database is away
             has_messages = has_messages or committed_by(stage) >= least.messages
         if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):

@@ -21,6 +21,7 @@ from tests.history.run import (
     Least,
     Outcome,
     lacking,
+    least_of,
     most_seconds,
     most_settle_seconds,
     options_of,
@@ -133,6 +134,16 @@ def test_what_still_moves_is_not_stuck(tmp_path: Path, monkeypatch: pytest.Monke
     unchanged, most = (PATIENCE_SECONDS, 0.1) if moves else (0.1, PATIENCE_SECONDS)
     settled = settle(SimpleNamespace(directory=tmp_path), unchanged, most)
     assert (settled.moves, bool(settled.waiting)) == (moves, True)
+
+
+def test_kills_of_nodes_are_asked_for_beside_those_of_processes() -> None:
+    kills = ["server killed", "node killed", "pg restarted"]
+    assert least_of(options_of(["--over-kafka", "--seconds", "600"])).wanted(kills) == {
+        "server killed": 0,
+        "node killed": 20,
+        "pg restarted": 0,
+    }
+    assert least_of(options_of(["--kills", "3"])).wanted(kills) == dict.fromkeys(kills, 3)
 
 
 def test_a_campaign_says_how_long_it_may_take() -> None:

@@ -93,6 +93,7 @@ BOUNDS = {
     """,
     "what an administrator stored, with bounds of number and size of its own": """
         server/access/gate.py:_credentials server/access/gate.py:_by_proof server/access/gate.py:_principals
+        server/core/objectives.py:by_group server/configuration/revisions.py:objectives
         server/access/gate.py:used_us server/configuration/follow.py:_versions
         server/configuration/revisions.py:check_webhooks server/configuration/revisions.py:pushes
         server/core/flow.py:_groups server/delivery/followers.py:_rates

@@ -169,7 +169,7 @@ async def found(api: Api, text: str) -> str:
         try:
             await api.get(path_of(path, name=text))
         except NotifyError as error:
-            if error.status not in (400, 404, 422, WrongRole.status):
+            if error.status not in (400, 404, 405, 422, WrongRole.status):
                 raise
         else:
             return page.format(quote(text, safe=""))

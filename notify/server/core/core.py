@@ -122,7 +122,7 @@ class Core:
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
         self.refusals = Refusals(clock)
         self.left_behind = LeftBehindReports(clock)
-        self.objectives = Objectives(self.metrics.latencies["commit_to_ack"])
+        self.objectives = Objectives(self.metrics.latencies["commit_to_ack"], clock)
         self.one_search = asyncio.Lock()
         """Held by the administrator's search that runs: the time for searches is bounded for all of them together."""
         self._retaining: asyncio.Task[None] | None = None

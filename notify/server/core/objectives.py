@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from notify.protocol.latency import share_within
+from notify.runtime.clock import Clock
 from notify.server.latency import Histograms
 
 WINDOW_US = 300_000_000
@@ -38,9 +39,10 @@ class Met(NamedTuple):
 class Objectives:
     """The objectives of all groups, and samples of the groups' histograms, from which the last minutes are told."""
 
-    def __init__(self, latencies: Histograms) -> None:
+    def __init__(self, latencies: Histograms, clock: Clock) -> None:
         """`latencies`: the times from commit to acknowledgement, by group."""
         self._latencies = latencies
+        self._clock = clock
         self.by_group: Mapping[str, Objective] = {}
         self._samples: dict[str, deque[tuple[int, Sequence[int]]]] = {}
         """The counts of each group that has an objective, with their time, the oldest first."""
@@ -50,9 +52,11 @@ class Objectives:
         self.by_group = objectives
         for group in self._samples.keys() - objectives.keys():
             del self._samples[group]
+        self.sample()
 
-    def sample(self, now_us: int) -> None:
+    def sample(self) -> None:
         """Keep the counts of now, to be compared with later ones."""
+        now_us = self._clock()
         for group in self.by_group:
             samples = self._samples.setdefault(group, deque())
             if not samples or not 0 <= now_us - samples[-1][0] < SAMPLE_US:
@@ -61,7 +65,7 @@ class Objectives:
                 samples.popleft()
 
     def met(self, group: str) -> Met:
-        """What a group with an objective acknowledged since the first of its samples."""
+        """The messages that a group with an objective acknowledged since the first of its samples."""
         samples = self._samples.get(group)
         if not samples:
             return Met(0, None)

@@ -97,7 +97,7 @@ class Alarms:
     async def look(self) -> None:
         """Look for all alarms; raise new ones, and clear those that are over."""
         now_us = self._core.clock()
-        self._core.objectives.sample(now_us)
+        self._core.objectives.sample()
         current = {(name, target): text for name, target, text in await self._current(now_us)}
         for key, text in current.items():
             earlier = self.raised.get(key)
@@ -188,7 +188,7 @@ class Alarms:
                 yield "objective", name, missed
 
     def _missed(self, group: GroupState) -> str:
-        """What a group misses its objective by, in a sentence; empty if it meets it, or has none."""
+        """A sentence that says how a group misses its objective; empty if it meets it, or has none."""
         objectives, name = self._core.objectives, group.name
         objective = objectives.by_group.get(name)
         if objective is None:
