@@ -27,6 +27,9 @@ POINTS = (
     "retention.before_unlink",
 )
 
+SCHEDULE_POINTS = ("schedule.before_mark",)
+"""The point between the message of an instant and the mark that the instant is done."""
+
 WATCH_POINTS = (
     "watch.at_start",
     "watch.before_audit",

@@ -34,6 +34,7 @@ NAVIGATION = (
     ("/topics", "Topics"),
     ("/groups", "Groups"),
     ("/dead-letters", "Dead letters"),
+    ("/schedules", "Schedules"),
     ("/nodes", "Nodes"),
     ("/audits", "Audits"),
     ("/jobs", "Jobs"),
@@ -45,7 +46,7 @@ NAVIGATION = (
 LIVE = {
     "overview.html": 3, "transactions.html": 5, "transaction.html": 5, "message.html": 5, "topics.html": 5,
     "topic.html": 5, "groups.html": 5, "group.html": 3, "dead_letter_groups.html": 5, "dead_letters.html": 10,
-    "held_keys.html": 5,
+    "held_keys.html": 5, "schedules.html": 5, "schedule.html": 5,
     "nodes.html": 5, "jobs.html": 3, "job.html": 1,
 }  # fmt: skip
 """Pages that refresh themselves, and after how many seconds."""
