@@ -71,9 +71,10 @@ class Place:
             )
         twin = self._twin()
         if twin is not None:
+            shard = self._settings.shard
             raise Unavailable(
-                f"the registry lists another server ({twin.url}) whose log is shard {self._settings.shard!r}, too, so it "
-                "is unclear which of the two sends: give each its own --shard; after a crash, try again in some seconds"
+                f"the log of another server in the registry ({twin.url}) is shard {shard!r}, too: it is unclear which "
+                "of the two sends. Give each its own --shard; after a crash, try again in some seconds"
             )
 
     def _twin(self) -> Member | None:
