@@ -10,7 +10,7 @@ from notify.admin_api.declaration import Write
 from notify.admin_api.schedules import ScheduleWrite
 from notify.protocol.limits import check_between
 from notify.protocol.wire import JsonMessage, JsonSchedule
-from notify.server.admin.writes import Asker, Desk, Who
+from notify.server.admin.writes import Desk, Who
 from notify.server.schedules.schedules import MOST_SCHEDULES, Change
 
 NEXT, NEXT_OF_ONE = 3, 10
@@ -64,7 +64,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
 def _writes(routes: APIRouter, desk: Desk) -> None:
     @routes.put("/schedules/{name}")
-    async def put_schedule(name: str, write: ScheduleWrite, who: Who, asker: Asker) -> dict[str, Any]:
+    async def put_schedule(name: str, write: ScheduleWrite, who: Who) -> dict[str, Any]:
         """Make or replace a schedule. With other instants than before it begins now."""
         schedules = desk.running.schedules
         change = await schedules.wanted(name, _request(write), None)

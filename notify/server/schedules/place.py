@@ -54,7 +54,8 @@ class Place:
         """Whether this server is the one to send them at once."""
         if not self.shares_storage or self._members is None or self._me is None:
             return True
-        rivals = [m.name for m in self._members() if m.kind == "server" and m.shards == self._me.shards]
+        me = (self._me.roles, tuple(self._me.shards))
+        rivals = [m.name for m in self._members() if m.kind == "server" and (m.roles, tuple(m.shards)) == me]
         return not rivals or max(rivals, key=lambda name: _weight(name, schedule.name)) == self._me.name
 
     def check_declares(self) -> None:
@@ -82,8 +83,9 @@ class Place:
         if self._members is None or self._me is None or self.shares_storage:
             return None
         me = self._me
-        others = (m for m in self._members() if m.kind == "server" and m.name != me.name and m.url != me.url)
-        return next((m for m in others if m.shards == me.shards), None)
+        with_logs = (m for m in self._members() if m.kind == "server" and "queue" in m.roles)
+        others = (m for m in with_logs if m.name != me.name and m.url != me.url)
+        return next((m for m in others if tuple(m.shards) == tuple(me.shards)), None)
 
 
 def _weight(member: str, schedule: str) -> bytes:

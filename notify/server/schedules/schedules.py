@@ -41,6 +41,8 @@ MOST_TOGETHER, MOST_BATCH_BYTES = 200, 4 << 20
 """The most schedules and messages, and bytes of messages, that are sent with one write to the storage."""
 LOOK_SECONDS, SOON_SECONDS = 1.0, 0.25
 """How long a server with schedules sleeps at most: its clock may be set; and while another one is to send first."""
+FAILED_SECONDS = 2.0
+"""How long nothing is sent after a failure, as where the registry's database does not answer."""
 TAKE_OVER_US = 3_000_000
 """How late an instant is when any server sends it."""
 RETRY_US, REFUSED_US = 1_000_000, 10_000_000
@@ -217,7 +219,7 @@ class Schedules:
                 await self.send_due()
             except Exception as error:
                 faults.note("schedules_failed", error)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(FAILED_SECONDS)
 
     def _sleep_seconds(self) -> float | None:
         """How long to sleep; None: until something is declared."""
@@ -262,48 +264,53 @@ class Schedules:
     async def _send(self, due: Sequence[Schedule]) -> None:
         """Send at most one batch of messages, and record how far their schedules are."""
         now_us = self._clock()
-        plans: list[tuple[Schedule, Due, list[int]]] = []
+        plans: list[tuple[Schedule, Due, list[PackedPublished]]] = []
         messages: list[PackedPublished] = []
         size = 0
         for schedule in due:
             plan = schedule.due(now_us)
             message_size = len(schedule.declaration.message.body) + 1024
-            room = min(MOST_TOGETHER - len(messages), max(not messages, (MOST_BATCH_BYTES - size) // message_size))
-            instants = plan.instants[: max(0, room)]
-            if plan.instants and not instants:
+            room = min(MOST_TOGETHER - len(messages), (MOST_BATCH_BYTES - size) // message_size)
+            batch = [schedule.message(at_us) for at_us in plan.instants[:room]]
+            if plan.instants and not batch:
                 break
-            plans.append((schedule, plan, instants))
-            messages += [schedule.message(at_us) for at_us in instants]
-            size += message_size * len(instants)
+            plans.append((schedule, plan, batch))
+            messages += batch
+            size += message_size * len(batch)
             await asyncio.sleep(0)  # a plan after days takes some milliseconds
-        items: dict[str, Item] = {}
+        items: dict[str | None, Item] = {}
         if messages:
             answered = await self._core.transactions.publish(PackedMessages(messages=messages), anywhere=True)
-            items = {message.id or "": item for message, item in zip(messages, answered, strict=True)}
+            items = {message.id: item for message, item in zip(messages, answered, strict=True)}
             crash_point.reached("schedule.before_mark")
         marks = {s.name: mark for s, plan, some in plans if (mark := self._mark(s, plan, some, items)) is not None}
         await self._record(marks, now_us)
 
-    def _mark(self, schedule: Schedule, plan: Due, instants: list[int], items: Mapping[str, Item]) -> Mark | None:
+    def _mark(
+        self, schedule: Schedule, plan: Due, sent: Sequence[PackedPublished], items: Mapping[str | None, Item]
+    ) -> Mark | None:
         """How far a schedule is after its messages were answered; None: it is where it was."""
         now_us = self._clock()
+        refused = None
         count = 0
-        for at_us in instants:
-            item = items[schedule.message(at_us).id or ""]
+        for message in sent:
+            item = items[message.id]
             # An id that is in use is that of an earlier message for this instant: the schedule was changed since.
             if item.status not in (200, 201) and item.code != "id_in_use":
-                schedule.fault = f"its message is refused: {item.detail or item.code}"
-                is_for_now = item.status in (429, 500, 503, 507)
-                schedule.retry_us = now_us + (RETRY_US if is_for_now else REFUSED_US)
+                refused = item
                 break
             count += 1
-        else:
-            schedule.fault, schedule.retry_us = "", 0
-        if plan.instants and not count:
+        to_us = plan.until_us if count == len(plan.instants) else plan.instants[count - 1]
+        is_stuck = to_us <= schedule.done_us or (count == 0 and bool(plan.instants))
+        schedule.fault, schedule.retry_us = "", 0
+        if refused is not None or is_stuck:
+            is_for_now = refused is not None and refused.status in (429, 500, 503, 507)
+            schedule.retry_us = now_us + (RETRY_US if is_for_now else REFUSED_US)
+            why = "it has no instants" if refused is None else refused.detail or refused.code
+            schedule.fault = f"its message is refused: {why}"
+        if is_stuck:
             return None
-        is_whole = count == len(plan.instants)
-        to_us = plan.until_us if is_whole else instants[count - 1]
-        last_us = instants[count - 1] if count else 0
+        last_us = plan.instants[count - 1] if count else 0
         return Mark(schedule.name, schedule.secret, schedule.done_us, to_us, count, plan.missed, last_us, now_us)
 
     async def _record(self, marks: Mapping[str, Mark], now_us: int) -> None:
