@@ -112,7 +112,8 @@ def pages(shop: Shop) -> list[str]:
         "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics?sort=kept",
         "/topics/order.placed", "/?sort=lag", "/groups", "/groups?sort=pain",
         "/groups/points", "/groups/points/dead-letters", "/groups/ledger/held-keys", "/dead-letters",
-        "/schedules", f"/schedules/{shop.schedule}", "/nodes", "/audits", "/jobs", "/settings", "/access", "/actions", "/login",
+        "/schedules", f"/schedules/{shop.schedule}", "/nodes", "/audits",
+        "/jobs", "/settings", "/access", "/actions", "/login",
         *[f"/do/{n}" for n in FORMS if n != "settings.put"],
     ]  # fmt: skip
 
@@ -253,7 +254,8 @@ class Writes:
 @pytest.mark.long
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
     writes = Writes(shop, window(shop.url))
-    for write in (decide_transactions, change_queues, mend_dead_letters, decide_held_keys, keep_schedules, change_the_server):
+    parts = decide_transactions, change_queues, mend_dead_letters, decide_held_keys, keep_schedules, change_the_server
+    for write in parts:
         write(writes)
     assert sorted(writes.done) == sorted(FORMS), "a write of the console has no test"
     actions = shop.call("GET", "/v1/admin/actions?max=1000")["actions"]
@@ -334,7 +336,8 @@ def decide_held_keys(writes: Writes) -> None:
 def keep_schedules(writes: Writes) -> None:
     """Make a schedule, change it in the form that its page fills in, pause, resume and delete it."""
     shop, w, do = writes.shop, writes.w, writes.do
-    preview = do("schedule.put", schedule="nightly", topic="cleanup", body="all", cron="30 3 * * *", zone="Europe/Berlin")
+    rhythm = {"cron": "30 3 * * *", "zone": "Europe/Berlin"}
+    preview = do("schedule.put", schedule="nightly", topic="cleanup", body="all", **rhythm)
     assert "at 30 3 * * * in Europe/Berlin" in preview
     w.go("/schedules")
     assert "nightly" in w.text() and "waiting" in w.text()

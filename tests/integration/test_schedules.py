@@ -112,7 +112,6 @@ def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
             ("no delay", Message("t", "x", delay=5), {"every": 5}),
             ("five fields", Message("t", "x"), {"cron": "@daily"}),
             ("no time zone", Message("t", "x"), {"cron": "0 7 * * *", "zone": "Berlin"}),
-            ("never due", Message("t", "x"), {"cron": "0 0 30 2 MON#5"}),
             ("last, skip", Message("t", "x"), {"every": 5, "catch_up": "some"}),
             ("catch_up_most", Message("t", "x"), {"every": 5, "catch_up_most": 0}),
             ("65536 bytes", Message("t", b"x" * 70_000), {"every": 5}),
