@@ -34,6 +34,13 @@ DEAD_LETTER_REASON = "notify-dead-letter-reason"
 """The header of a dead letter with the error that its handler raised."""
 
 
+def schedule_of(headers: Mapping[str, str] | None) -> str:
+    """The schedule that a message's headers name, and the instant that it is for; empty if they name none."""
+    if not headers or SCHEDULE not in headers:
+        return ""
+    return f"{headers[SCHEDULE]} for {headers.get(SCHEDULED_FOR, 'an unknown instant')}"
+
+
 @dataclass(slots=True)
 class Message:
     """A message to send. `send` reads it once; later changes to it have no effect.

@@ -82,6 +82,8 @@ def test_declared_in_code_once(frozen: InMemoryServer, unique: str) -> None:
             "content-type": "application/json", "h": "v", "notify-schedule": unique,
             "notify-scheduled-for": "2030-01-02T06:00:00.000000Z",
         }  # fmt: skip
+        life = admin(frozen.url, "GET", f"messages/{row['id']}")
+        assert life["timeline"][0]["event"] == f"sent by schedule {unique} for 2030-01-02T06:00:00.000000Z"
         assert producer.unschedule(unique) is True
         assert producer.unschedule(unique) is False
     frozen.advance(DAY)

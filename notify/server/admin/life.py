@@ -7,7 +7,7 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.protocol import ids
-from notify.protocol.message import DEAD_LETTER_REASON, SCHEDULE, SCHEDULED_FOR
+from notify.protocol.message import DEAD_LETTER_REASON, schedule_of
 from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import json_unplaced, transaction_row
 from notify.server.core.core import Core
@@ -44,7 +44,9 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     stored = [m for m in store.messages(transaction_id) if m.message_no == number]
     letters = [m for m in stored if m.topic.startswith(DEAD_LETTER_PREFIX) and not m.corrupt]
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
-    events = list(_transaction_events(transaction, _schedule_of(halves[0])))
+    half = halves[0]
+    schedule = "" if half.corrupt or not half.payload else schedule_of(decode_payload(half.payload).headers)
+    events = list(_transaction_events(transaction, schedule))
     groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
     is_timeline_whole = True
@@ -71,12 +73,6 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         "consumers_known_since": instant(recent.since_us),
         "groups": groups,
     }
-
-
-def _schedule_of(message: StoredMessage) -> str:
-    """The schedule that sent a message, and the instant that it is for; empty if none did."""
-    headers = {} if message.corrupt or not message.payload else decode_payload(message.payload).headers or {}
-    return f"{headers[SCHEDULE]} for {headers.get(SCHEDULED_FOR, '?')}" if SCHEDULE in headers else ""
 
 
 def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Event]:
