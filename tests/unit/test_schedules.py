@@ -35,8 +35,8 @@ def schedule(catch_up: str = "last", most: int = 100, every: float = 60.0, **fie
         ("last", 100, 90, 1, 1),  # two minutes: the second instant is in time
         ("skip", 100, 90, 1, 1),
         ("all", 100, 90, 2, 0),
-        ("all", 3, 10 * 60, 4, 7),  # the last three missed ones, and the one in time
-        ("all", 1000, 10 * 60, 11, 0),
+        ("all", 3, 601, 4, 7),  # the last three missed ones, and the one in time
+        ("all", 1000, 601, 11, 0),
     ],
 )
 def test_instants_that_are_due(catch_up: str, most: int, late: int, sent: int, missed: int) -> None:

@@ -118,7 +118,7 @@ CHANGES = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(zone, at) for zone, instants in CHANGES.items() for at in instants]),
     st.integers(-4 * 60, 4 * 60),
