@@ -306,7 +306,7 @@ def change_queues(writes: Writes) -> None:
     do("group.resume", "?group=stock")
     do("push.put", "?group=stock", url="http://127.0.0.1:9/notify", batch="5")
     w.go("/groups/stock")
-    assert "posted to http://127.0.0.1:9/notify, 5 a call" in w.text()
+    assert "posted to http://127.0.0.1:9/notify, at most 5 per call" in w.text()
     do("push.delete", "?group=stock")
     do("priorities.put", "?group=stock", class_1="one", weight_1="2")
     assert shop.call("GET", "/v1/admin/groups/stock/priorities")["classes"][0]["weight"] == 2
