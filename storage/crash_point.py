@@ -27,6 +27,9 @@ POINTS = (
     "retention.before_unlink",
 )
 
+SCHEDULE_POINTS = ("schedule.before_mark",)
+"""The point between the message of an instant and the mark that the instant is done."""
+
 WATCH_POINTS = (
     "watch.at_start",
     "watch.before_audit",
@@ -64,7 +67,7 @@ def arm(specification: str) -> None:
     """Arm the point `name:count`; an empty text disarms. Raises ValueError if there is no point of that name."""
     global _armed, _left
     name, _, count = specification.partition(":")
-    if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS + KEEP_POINTS:
+    if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS + KEEP_POINTS + SCHEDULE_POINTS:
         raise ValueError(f"there is no crash point {name!r}; there are {', '.join(POINTS)}")
     _armed, _left = name, int(count or 1)
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "transaction": Listed(DATA, "transaction", "Transactions in doubt and parked."),
     "dead-letter": Listed(DATA, "dead_letter", "Messages that a group failed to handle."),
     "held-key": Listed(DATA, "held_key", "Keys that a group holds, because a message of each used up its attempts."),
+    "schedule": Listed(DATA, "schedule", "Messages that are sent again and again, by a cron expression or interval."),
     "refused": Listed(DATA, "refused", "Outbox transactions that the target will never accept unchanged."),
     "settings": Listed(OPERATE, "settings", "Settings of all servers of a registry, while they run."),
     "limit": Listed(OPERATE, "limits", "Rate limits of topics and groups."),

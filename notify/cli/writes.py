@@ -122,9 +122,9 @@ def write_body(reason: str, dry_run: bool, **fields: Any) -> dict[str, Any]:
     return {"reason": signed(reason), "dry_run": dry_run} | fields
 
 
-def send_write(write: AdminWrite, url: str, *targets: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a write. `targets`: the names in its path. Raises NotifyError."""
-    return call(url, write.method, *write.parts(*targets), body=body)
+def send_write(write: AdminWrite, url: str, *targets: str, body: dict[str, Any], here: bool = False) -> dict[str, Any]:
+    """The answer to a write. `targets`: the names in its path; `here`: see `call`. Raises NotifyError."""
+    return call(url, write.method, *write.parts(*targets), body=body, here=here)
 
 
 def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:

@@ -73,6 +73,18 @@ def derived(transaction_id: bytes, salt: bytes) -> bytes:
     return bytes(digest)
 
 
+def scheduled(secret: str, instant_us: int) -> bytes:
+    """The id of the message that a schedule sends for an instant (microseconds since 1970), whose time it contains.
+
+    `secret` is the schedule's own: who could compute the id could send another message under it first.
+    """
+    digest = bytearray(blake2b(instant_us.to_bytes(8), key=secret.encode(), digest_size=16).digest())
+    digest[:6] = (instant_us // 1000).to_bytes(6)
+    digest[6] = 0x70 | digest[6] & 0x0F
+    digest[8] = 0x80 | digest[8] & 0x3F
+    return bytes(digest)
+
+
 def republished(message_no: int) -> bytes:
     """The salt of a message that is published again because no queue has it."""
     return b"republish" + message_no.to_bytes(2)

@@ -28,8 +28,17 @@ REPLAY = "notify-replay"
 """The header with the replay number of a redriven message, if that is not 0."""
 EDITED = "notify-edited"
 """The header of a message that an operator corrected before it was sent again; it names the changed fields."""
+SCHEDULE, SCHEDULED_FOR = "notify-schedule", "notify-scheduled-for"
+"""The headers of a message that a schedule sends: the schedule's name, and the instant that the message is for."""
 DEAD_LETTER_REASON = "notify-dead-letter-reason"
 """The header of a dead letter with the error that its handler raised."""
+
+
+def schedule_of(headers: Mapping[str, str] | None) -> str:
+    """The schedule that a message's headers name, and the instant that it is for; empty if they name none."""
+    if not headers or SCHEDULE not in headers:
+        return ""
+    return f"{headers[SCHEDULE]} for {headers.get(SCHEDULED_FOR, 'an unknown instant')}"
 
 
 @dataclass(slots=True)

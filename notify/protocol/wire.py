@@ -133,6 +133,39 @@ class PackedMessages(Fields):
     """Whether this worker stores keys of other workers too: a relay sends all to one worker to keep its order."""
 
 
+class ScheduleFields(Fields):
+    """When a schedule's messages are sent: by a cron expression in a zone, or every so many seconds."""
+
+    cron: str | None = None
+    every: float | None = None
+    zone: str = "UTC"
+    catch_up: str = "last"
+    catch_up_most: int = 100
+
+
+class JsonSchedule(ScheduleFields, kw_only=True):
+    message: JsonMessage
+
+
+class PackedSchedule(ScheduleFields, kw_only=True):
+    message: PackedMessage
+
+
+class ScheduleDeclared(Struct):
+    """The answer to a declaration: what became of the schedule, and its next instants."""
+
+    name: str
+    changed: bool
+    next: list[datetime]
+
+
+class ScheduleDeleted(Struct):
+    """The answer to a deletion: whether there was such a schedule."""
+
+    name: str
+    deleted: bool
+
+
 # --- bridges --------------------------------------------------------------------------------------------------
 
 

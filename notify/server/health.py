@@ -24,6 +24,8 @@ from notify.server.data.answer import Answer
 from notify.server.latency import KINDS
 from notify.server.metrics import Exposition
 from notify.server.running import Running
+from notify.server.schedules.schedule import STATES
+from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.watch.alarm import MEANING
 from notify.server.watch.alarms import Alarms
@@ -125,6 +127,7 @@ async def _exposition(running: Running, connections: Connections) -> Exposition:
         exposition.counters(
             "notify_worker_restarts", text, ["why"], [((why,), counts.get(why, 0)) for why in (DIED, HUNG)]
         )
+    _add_schedules(exposition, running.schedules, now_us)
     _add_alarms(exposition, running.alarms)
     for kind in KINDS:
         samples = core.metrics.latencies[kind.name].samples()
@@ -198,6 +201,26 @@ def _add_left_behind(exposition: Exposition, reports: Sequence[Mapping[str, Any]
     ):
         samples = [((row["source"], row["producer_group"]), row[field]) for row in reports]
         exposition.gauges(name, text, ["source", "producer_group"], samples)
+
+
+def _add_schedules(exposition: Exposition, schedules: Schedules, now_us: int) -> None:
+    own = schedules.own()
+    states = Counter(schedule.state(now_us) for schedule in own)
+    exposition.gauges("notify_schedules", "Schedules that this server may send, by state", ["state"],
+        [((state,), states[state]) for state in STATES])  # fmt: skip
+    active = [s for s in own if s.next_us and not s.paused]
+    soonest = heapq.nsmallest(BUSIEST_TOPICS, active, key=lambda s: s.next_us)
+    text = "Time until a schedule's next instant, of the first 100; below 0: it is late"
+    samples = [((s.name,), (s.next_us - now_us) / 1e6) for s in soonest]
+    exposition.gauges("notify_schedule_next_seconds", text, ["schedule"], samples)
+    last = heapq.nlargest(BUSIEST_TOPICS, [s for s in own if s.last_sent_us], key=lambda s: s.last_sent_us)
+    for name, text, values in (
+        ("notify_schedule_last_sent_seconds", "Time since a schedule's last message, of the last 100 that sent",
+            [(now_us - s.last_sent_us) / 1e6 for s in last]),
+        ("notify_schedule_lag_seconds", "How long after its instant that message was sent",
+            [(s.last_sent_us - s.last_instant_us) / 1e6 for s in last]),
+    ):  # fmt: skip
+        exposition.gauges(name, text, ["schedule"], [((s.name,), v) for s, v in zip(last, values, strict=True)])
 
 
 def _add_sources(exposition: Exposition, sources: Sequence[Mapping[str, Any]]) -> None:

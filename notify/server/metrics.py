@@ -36,6 +36,8 @@ class Metrics:
     leases_expired: int = 0
     interrupted: int = 0
     answers_repeated: int = 0
+    scheduled: int = 0
+    schedule_missed: int = 0
     refused_rate: int = 0
     refused_backlog: int = 0
     refused_full: int = 0
@@ -64,6 +66,8 @@ HELP = {
     "leases_expired": "Messages whose lease ran out",
     "interrupted": "Messages that a stopping consumer had not settled: no attempt counts",
     "answers_repeated": "Requests to receive that came again because their answer was lost, and got the same messages",
+    "scheduled": "Messages sent by schedules",
+    "schedule_missed": "Instants of schedules that were left out because they could not be sent in time",
     "refused_full": "Requests refused because the disk is full",
 }
 

@@ -17,6 +17,7 @@ from notify.server.core.pushes import Pushes
 from notify.server.data.routes import DataRoutes
 from notify.server.groups import QueueEngine
 from notify.server.jobs.runner import Jobs
+from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.figures import Figures
@@ -42,6 +43,7 @@ class Running:
     queues: QueueEngine
     """The groups, dead letters and topics that administrators see."""
     pushes: Pushes
+    schedules: Schedules
     shipping: Shipping | None = None
     """Ships the log to an object store; None if `ship_to` is not set."""
     workers: Workers | None = None

@@ -39,6 +39,9 @@ from notify.server.groups.own import own_engine
 from notify.server.jobs.records import JobRecords
 from notify.server.jobs.runner import Jobs
 from notify.server.running import Running
+from notify.server.schedules.place import Place
+from notify.server.schedules.records import ScheduleRecords
+from notify.server.schedules.schedules import Schedules
 from notify.server.settings import Settings
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended
@@ -98,16 +101,19 @@ async def started(
         engine = database if membership is None else membership.engine
         if workers is not None:
             engine = await parts.enter_async_context(_shared(workers))
+        schedules = Schedules(core, ScheduleRecords(engine), _place(settings, membership), Records(engine).record)
+        parts.push_async_callback(schedules.stop)
         last_known = None if membership is None else LastKnown(Path(settings.data_dir))
-        administration = Administration(settings, engine, clock, follow, last_known)
+        administration = Administration(settings, engine, clock, follow, last_known, schedules.follow)
         parts.push_async_callback(administration.stop)
         await administration.start(settings.data_dir)
 
         queues = await parts.enter_async_context(_queues(settings, core))
-        watching = _watching(core, queues, administration.records, database, shipping, pushes, workers)
+        watching = _watching(core, queues, administration.records, database, shipping, pushes, workers, schedules)
         watched = await parts.enter_async_context(watching)
         run = asyncio.get_running_loop().create_task(core.run())
         parts.push_async_callback(ended, run)
+        schedules.start()
         jobs = Jobs(JobRecords(database), core, queues.letters, clock)
         parts.push_async_callback(jobs.stop)
         await jobs.resume()
@@ -116,8 +122,8 @@ async def started(
             # It starts last, and so stops first: others no longer send here when the other parts stop.
             parts.push_async_callback(membership.stop)
             await membership.announce(CoreWork(core))
-        data = DataRoutes(core, members, reply_bytes)
-        yield Running(core, administration, members, *watched, jobs, data, queues, pushes, shipping, workers)
+        data = DataRoutes(core, members, reply_bytes, schedules)
+        yield Running(core, administration, members, *watched, jobs, data, queues, pushes, schedules, shipping, workers)
 
 
 async def _clock_of(membership: Membership | None, store: TransactionStore, clock: Clock) -> Clock:
@@ -159,13 +165,14 @@ async def _watching(
     shipping: Shipping | None,
     pushes: Pushes,
     workers: Workers | None,
+    schedules: Schedules,
 ) -> AsyncIterator[tuple[History, Figures, Alarms, Silences]]:
     """Gather the server's figures and raise alarms while the context lasts."""
     silences = Silences(database)
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock, core.metrics.latencies)
     restarted_for = "" if workers is None else workers.ended.reason
-    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes, restarted_for)
+    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes, restarted_for, schedules)
     charts = ChartFile(Path(core.settings.data_dir), history, figures)
     await charts.load()
     async with contextlib.AsyncExitStack() as parts:
@@ -278,6 +285,13 @@ def roles_of(settings: Settings) -> tuple[str, ...]:
         if role not in ("transactions", "queue"):
             raise InvalidRequest(f"setting roles: {role!r} is neither transactions nor queue")
     return roles if settings.takes_messages else ()
+
+
+def _place(settings: Settings, membership: Membership | None) -> Place:
+    """This server among those that read the same schedules."""
+    if membership is None:
+        return Place(settings)
+    return Place(settings, lambda: membership.members, membership.me, shares_storage=membership.shares_storage)
 
 
 def _members(

@@ -274,7 +274,8 @@ class InMemoryServer:
         return datetime.fromtimestamp(self._clock() / 1_000_000, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Advance the server's clock, and let all delays, retries, leases and checks that are then due happen.
+        """Advance the server's clock, and let all delays, retries, leases, checks and schedules that are then
+        due happen.
 
         They have happened when this returns: leases have expired, and delayed messages are in their queues.
         """
@@ -282,7 +283,7 @@ class InMemoryServer:
             raise ValueError("seconds must not be negative")
         self._offset_us += round(seconds * 1_000_000)
         if self._server is not None and self._app.running_or_none() is not None:
-            self.inside(lambda running: running.core.act())
+            self.inside(_acted)
 
     def freeze(self) -> None:
         """Stop the server's clock: only `advance` moves it, so that no lease expires on a slow machine."""
@@ -394,6 +395,11 @@ class InMemoryServer:
             messages = [message for message in transaction.messages if topic in (None, message.topic)]
             stored += [_stored_message(message, transaction.state) for message in messages]
         return stored
+
+
+async def _acted(running: Running) -> None:
+    await running.core.act()
+    await running.schedules.send_due()
 
 
 def _stored_message(message: StoredMessage, state: State) -> Stored:

@@ -8,6 +8,8 @@ from typing import Any
 
 from notify.kafka.subscriptions import Place
 from notify.protocol import ids
+from notify.protocol.message import schedule_of
+from notify.protocol.wire import UNDECODABLE, decode_payload
 from notify.spark.checks.late_inboxes import begins_us
 from notify.spark.checks.outbox_waiting import MOVED, WAITS, bridged_us, bridges_of, unmoved_of
 from notify.spark.digest import hashes
@@ -97,11 +99,25 @@ class _OfLog:
         if is_rolled_back:
             for trace in self._history.traces.values() or [self._history.trace(0)]:
                 trace.outcomes.add("ROLLED_BACK")
+        self._say_which_schedule(entries["messages"])
         for c in entries["checks"]:
             event = f"check {c['answered']} was answered, and left the transaction undecided"
             self._history.note(c["at_us"], self._source, event + ("; PARKED" if c["parked"] else ""))
         for a in entries["acks"]:
             self._ack(a)
+
+    def _say_which_schedule(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Note the schedule that sent a message, which the message's headers name."""
+        queued_us = {m["no"]: m["queued_us"] for m in messages if m["half_us"] is None and m["queued_us"] is not None}
+        if not queued_us:
+            return  # it has a half: a producer sent it
+        for _, number, payload in self._log.payloads([self._history.transaction]):
+            try:
+                schedule = schedule_of(decode_payload(payload).headers)
+            except UNDECODABLE:
+                continue
+            if schedule and number in queued_us:
+                self._history.note(queued_us[number], self._source, f"message {number} sent by schedule {schedule}")
 
     def _message(self, m: Mapping[str, Any]) -> None:
         history, source, catalog = self._history, self._source, self._log.catalog

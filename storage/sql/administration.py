@@ -1,4 +1,4 @@
-"""Tables of what is administrative: who did what, settings by revision, credentials.
+"""Tables of what is administrative: who did what, settings by revision, credentials, schedules.
 
 In the registry's database where there is one, so that all its servers share them; else in a SQLite file beside the log.
 Times are microseconds since 1970.
@@ -6,10 +6,13 @@ Times are microseconds since 1970.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection, Engine
 
 from notify.runtime.databases import TEXT
 
@@ -21,6 +24,7 @@ _INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _UTF8 = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 _PERSON = sa.String(255).with_variant(mysql.VARCHAR(255, **_UTF8), "mysql", "mariadb")
 """A name in any script, such as an identity provider's subject, whatever the database's own character set is."""
+_NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_UTF8), "mysql", "mariadb")
 _WHAT = sa.String(64).with_variant(mysql.VARCHAR(64, **_UTF8), "mysql", "mariadb")
 
 server_action = sa.Table(
@@ -86,4 +90,37 @@ server_change = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     **_INNODB,
 )
-"""How often settings and credentials have changed: servers look here every second."""
+"""How often settings, credentials and schedules have changed: servers look here every second."""
+
+server_schedule = sa.Table(
+    "server_schedule",
+    metadata,
+    sa.Column("name", _NAME, primary_key=True),
+    sa.Column("secret", sa.String(32), nullable=False),  # from which the ids of its messages are made
+    sa.Column("place", _NAME, nullable=False),  # the shard whose log it writes to; "" for a storage that servers share
+    sa.Column("declaration", TEXT, nullable=False),  # JSON: the message, and when it is sent
+    sa.Column("paused", sa.Integer, nullable=False),
+    sa.Column("done_us", sa.BigInteger, nullable=False),  # every instant up to this one is sent, or left out for good
+    sa.Column("sent", sa.BigInteger, nullable=False),
+    sa.Column("missed", sa.BigInteger, nullable=False),
+    sa.Column("last_instant_us", sa.BigInteger, nullable=False),
+    sa.Column("last_sent_us", sa.BigInteger, nullable=False),
+    sa.Column("changed_us", sa.BigInteger, nullable=False),
+    sa.Column("who", _PERSON, nullable=False),
+    **_INNODB,
+)
+"""Schedules of recurring messages."""
+
+
+@contextlib.contextmanager
+def changing(engine: Engine, name: str) -> Iterator[Connection]:
+    """A transaction that counts as a change of `name`. If two servers make one, one waits, and sees the other's."""
+    columns = server_change.c
+    # The row to lock is made in its own transaction: if several transactions insert and then update it, InnoDB
+    # reports a deadlock.
+    with contextlib.suppress(sa.exc.IntegrityError), engine.begin() as connection:
+        if connection.scalar(sa.select(columns.version).where(columns.name == name)) is None:
+            connection.execute(server_change.insert().values(name=name, version=0))
+    with engine.begin() as connection:
+        connection.execute(server_change.update().where(columns.name == name).values(version=columns.version + 1))
+        yield connection

@@ -129,6 +129,8 @@ class Busy:
         """Jobs, audits, credentials, revisions, rates, a webhook that fails and a silenced alarm."""
         hook = {"url": "http://127.0.0.1:9/hook", "batch": 10}
         self._write("PUT", "groups/reports/push", hook, "reports go to a service")
+        daily = {"topic": "mail.requested", "body": '{"kind": "daily"}', "cron": "0 7 * * 1-5", "zone": "Europe/Berlin"}
+        self._write("PUT", "schedules/daily-report", daily, "a report each working day")
         self._write("PUT", "limits", {"topics": {"mail.requested": 200.0}}, "the relay takes no more")
         self._write("PUT", "settings", {"values": {"check_attempts": 8}}, "fewer questions")
         self._write("PUT", "settings", {"values": {"check_attempts": 12}}, "producers are slow at night")
@@ -171,6 +173,9 @@ class Busy:
             "push": "/groups/reports",
             "dead-letters": "/groups/points/dead-letters",
             "dead-letter-groups": "/dead-letters",
+            "schedules": "/schedules",
+            "schedule": "/schedules/daily-report",
+            "change-schedule": "/do/schedule.put?schedule=daily-report",
             "nodes": "/nodes",
             "audits": "/audits",
             "jobs": "/jobs",

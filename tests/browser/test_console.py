@@ -41,6 +41,9 @@ class Shop:
         got = self.receive("mail", 1)
         self.call("POST", "/v1/groups/mail/settle", {"items": [{"receipt": got[0]["receipt"], "action": "ack"}]})
         self.hold("a", "b", "c")
+        self.schedule = "daily-report"
+        daily = {"topic": "order.paid", "body": body, "cron": "0 7 * * 1-5", "zone": "Europe/Berlin"}
+        self.call("PUT", f"/v1/admin/schedules/{self.schedule}", WHY | daily)
         self.call("POST", "/v1/admin/audits", WHY | {
             "verdict": "FINDINGS", "counts": {"LOST": 2, "GHOST": 0}, "since": "2026-11-01T00:00:00Z",
             "report": "<h1>a report</h1><script>window.ran = 1</script>"})  # fmt: skip
@@ -108,8 +111,9 @@ def pages(shop: Shop) -> list[str]:
         "/", "/transactions", f"/transactions/{shop.transactions[0]}", "/messages", "/messages?key=7",
         "/messages?topic=order.placed", f"/messages/{shop.message}", "/topics", "/topics?sort=kept",
         "/topics/order.placed", "/?sort=lag", "/groups", "/groups?sort=pain",
-        "/groups/points", "/groups/points/dead-letters", "/groups/ledger/held-keys", "/dead-letters", "/nodes",
-        "/audits", "/jobs", "/settings", "/access", "/actions", "/login",
+        "/groups/points", "/groups/points/dead-letters", "/groups/ledger/held-keys", "/dead-letters",
+        "/schedules", f"/schedules/{shop.schedule}", "/nodes", "/audits",
+        "/jobs", "/settings", "/access", "/actions", "/login",
         *[f"/do/{n}" for n in FORMS if n != "settings.put"],
     ]  # fmt: skip
 
@@ -250,7 +254,8 @@ class Writes:
 @pytest.mark.long
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
     writes = Writes(shop, window(shop.url))
-    for write in (decide_transactions, change_queues, mend_dead_letters, decide_held_keys, change_the_server):
+    parts = decide_transactions, change_queues, mend_dead_letters, decide_held_keys, keep_schedules, change_the_server
+    for write in parts:
         write(writes)
     assert sorted(writes.done) == sorted(FORMS), "a write of the console has no test"
     actions = shop.call("GET", "/v1/admin/actions?max=1000")["actions"]
@@ -301,7 +306,7 @@ def change_queues(writes: Writes) -> None:
     do("group.resume", "?group=stock")
     do("push.put", "?group=stock", url="http://127.0.0.1:9/notify", batch="5")
     w.go("/groups/stock")
-    assert "posted to http://127.0.0.1:9/notify, 5 a call" in w.text()
+    assert "posted to http://127.0.0.1:9/notify, at most 5 per call" in w.text()
     do("push.delete", "?group=stock")
     do("objective.put", "?group=stock", within="5", share="0.95")
     w.go("/groups/stock")
@@ -330,6 +335,28 @@ def decide_held_keys(writes: Writes) -> None:
     do("held-keys.skip", "?group=ledger", key="b")
     do("held-keys.release", "?group=ledger", all="1")
     assert shop.held() == []
+
+
+def keep_schedules(writes: Writes) -> None:
+    """Make a schedule, change it in the form that its page fills in, pause, resume and delete it."""
+    shop, w, do = writes.shop, writes.w, writes.do
+    rhythm = {"cron": "30 3 * * *", "zone": "Europe/Berlin"}
+    preview = do("schedule.put", schedule="nightly", topic="cleanup", body="all", **rhythm)
+    assert "at 30 3 * * * in Europe/Berlin" in preview
+    w.go("/schedules")
+    assert "nightly" in w.text() and "waiting" in w.text()
+    w.go("/schedules/nightly")
+    w.press("a:has-text('Change')")
+    assert w.page.input_value("#f-cron") == "30 3 * * *" and w.page.input_value("#f-body") == "all"
+    fill(w, {"tag": "vip", "reason": "a tag"})
+    w.press("button:has-text('Preview')")
+    w.press("button:has-text('Do it')")
+    assert shop.call("GET", "/v1/admin/schedules/nightly")["tag"] == "vip"
+    do("schedule.pause", "?schedule=nightly")
+    assert shop.call("GET", "/v1/admin/schedules/nightly")["state"] == "paused"
+    do("schedule.resume", "?schedule=nightly")
+    do("schedule.delete", "?schedule=nightly")
+    assert [row["name"] for row in shop.call("GET", "/v1/admin/schedules")["schedules"]] == [shop.schedule]
 
 
 def mend_dead_letters(writes: Writes) -> None:

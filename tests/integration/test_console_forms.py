@@ -129,3 +129,22 @@ def test_a_group_of_failures_is_previewed_in_sentences(memory: InMemoryServer, u
     (letter,) = admin(memory.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     status, page = send(memory, "dead-letters.drop", "preview", group=unique, ids=letter["id"])
     assert status == 200 and f"1 message of the dead letters of {unique} will be dropped for good." in page
+
+
+def test_a_schedule_is_made_shown_and_filled_in(memory: InMemoryServer, unique: str) -> None:
+    fields = {"schedule": unique, "topic": unique, "body": '{"a": 1}', "cron": "0 7 * * 1-5", "zone": "Europe/Berlin"}
+    status, page = send(memory, "schedule.put", "preview", **fields, headers="h=v")
+    assert status == 200 and f"sends a message to topic {unique} at 0 7 * * 1-5 in Europe/Berlin" in page
+    assert admin(memory.url, "GET", f"schedules?prefix={unique}")["schedules"] == []
+    status, page = send(memory, "schedule.put", "do", **fields, headers="h=v")
+    assert status == 200 and "The next instants are" in page
+    for path in ("/schedules", f"/schedules/{unique}"):
+        status, page = ask(memory.url, "GET", path)
+        assert status == 200 and "0 7 * * 1-5" in page
+    status, page = ask(memory.url, "GET", f"/do/schedule.put?schedule={unique}")
+    assert 'value="0 7 * * 1-5"' in page and "h=v</textarea>" in page and "{&#34;a&#34;: 1}</textarea>" in page
+    status, page = send(memory, "schedule.put", "preview", **fields | {"cron": "0 7 * *"})
+    assert status == 422 and "five fields" in page
+    for what, said in (("pause", "until it is resumed"), ("resume", "continues"), ("delete", "any more")):
+        status, page = send(memory, f"schedule.{what}", "do", schedule=unique)
+        assert status == 200 and said in page

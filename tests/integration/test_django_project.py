@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test import Client, TestCase, override_settings
 
 from notify.client import Message
-from notify.client.django import DjangoProducer, configured, producer, publish, send, tables
+from notify.client.django import DjangoProducer, configured, producer, publish, schedule, send, tables, unschedule
 from notify.client.django.system_checks import check_settings, check_tables
 from notify.errors import BindingRefused
 from notify.testing import InMemoryServer
@@ -66,6 +66,8 @@ def test_producers_of_the_setting(shop: Shop) -> None:
         made = producer(shop.alias)
         assert made is producer(shop.alias) and producer() is not made
         publish(Message(shop.topic, "b"))
+        (first, *_) = schedule(shop.topic, Message(shop.topic, "daily"), cron="0 7 * * *", zone="Asia/Tokyo")
+        assert (first.hour, unschedule(shop.topic)) == (22, True)
     assert made.outgoing.is_closed, "the setting has changed"
     assert shop.delivered() == ["a", "b"]
 

@@ -154,6 +154,19 @@ def test_held_keys(server: InMemoryServer) -> None:
     assert names["accounts"]["17"] == 70
 
 
+def test_recurring(server: InMemoryServer) -> None:
+    def during(consumer: Consumer) -> None:
+        eventually(lambda: consumer.handled >= 2, "two beats")
+
+    guide = Guide("guides/recurring.md", server.url, during)
+    names = guide.run()
+    assert {name for name, _ in names["seen"]} == {"heartbeat"}
+    assert len({at for _, at in names["seen"]}) == len(names["seen"]) >= 2
+    assert [at.second for at in names["coming"]] == [(names["coming"][0].second + n) % 60 for n in range(3)]
+    assert "30 3 * * * in America/New_York" in guide.answers[0]["text"]
+    assert [row["name"] for row in admin(server.url, "GET", "schedules")["schedules"]] == ["daily-report", "heartbeat"]
+
+
 def test_delay(server: InMemoryServer) -> None:
     server.freeze()
 

@@ -93,10 +93,23 @@ def producing(room: Room) -> list[Case]:
         report = {"producer_group": t.producer, "source": t.source, "transactions": 0}
         return Asked("POST", "/v1/transactions/left-behind", report)
 
+    def declare(topic: str, name: str) -> Any:
+        def ask(t: Things, o: Things) -> Asked:
+            for things in (t, o):
+                fields = {"topic": things.topic, "body": "x", "every": 86_400}
+                room.do("PUT", f"/v1/admin/schedules/{things.topic}", fields)
+            body = {"message": {"topic": t.fill(topic, o), "body": "x"}, "every": 3600}
+            return Asked("PUT", "/v1/schedules/" + t.fill(name, o), body)
+
+        return ask
+
+    def unschedule(t: Things, o: Things) -> Asked:
+        return Asked("DELETE", declare("{topic}", "{topic}")(t, o).path)
+
     own, others = needs("publish:{topic}"), needs("publish:{other_topic}")
     both = needs("publish:{topic} publish:{other_topic}")
     mixed = (Part(KNOWN, 200), Part(KNOWN, 409, is_foreign=True))
-    post = "POST /v1/transactions"
+    post, schedule = "POST /v1/transactions", "PUT /v1/schedules/{schedule}"
     return [
         Case("POST /v1/messages", KNOWN, lambda t, o: publishing(t.topic), parts=[Part(own, 201)]),
         Case("POST /v1/messages", KNOWN, lambda t, o: publishing(t.topic, o.topic, t.topic), what="to mixed topics",
@@ -105,6 +118,10 @@ def producing(room: Room) -> list[Case]:
              parts=[Part(needs("publish:dead-letter.{group}"), 201)]),
         Case("POST /v1/messages", KNOWN, publish_as, what="under another's id",
              parts=[Part(own, 409, is_foreign=True)]),
+        Case(schedule, own, declare("{topic}", "{topic}")),
+        Case(schedule, others, declare("{other_topic}", "{other_topic}"), what="of another's topic"),
+        Case(schedule, both, declare("{topic}", "{other_topic}"), what="in place of another's"),
+        Case("DELETE /v1/schedules/{schedule}", own, unschedule),
         Case(post, CHECK, store(("{topic}",)), parts=[Part(own, 201)]),
         Case(post, CHECK, store(("{topic}",), ("{other_topic}",), ("{topic}", "{other_topic}")), what="to mixed topics",
              parts=[Part(own, 201), Part(others, 201), Part(both, 201)]),
@@ -266,7 +283,7 @@ def administration(room: Room) -> list[Case]:
 def _lists_and_alarms(add: Add) -> None:
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "left-behind", "nodes",
                  "settings", "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions",
-                 "audits", "overview", "history", "dead-letters", "alarms"):  # fmt: skip
+                 "audits", "overview", "history", "dead-letters", "alarms", "schedules"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
     add("POST /alarms/{name}/unsilence", ADMIN, "/alarms/parked/unsilence", {}, status=404)  # it is not silent
@@ -350,6 +367,11 @@ def _settings_and_backups(add: Add) -> None:
     add("PUT /limits", ADMIN, None, {})
     add("PUT /settings", ADMIN, None, {"values": {"check_attempts": 15}})
     add("POST /settings/rollback", ADMIN, None, {"to": 0})
+    add("PUT /schedules/{name}", ADMIN, "/schedules/{topic}", {"topic": "{topic}", "body": "x", "every": 60})
+    add("GET /schedules/{name}", VIEW, "/schedules/none", status=404)
+    for action in ("pause", "resume"):
+        add(f"POST /schedules/{{name}}/{action}", ADMIN, f"/schedules/none/{action}", {}, status=404)
+    add("DELETE /schedules/{name}", ADMIN, "/schedules/none", {}, status=404)
     add("PUT /check-webhooks", ADMIN, None, {"webhooks": {}})
     add("POST /credentials", ADMIN, None, {"name": "x", "rights": ["admin"]})
     add("POST /credentials/{number}/revoke", ADMIN, "/credentials/000000000000/revoke", {}, status=404)
@@ -389,8 +411,8 @@ def edges(room: Room) -> list[Case]:
     add("GET /login", ANYONE)
     add("POST /login", ANYONE, None, f"token={room.all}".encode(), status=303)
     add("POST /logout", KNOWN, None, b"", status=303)
-    for path in ("/", "/transactions", "/topics", "/groups", "/dead-letters", "/nodes", "/audits", "/jobs",
-                 "/settings", "/access", "/actions", "/overview/history"):  # fmt: skip
+    for path in ("/", "/transactions", "/topics", "/groups", "/dead-letters", "/schedules", "/nodes", "/audits",
+                 "/jobs", "/settings", "/access", "/actions", "/overview/history"):  # fmt: skip
         add(f"GET {path}", VIEW)
     add("GET /messages", KNOWN)  # only the form
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
@@ -402,6 +424,7 @@ def edges(room: Room) -> list[Case]:
     add("GET /groups/{group}/history", VIEW)
     add("GET /groups/{group}/dead-letters", VIEW)
     add("GET /groups/{group}/held-keys", VIEW)
+    add("GET /schedules/{schedule}", VIEW, "/schedules/none", status=404)
     add("GET /jobs/{job}", VIEW, "/jobs/1")
     add("GET /audits/{number}/report", KNOWN, "/audits/1/report", status=303)  # redirects to an admin route
     add("GET /do/{name}", KNOWN, "/do/group.pause", what="a form, and nothing else")

@@ -10,7 +10,7 @@
 `manage.py migrate` creates the tables; see docs/frameworks.md.
 """
 
-from notify.client.django.configured import flush, producer, publish, send, start
+from notify.client.django.configured import flush, producer, publish, schedule, send, start, unschedule
 from notify.client.django.inbox import DjangoInbox
 from notify.client.django.producer import DjangoProducer
 from notify.client.django.tables import create_tables, drop_tables
@@ -23,6 +23,8 @@ __all__ = [
     "flush",
     "producer",
     "publish",
+    "schedule",
     "send",
     "start",
+    "unschedule",
 ]

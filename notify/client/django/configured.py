@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -59,6 +60,20 @@ def send(message: Message, *, using: str | None = None) -> None:
 def publish(message: Message) -> str:
     """Send a message without a transaction and return its id, once it is durable; see DjangoProducer.publish."""
     return producer().publish(message)
+
+
+def schedule(name: str, message: Message, **when: Any) -> list[datetime]:
+    """Send a message again and again, and return the next instants; see TransactionProducer.schedule for the arguments.
+
+    Declare it in a data migration, a management command or `AppConfig.ready`: the same declaration again changes
+    nothing.
+    """
+    return producer().schedule(name, message, **when)
+
+
+def unschedule(name: str) -> bool:
+    """Delete a schedule; whether there was one."""
+    return producer().unschedule(name)
 
 
 def start(using: str | None = None) -> None:

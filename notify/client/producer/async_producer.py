@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from zoneinfo import ZoneInfo
 
 from sqlalchemy.util import greenlet_spawn
 
@@ -23,7 +25,7 @@ from notify.client.producer.options import (
     takes_options,
 )
 from notify.client.producer.outgoing import LoopOutgoing
-from notify.client.producer.packing import pack, pack_all
+from notify.client.producer.packing import pack, pack_all, pack_schedule
 from notify.client.producer.transactional import check_factory, check_made, check_transactional
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
@@ -157,6 +159,25 @@ class AsyncTransactionProducer:
         packed = pack(message)
         with tracing.sending([packed]):
             return await self.outgoing.start().client.publish(packed)
+
+    async def schedule(
+        self,
+        name: str,
+        message: Message,
+        *,
+        cron: str | None = None,
+        every: float | timedelta | None = None,
+        zone: str | ZoneInfo = "UTC",
+        catch_up: str = "last",
+        catch_up_most: int = 100,
+    ) -> list[datetime]:
+        """Send a message again and again, and return the next instants; see TransactionProducer.schedule."""
+        packed = pack_schedule(message, cron, every, zone, catch_up, catch_up_most)
+        return await self.outgoing.start().client.schedule(name, packed)
+
+    async def unschedule(self, name: str) -> bool:
+        """Delete a schedule; whether there was one."""
+        return await self.outgoing.start().client.unschedule(name)
 
     async def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> Prepared:
         """Store a half for a transaction that is not in a database; end it with commit() or rollback().

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 import weakref
+from datetime import datetime
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from notify.client.producer.running import Running
 from notify.client.producer.transactions import accepted
 from notify.client.threads.loop import LoopThread, home, instance_name
 from notify.errors import BindingRefused, Closed, Timeout
-from notify.protocol.wire import Item, PackedMessage
+from notify.protocol.wire import Item, PackedMessage, PackedSchedule
 from notify.runtime.green import patched_by
 
 log = logging.getLogger("notify.client")
@@ -201,6 +202,17 @@ class ThreadOutgoing:
         """Send a message without a transaction, wait, and return its id. Raises InvalidRequest, Unavailable, Closed."""
         thread, running = self.start()
         return thread.run(running.client.publish(message))
+
+    def schedule(self, name: str, schedule: PackedSchedule) -> list[datetime]:
+        """Declare a schedule, wait, and return its next instants. Raises Closed, and the errors of
+        `TransactionClient.schedule`."""
+        thread, running = self.start()
+        return thread.run(running.client.schedule(name, schedule))
+
+    def unschedule(self, name: str) -> bool:
+        """Delete a schedule, wait, and return whether there was one. Raises InvalidRequest, Unavailable, Closed."""
+        thread, running = self.start()
+        return thread.run(running.client.unschedule(name))
 
     def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
         """Store the half of a transaction outside of a database, wait, and return its item. Raises Closed, and the

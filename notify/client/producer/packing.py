@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from sqlalchemy.exc import DBAPIError
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
-from notify.protocol.wire import PackedMessage
+from notify.protocol.wire import PackedMessage, PackedSchedule
 
 
 def pack(message: Message) -> PackedMessage:
@@ -56,6 +57,36 @@ def pack_unkeyed(message: Message) -> PackedMessage:
         ttl = number_of_seconds("ttl", ttl)
         check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
     return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
+
+
+def pack_schedule(
+    message: Message,
+    cron: str | None,
+    every: float | timedelta | None,
+    zone: str | ZoneInfo,
+    catch_up: str,
+    catch_up_most: int,
+) -> PackedSchedule:
+    """Encode a schedule for the wire. Raises InvalidRequest; what a cron expression and a zone mean, the server
+    checks."""
+    packed = pack(message)
+    if packed.delay is not None or packed.deliver_at is not None:
+        raise InvalidRequest("a schedule's message has no delay: let the schedule be due later", "invalid_schedule")
+    if (cron is None) == (every is None):
+        raise InvalidRequest("a schedule has either cron= or every=: give exactly one of them", "invalid_schedule")
+    seconds = None
+    if every is not None:
+        seconds = every.total_seconds() if isinstance(every, timedelta) else number_of_seconds("every", every)
+    if type(catch_up_most) is not int:
+        raise InvalidRequest(f"catch_up_most is {catch_up_most!r:.60}: it should be a number", "invalid_schedule")
+    return PackedSchedule(
+        message=packed,
+        cron=None if cron is None else as_text("cron", cron),
+        every=seconds,
+        zone=zone.key if isinstance(zone, ZoneInfo) else as_text("zone", zone),
+        catch_up=as_text("catch_up", catch_up),
+        catch_up_most=catch_up_most,
+    )
 
 
 def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from zoneinfo import ZoneInfo
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
@@ -24,7 +26,7 @@ from notify.client.producer.options import (
     takes_options,
 )
 from notify.client.producer.outgoing import ThreadOutgoing
-from notify.client.producer.packing import pack, pack_all
+from notify.client.producer.packing import pack, pack_all, pack_schedule
 from notify.client.producer.transactional import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
@@ -66,6 +68,36 @@ class ThreadProducer:
         packed = pack(message)
         with tracing.sending([packed]):
             return self.outgoing.publish(packed)
+
+    def schedule(
+        self,
+        name: str,
+        message: Message,
+        *,
+        cron: str | None = None,
+        every: float | timedelta | None = None,
+        zone: str | ZoneInfo = "UTC",
+        catch_up: str = "last",
+        catch_up_most: int = 100,
+    ) -> list[datetime]:
+        """Send a message again and again: at the instants of a cron expression in a time zone, or every so many
+        seconds. Returns the next instants.
+
+        `name`: of the schedule; declaring the same again changes nothing, and anything else replaces it. `cron`: five
+        fields, such as "0 7 * * 1-5"; `zone`: its IANA time zone. `every`: seconds (1 to 31,622,400) or a timedelta,
+        counted from 1970-01-01T00:00:00Z. `catch_up`: which of the instants are sent late that no server could send
+        within 60 s: the last one of them, if nothing else is due (`last`), none (`skip`), or the last `catch_up_most`
+        (1 to 1,000) of them (`all`). The message has at most 64 KiB and no delay; a callable key is called now. The
+        message's id is made from the schedule and the instant, and its headers name both.
+
+        Raises InvalidRequest, Conflict if somebody else changes the schedule at the same moment, Unavailable, and
+        Closed after `close`.
+        """
+        return self.outgoing.schedule(name, pack_schedule(message, cron, every, zone, catch_up, catch_up_most))
+
+    def unschedule(self, name: str) -> bool:
+        """Delete a schedule; whether there was one. Raises InvalidRequest, Unavailable, and Closed after `close`."""
+        return self.outgoing.unschedule(name)
 
     def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
         """Store a half for a transaction that is not in a database; end it with commit() or rollback().

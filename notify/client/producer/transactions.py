@@ -7,8 +7,10 @@ import contextlib
 import functools
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,6 +21,7 @@ from notify.client.transport.login import Shown
 from notify.client.transport.servers import Chooser, Servers, more_telling, room_then_load
 from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
 from notify.protocol import ids
+from notify.protocol.limits import check_name
 from notify.protocol.sources import NO_DATABASE
 from notify.protocol.wire import (
     Item,
@@ -28,8 +31,11 @@ from notify.protocol.wire import (
     PackedMessage,
     PackedMessages,
     PackedPublished,
+    PackedSchedule,
     PackedTransaction,
     PackedTransactions,
+    ScheduleDeclared,
+    ScheduleDeleted,
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
@@ -278,10 +284,11 @@ class TransactionClient:
         body: bytes,
         deadline: float,
         shard: str | None,
-        read: Callable[[bytes], list[Item]],
+        read: Callable[[bytes], T],
         *,
         is_one: bool,
-    ) -> list[Item]:
+        method: str = "POST",
+    ) -> T:
         """Send a request, and repeat it while the server is unreachable, up to the deadline (the loop's time): the ids
         make repeating safe. `is_one`: it has one item, so that a smaller request would not help."""
         loop = asyncio.get_running_loop()
@@ -290,7 +297,7 @@ class TransactionClient:
         while True:
             remaining = max(deadline - loop.time(), 0.001)
             try:
-                return read(await self.http.call("POST", path, body, remaining, shard=shard))
+                return read(await self.http.call(method, path, body, remaining, shard=shard))
             except Unavailable as error:
                 failed = more_telling(error, failed, remaining)
                 wait = backoff.next()
@@ -376,6 +383,31 @@ class TransactionClient:
         message_ids = [message.id or "" for message in messages]
         shard = self._shard_for_all_attempts(shard, len(message_ids))
         return await self._items("/v1/messages", body, message_ids, OUTCOME_SECONDS, shard)
+
+    async def schedule(self, name: str, schedule: PackedSchedule) -> list[datetime]:
+        """Declare a schedule and return its next instants. Raises InvalidRequest, Conflict or Unavailable."""
+        declared = await self._about_schedule("PUT", name, encode_msgpack(schedule), ScheduleDeclared)
+        return declared.next
+
+    async def unschedule(self, name: str) -> bool:
+        """Delete a schedule; whether there was one. Raises InvalidRequest or Unavailable."""
+        return (await self._about_schedule("DELETE", name, b"", ScheduleDeleted)).deleted
+
+    async def _about_schedule(self, method: str, name: str, body: bytes, answer: type[T]) -> T:
+        check_name("schedule", name)
+        deadline = asyncio.get_running_loop().time() + OUTCOME_SECONDS
+        await self.http.known(OUTCOME_SECONDS)
+        if self.http.are_apart:
+            raise InvalidRequest(
+                "several addresses are given, and no registry connects their servers: each would send a schedule's "
+                "messages. Give the servers a registry (`notify serve --registry`), or declare the schedule with a "
+                "producer that has one address",
+                "no_registry",
+            )
+        path = f"/v1/schedules/{name}?instance={quote(self.instance, safe='')}"
+        decode = msgspec.msgpack.Decoder(answer).decode
+        read = functools.partial(read_answer, decode)
+        return await self._retried(path, body, deadline, None, read, is_one=True, method=method)
 
     async def published(self) -> None:
         """Wait until all queued messages without a transaction are answered or have failed."""

@@ -305,6 +305,11 @@ class Servers:
                 async with asyncio.timeout(ASKED_SECONDS):
                     await self._was_asked.wait()
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether several addresses were given, and their servers know nothing of each other."""
+        return len(self._seeds) > 1 and not self._members
+
     def look_again(self) -> None:
         """Ask for the members soon, because an answer shows that they have changed."""
         self._look.set()

@@ -27,6 +27,7 @@ from notify.server.admin import (
     purge,
     pushes,
     repairs,
+    schedules,
     sending,
     settings,
     topics,
@@ -57,6 +58,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
+    schedules.add_routes(routes, desk)
     backups.add_routes(routes, desk)
     check_webhooks.add_routes(routes, desk)
     objectives.add_routes(routes, desk)

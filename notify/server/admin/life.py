@@ -7,7 +7,7 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.protocol import ids
-from notify.protocol.message import DEAD_LETTER_REASON
+from notify.protocol.message import DEAD_LETTER_REASON, schedule_of
 from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import json_unplaced, transaction_row
 from notify.server.core.core import Core
@@ -44,7 +44,9 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     stored = [m for m in store.messages(transaction_id) if m.message_no == number]
     letters = [m for m in stored if m.topic.startswith(DEAD_LETTER_PREFIX) and not m.corrupt]
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
-    events = list(_transaction_events(transaction))
+    half = halves[0]
+    schedule = "" if half.corrupt or not half.payload else schedule_of(decode_payload(half.payload).headers)
+    events = list(_transaction_events(transaction, schedule))
     groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
     is_timeline_whole = True
@@ -73,8 +75,9 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     }
 
 
-def _transaction_events(transaction: Transaction) -> Iterator[Event]:
-    yield transaction.stored_us, {"event": "half stored" if transaction.producer_group else "stored"}
+def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Event]:
+    event = "half stored" if transaction.producer_group else "stored"
+    yield transaction.stored_us, {"event": f"sent by schedule {schedule}" if schedule else event}
     if transaction.decided_us:
         yield transaction.decided_us, {"event": transaction.state.name}
 

@@ -74,6 +74,11 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
         self._changing: asyncio.Task[None] | None = None
 
+    @property
+    def shares_storage(self) -> bool:
+        """Whether several servers may write to this server's storage."""
+        return self._shards is not None
+
     def _time_us(self) -> int:
         """The estimated time of the database, by a clock of this machine that nobody sets."""
         return boot_clock() + self._offset_us

@@ -1,10 +1,10 @@
-"""Follows the settings and credentials that servers share, whether they were changed here or at another server."""
+"""Follows the settings, credentials and schedules that servers share, whoever changed them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from notify.server.configuration.first_token import leave_first_token
 from notify.server.configuration.last_known import Known, LastKnown
 from notify.server.configuration.records import CREDENTIALS, SETTINGS, Records
 from notify.server.configuration.revisions import Configuration, Revision
+from notify.server.schedules.records import SCHEDULES
 from notify.server.settings import Settings
 from notify.server.tasks import ended, repeated
 
@@ -54,8 +55,9 @@ class Administration:
         clock: Clock,
         on_change: Callable[[Configuration], None] = lambda configuration: None,
         last_known: LastKnown | None = None,
+        follow_schedules: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_change` is called after settings or limits have changed.
+        """`on_change` is called after settings or limits have changed, `follow_schedules` when schedules have.
 
         `last_known` keeps what was read from `engine`, for a start at which that database does not answer; None: the
         database is this server's own file.
@@ -66,6 +68,7 @@ class Administration:
         self.clock = clock
         self._on_change = on_change
         self._last_known = last_known
+        self._follow_schedules = follow_schedules
         self._kept_at = 0.0
         self._credentials: Sequence[Credential] = ()
         self._versions: dict[str, int] = {}
@@ -111,6 +114,8 @@ class Administration:
             self._learn(await self._read(self.records.credentials))
         if versions.get(SETTINGS) != self._versions.get(SETTINGS):
             self.hold(await self._read(self.records.revision))
+        if self._follow_schedules is not None and versions.get(SCHEDULES) != self._versions.get(SCHEDULES):
+            await self._follow_schedules()
         is_same, self._versions = versions == self._versions, versions
         if self._last_known is not None and not (is_same and time.monotonic() < self._kept_at + KEEP_EVERY_SECONDS):
             self._kept_at = time.monotonic()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict, NotFound
 from notify.server.access.credential import Credential
 from notify.server.configuration.revisions import Revision
 from notify.storage.sql.administration import (
+    changing,
     server_action,
     server_audit,
     server_change,
@@ -94,7 +93,7 @@ class Records:
         revision = Revision(after + 1, at_us, who[:255], reason, settings)
         values = {"number": revision.number, "at_us": at_us, "who": revision.who, "reason": reason}
         try:
-            with self._change(SETTINGS) as connection:
+            with changing(self._engine, SETTINGS) as connection:
                 connection.execute(server_revision.insert().values(settings=json.dumps(settings), **values))
         except sa.exc.IntegrityError:
             raise Conflict("the settings were changed by someone else just now: look, and try again") from None
@@ -112,19 +111,19 @@ class Records:
             return [Credential(**(dict(row) | {"rights": tuple(json.loads(row["rights"]))})) for row in rows]
 
     def add_credential(self, credential: Credential) -> None:
-        with self._change(CREDENTIALS) as connection:
+        with changing(self._engine, CREDENTIALS) as connection:
             connection.execute(server_credential.insert().values(_columns(credential)))
 
     def add_first_credential(self, credential: Credential) -> None:
         """Add a credential if there is none yet. If several servers call this at the same time, only one adds it."""
-        with self._change(CREDENTIALS) as connection:
+        with changing(self._engine, CREDENTIALS) as connection:
             if connection.scalar(sa.select(sa.func.count()).select_from(server_credential)) == 0:
                 connection.execute(server_credential.insert().values(_columns(credential)))
 
     def revoke_credential(self, number: str, at_us: int) -> None:
         """Record that a credential is revoked, unless it was revoked before."""
         columns = server_credential.c
-        with self._change(CREDENTIALS) as connection:
+        with changing(self._engine, CREDENTIALS) as connection:
             connection.execute(
                 server_credential.update().where(columns.id == number, columns.revoked_us == 0).values(revoked_us=at_us)
             )
@@ -173,22 +172,9 @@ class Records:
     # --- changes ----------------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, int]:
-        """How often settings and credentials have changed, by name."""
+        """How often settings, credentials and schedules have changed, by name."""
         with self._engine.connect() as connection:
             return {row.name: row.version for row in connection.execute(sa.select(server_change))}
-
-    @contextlib.contextmanager
-    def _change(self, name: str) -> Iterator[Connection]:
-        """A transaction that counts as a change. If two servers make a change, one waits, and sees the other's."""
-        columns = server_change.c
-        # The row to lock is made in its own transaction: if several transactions insert and then update it, InnoDB
-        # reports a deadlock.
-        with contextlib.suppress(sa.exc.IntegrityError), self._engine.begin() as connection:
-            if connection.scalar(sa.select(columns.version).where(columns.name == name)) is None:
-                connection.execute(server_change.insert().values(name=name, version=0))
-        with self._engine.begin() as connection:
-            connection.execute(server_change.update().where(columns.name == name).values(version=columns.version + 1))
-            yield connection
 
 
 def _revision(row: Any) -> Revision:

@@ -105,6 +105,8 @@ async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
     if name in ("message.send", "dead-letters.edit"):
         await _fill_in_content(api, fields, fields.pop("like", "") or fields.get("id", ""))
         return change
+    if name == "schedule.put":
+        await _fill_in_schedule(api, change, fields)
     if name != "settings.put":
         return change
     settings = (await api.get("settings"))["settings"]
@@ -128,6 +130,19 @@ async def _fill_in_content(api: Api, fields: dict[str, str], like: str) -> None:
     fields["body"] = message.get("body", "")
     fields |= {field: message[field] for field in ("key", "tag") if field in message}
     fields["headers"] = "\n".join(f"{name}={text}" for name, text in headers.items())
+
+
+async def _fill_in_schedule(api: Api, change: AdminWrite, fields: dict[str, str]) -> None:
+    """Fill a form with a schedule as it is now, unless the form was posted or is for a new one."""
+    if not fields.get("schedule") or "topic" in fields:
+        return
+    schedule = await api.get(path_of("schedules/{name}", name=fields["schedule"]))
+    for field in change.inputs:
+        value = schedule.get(field.name)
+        if isinstance(value, dict):
+            value = "\n".join(f"{name}={text}" for name, text in value.items())
+        if value is not None:
+            fields[field.name] = f"{value:g}" if isinstance(value, float) else str(value)
 
 
 async def _priorities(api: Api, change: AdminWrite, fields: dict[str, str]) -> AdminWrite:

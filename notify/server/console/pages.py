@@ -176,6 +176,17 @@ async def found(api: Api, text: str) -> str:
     return "/messages?" + urlencode({"key": text})
 
 
+async def _schedules(api: Api, request: Request) -> dict[str, Any]:
+    query = request.query_params
+    answer = await api.get("schedules", prefix=query.get("prefix"), after=query.get("after"), max=ROWS)
+    return answer | {"rows": ROWS}
+
+
+async def _schedule(api: Api, request: Request) -> dict[str, Any]:
+    name = request.path_params["schedule"]
+    return {"title": f"Schedule {name}", "s": await api.get(path_of("schedules/{name}", name=name))}
+
+
 async def _nodes(api: Api, request: Request) -> dict[str, Any]:
     away, refused = "", []
     try:
@@ -238,6 +249,8 @@ PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/groups/{group}/dead-letters", "dead_letters.html", "", _dead_letters),
     ("/groups/{group}/held-keys", "held_keys.html", "", _held_keys),
     ("/dead-letters", "dead_letter_groups.html", "Dead letters", _dead_letter_groups),
+    ("/schedules", "schedules.html", "Schedules", _schedules),
+    ("/schedules/{schedule}", "schedule.html", "", _schedule),
     ("/nodes", "nodes.html", "Nodes and bridges", _nodes),
     ("/audits", "audits.html", "Audits", _audits),
     ("/jobs", "jobs.html", "Jobs", _jobs),

@@ -29,7 +29,7 @@ SECURITY = {
 
 NAVIGATION = (
     ("Messages", (("/", "Overview"), ("/groups", "Groups"), ("/dead-letters", "Dead letters"),
-                  ("/transactions", "Transactions"), ("/messages", "Messages"), ("/topics", "Topics"))),
+                  ("/transactions", "Transactions"), ("/messages", "Messages"), ("/topics", "Topics"), ("/schedules", "Schedules"))),
     ("Operation", (("/nodes", "Nodes"), ("/audits", "Audits"), ("/jobs", "Jobs"))),
     ("Administration", (("/settings", "Settings"), ("/access", "Access"), ("/actions", "Audit log"))),
 )  # fmt: skip
@@ -39,7 +39,7 @@ _LISTS = {target: label for _, pages in NAVIGATION for target, label in pages}
 LIVE = {
     "overview.html": 3, "transactions.html": 5, "transaction.html": 5, "message.html": 5, "topics.html": 5,
     "topic.html": 5, "groups.html": 5, "group.html": 3, "dead_letter_groups.html": 5, "dead_letters.html": 10,
-    "held_keys.html": 5,
+    "held_keys.html": 5, "schedules.html": 5, "schedule.html": 5,
     "nodes.html": 5, "jobs.html": 3, "job.html": 1,
 }  # fmt: skip
 """Pages that refresh themselves, and after how many seconds."""

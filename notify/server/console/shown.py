@@ -119,7 +119,7 @@ _PAGES = {
     "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
     "held_keys": "/groups/{}/held-keys", "held_up": "/groups/{}/held-keys",
     "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
-    "left_behind": "/nodes", "audit": "/audits", "kafka": "/nodes",
+    "left_behind": "/nodes", "schedule": "/schedules", "audit": "/audits", "kafka": "/nodes",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from notify.protocol import wire
 
 SUBSCRIPTION = "/v1/groups/{group}/subscriptions/{topic}"
+SCHEDULE = "/v1/schedules/{schedule}"
 REFUSED = "/v1/sources/{source}/refused"
 ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions", "Store halves", wire.JsonTransactions, wire.Items),
@@ -20,6 +21,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions/left-behind", "Report what a group has left behind", wire.LeftBehindReport, None),
     ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
+    (SCHEDULE, "Declare a schedule, which sends a message again and again", wire.JsonSchedule, wire.ScheduleDeclared),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
     (REFUSED, "Report how many refused transactions of a source wait for a decision", wire.RefusedReport, None),
@@ -28,7 +30,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     (SUBSCRIPTION, "Make or change a subscription, or with * a pattern of topics", wire.Subscribe, None),
     (SUBSCRIPTION + "/inbox", "Report since when the group's inbox is complete", wire.WholeInbox, None),
 ]
-METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox", REFUSED), "put")
+METHODS = dict.fromkeys((SUBSCRIPTION, SUBSCRIPTION + "/inbox", REFUSED, SCHEDULE), "put")
 """The methods of routes whose method is not POST."""
 
 
@@ -47,6 +49,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/transactions/left-behind": {"producer_group": "shop", "source": "shop-db", "transactions": 3, "seconds": 90},
     "/v1/checks/poll": {"producer_group": "shop", "instance": "shop-1", "wait": 20, "max": 100},
     "/v1/messages": {"messages": [{"topic": "order.placed", "body": "a book", "delay": 60}]},
+    SCHEDULE: {"message": {"topic": "report.wanted", "body": "daily"}, "cron": "0 7 * * 1-5", "zone": "Europe/Berlin"},
     "/v1/groups/{group}/receive": {
         "instance": "points-1", "topics": ["order.placed"], "max": 100, "wait": 20, "lease": 30,
     },
@@ -95,7 +98,14 @@ _REFUSED = {
 
 
 def _add(document: dict[str, Any]) -> None:
-    types = [request for _, _, request, _ in ROUTES] + [wire.Items, wire.SettledItems, wire.Bridged, wire.Problem]
+    types = [request for _, _, request, _ in ROUTES] + [
+        wire.Items,
+        wire.SettledItems,
+        wire.Bridged,
+        wire.ScheduleDeclared,
+        wire.ScheduleDeleted,
+        wire.Problem,
+    ]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     for path, summary, request, answer in ROUTES:
@@ -115,10 +125,21 @@ def _add(document: dict[str, Any]) -> None:
                 "507": _REFUSED,
             },
         }
-        names = [name for name in ("group", "source", "topic") if f"{{{name}}}" in path]
+        names = [name for name in ("group", "source", "topic", "schedule") if f"{{{name}}}" in path]
         if names:
             operation["parameters"] = [_named(name) for name in names]
         document["paths"][path] = {METHODS.get(path, "post"): operation}
+    deleted = {"$ref": "#/components/schemas/ScheduleDeleted"}
+    document["paths"][SCHEDULE]["delete"] = {
+        "summary": "Delete a schedule",
+        "tags": ["data"],
+        "parameters": [_named("schedule")],
+        "responses": {
+            "200": {"description": "Whether there was one", "content": {wire.JSON: {"schema": deleted}}},
+            "4XX": _REFUSED,
+            "503": _REFUSED,
+        },
+    }
     plain = {"200": {"description": "As shown", "content": {wire.JSON: {"schema": {"type": "object"}}}}}
     for path, summary, parameters in (
         ("/v1/bridge/{source}", "Where a bridge's source stands", [_named("source")]),

@@ -56,7 +56,7 @@ _LARGE = {
     "/v1/messages": ("publish", LIMITS.request_bytes),
 }
 """The action that a sender needs for some name, and the largest body, by path."""
-_LARGE_OF_NOUN = {"groups": "consume", "bridge": "bridge", "sources": "bridge"}
+_LARGE_OF_NOUN = {"groups": "consume", "bridge": "bridge", "sources": "bridge", "schedules": "publish"}
 
 
 def check_subscriber(request: Request, group: str, topic: str) -> None:

@@ -7,13 +7,14 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
-from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError
+from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, WrongRole
 from notify.protocol.latency import HANDLED, WAITED, parsed
 from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.protocol.wire import (
@@ -23,16 +24,20 @@ from notify.protocol.wire import (
     Items,
     JsonBridgeBatch,
     JsonMessages,
+    JsonSchedule,
     JsonTransactions,
     Leave,
     LeftBehindReport,
     Outcomes,
     PackedBridgeBatch,
     PackedMessages,
+    PackedSchedule,
     PackedTransactions,
     Poll,
     Receive,
     RefusedReport,
+    ScheduleDeclared,
+    ScheduleDeleted,
     Settle,
     SettledItems,
     States,
@@ -58,10 +63,13 @@ from notify.server.data.encode import (
 from notify.server.data.permission import check, check_subscriber, may_consume, polling
 from notify.server.data.request import Request
 from notify.server.latency import Latency
+from notify.server.schedules.schedules import Schedules
 from notify.server.topics import described
 from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
 
+DECLARED, NEXT = "declared in code", 3
+"""Why a schedule changes that a service declares, and how many of its next instants the answer has."""
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 
@@ -106,6 +114,7 @@ def _decoders(json_type: Any, packed_type: Any) -> tuple[Any, Any]:
 
 _TRANSACTIONS = _decoders(JsonTransactions, PackedTransactions)
 _MESSAGES = _decoders(JsonMessages, PackedMessages)
+_SCHEDULE = _decoders(JsonSchedule, PackedSchedule)
 _OUTCOMES = _decoders(Outcomes, Outcomes)
 _STATES = _decoders(States, States)
 _POLL = _decoders(Poll, Poll)
@@ -129,6 +138,8 @@ class DataRoutes:
         ("POST", "/v1/transactions/left-behind", "tell_left_behind"),
         ("POST", "/v1/checks/poll", "poll"),
         ("POST", "/v1/messages", "messages"),
+        ("PUT", "/v1/schedules/{schedule}", "schedule"),
+        ("DELETE", "/v1/schedules/{schedule}", "unschedule"),
         ("GET", "/v1/members", "members"),
         ("GET", "/v1/bridge/{source}", "bridge_position"),
         ("POST", "/v1/bridge/{source}/batches", "bridge_batch"),
@@ -149,9 +160,12 @@ class DataRoutes:
         core: Core,
         members: Callable[[], dict[str, Any]] | None = None,
         reply_bytes: Callable[[int], int] = lambda most: most,
+        schedules: Schedules | None = None,
     ) -> None:
-        """`members` returns the answer of `GET /v1/members`, `reply_bytes` how large a reply may be now."""
+        """`members` returns the answer of `GET /v1/members`, `reply_bytes` how large a reply may be now.
+        `schedules`: None if this server has none."""
         self.core = core
+        self._schedules = schedules
         self._reply_bytes = reply_bytes
         self._members = members or (lambda: {"version": 0, "members": []})
         self.invites_outcomes = True
@@ -258,6 +272,30 @@ class DataRoutes:
             self._check_names_worker(request)
         items = await self.core.transactions.publish(body, request.principal, anywhere=body.anywhere)
         return _encode_items(request, items)
+
+    async def schedule(self, request: Request, name: str) -> bytes:
+        body: JsonSchedule | PackedSchedule = request.decode(_SCHEDULE)
+        schedules = self._having_schedules()
+        change = await schedules.wanted(name, body, request.principal)
+        await schedules.declare(name, change, _instance(request), DECLARED)
+        coming = [datetime.fromisoformat(text) for text in schedules.next_of(change.declaration, NEXT)]
+        return request.encode(ScheduleDeclared(name, change.is_change, coming))
+
+    async def unschedule(self, request: Request, name: str) -> bytes:
+        check_name("schedule", name)
+        schedules = self._having_schedules()
+        try:
+            topic = (await schedules.one(name)).declaration.message.topic
+        except NotFound:
+            request.principal.check_some("publish")
+            return request.encode(ScheduleDeleted(name, False))
+        request.principal.check("publish", topic, called="the schedule's topic")
+        return request.encode(ScheduleDeleted(name, await schedules.delete(name, _instance(request), DECLARED)))
+
+    def _having_schedules(self) -> Schedules:
+        if self._schedules is None:
+            raise WrongRole("this server has no schedules")
+        return self._schedules
 
     async def poll(self, request: Request) -> bytes:
         body: Poll = request.decode(_POLL)

@@ -253,7 +253,10 @@ class Rule:
     """Makes a worker's query from its name and the request's query; None: the worker is not asked."""
 
 
-_SHARED = "settings|settings/revisions|limits|credentials|actions|check-webhooks|pushes|audits|audits/.*|nodes"
+_SHARED = (
+    "settings|settings/revisions|limits|credentials|actions|check-webhooks|pushes|schedules|schedules/[^/]+|"
+    "audits|audits/.*|nodes"
+)
 _READS: tuple[tuple[str, Rule], ...] = (
     (_SHARED, Rule(FanOut.HERE)),
     ("overview", Rule(FanOut.ALL, _overview)),

@@ -86,6 +86,12 @@ MEANING = {
         "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. If the alarm "
         "names a group, some of its partitions have no leader: start their brokers."
     ),
+    "schedule": (
+        "A schedule's message is more than 60 s late, instants were left out, or the schedule sends nothing. The alarm "
+        "gives the reason, such as a topic that does not exist, a full disk, or a time zone that the server's machine "
+        "does not know. `notify schedule show NAME` shows its next instants. What was left out is sent only by hand "
+        "(`notify message send`)."
+    ),
     "audit": "The newest published audit has findings. Its report explains them, and what to do.",
     "filter": (
         "A subscription's filter was accepted by an earlier version, but this version refuses it, because evaluating "

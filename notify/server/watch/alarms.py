@@ -18,6 +18,7 @@ from notify.protocol.wire import instant
 from notify.runtime.threads import in_thread
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
+from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended, repeated
 from notify.server.watch.alarm import CRITICAL, Alarm
@@ -49,6 +50,7 @@ class Alarms:
         shipping: Shipping | None = None,
         pushes: Pushes | None = None,
         restarted_for: str = "",
+        schedules: Schedules | None = None,
     ) -> None:
         """`newest_audit` returns the verdict that was published last; `restarted_for`: why this worker was
         started again, or empty."""
@@ -57,6 +59,7 @@ class Alarms:
         self._silences = silences
         self._shipping = shipping
         self._pushes = pushes
+        self._schedules = schedules
         self._core = core
         self._watched = watched
         self._newest_audit = newest_audit
@@ -142,6 +145,8 @@ class Alarms:
         except Unavailable as error:
             current.append(("kafka", "", f"Groups are not watched: {error}"))
         current += self._failing_pushes(now_us)
+        if self._schedules is not None:
+            current += [("schedule", name, sentence) for name, sentence in self._schedules.alarms()]
         with contextlib.suppress(WrongRole):
             current += self._filters()
         if isinstance(core.store, Complaining):
