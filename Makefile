@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-held crash-kafka crash-proxy crash-schedules matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-held crash-kafka crash-proxy crash-schedules crash-store matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -145,6 +145,10 @@ crash-held: install
 # between a message and its mark: each instant is there once.
 crash-schedules: install
 	$(PY) -m tests.crash.schedules --database $(or $(DATABASE),postgresql) --kills $(or $(KILLS),60) --schedules $(or $(SCHEDULES),50)
+
+# Producers and sweeps of stored bodies that are killed, for SECONDS=300: no message whose body a sweep has deleted.
+crash-store: install
+	$(PY) -m tests.crash.bodies --seconds $(or $(SECONDS),300)
 
 # A shop behind nginx with its default settings, whose server is killed every 10 s, for SECONDS=300: nothing is lost, doubled
 # or refused, and no one ends.

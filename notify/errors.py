@@ -22,9 +22,11 @@
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
     │   ├── ForeignAnswer         something else answered in a server's place: a proxy, a login page (503)
     │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
-    │   └── ObjectStoreFailed     the object store of a shipped log is unreachable, refuses, or lost an object (503)
+    │   └── ObjectStoreFailed     an object store is unreachable, refuses, or lost an object (503)
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
     │   └── Corrupt               bytes on the disk differ from what was written
+    ├── BodyUnavailable           a received message's body lies in a store that this consumer may not read, or is
+    │                             missing or altered there (409)
     ├── BindingRefused            the session or engine cannot carry a transactional message safely
     ├── TransactionRefused        the half was not stored, so the local transaction must not commit
     └── DeadLetter                raised by a handler: move this message to the dead-letter queue; also raised if its
@@ -195,6 +197,11 @@ class StorageFailed(NotifyError):
 
 class Corrupt(StorageFailed):
     code = "corrupt"
+
+
+class BodyUnavailable(NotifyError):
+    code = "body_unavailable"
+    status = 409
 
 
 class BindingRefused(NotifyError):

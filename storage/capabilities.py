@@ -79,6 +79,21 @@ class Shippable(Protocol):
 
 
 @runtime_checkable
+class NamesBodies(Protocol):
+    """Knows which stored bodies (notify/protocol/large_bodies.py) its messages name."""
+
+    async def stored_bodies(self, after: str) -> tuple[set[str], str]:
+        """The names that a part of what is stored mentions, from a place on, and where the next part begins.
+
+        `after`: "" for the first part; "" beside the names: this was the last one. A message that is stored before the
+        first call, and all the time until the last one, is met in one of the parts, wherever it is moved meanwhile;
+        that of a message that is gone may be met, too. Raises InvalidRequest for what is no place, Unavailable if a
+        part of the storage is away.
+        """
+        ...
+
+
+@runtime_checkable
 class Sharded(Protocol):
     """Consists of named shards."""
 

@@ -53,6 +53,7 @@ COMMANDS = {
     "backup": Listed(OPERATE, "backup", "Copy a server's log while the server runs."),
     "restore": Listed(OPERATE, "restore", "Make a data directory from a backup or an object store."),
     "storage": Listed(OPERATE, "storage", "A server's tables in a database: schema, key map, nodes."),
+    "store": Listed(OPERATE, "store", "Large bodies in an object store."),
     "purge": Listed(OPERATE, "database", "Delete decided rows from a service's half_message table."),
     "audit": Listed(PROVE, "audit", "Compare what databases committed with what was delivered and took effect."),
     "demo": Listed(PROVE, "demo", "Run a shop whose processes are killed, and prove that nothing is lost or doubled."),

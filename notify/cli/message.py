@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from notify.admin_api.bodies import describe_body
 from notify.cli.api import (
     AS_JSON,
     URL,
@@ -27,7 +28,7 @@ COLUMNS: Columns = {
     "place": place_of,
     "committed": lambda m: seconds(m["committed_at"]),
     "key": lambda m: m.get("key"),
-    "body": lambda m: str(m.get("body", "(bytes)"))[:BODY_CHARACTERS],
+    "body": lambda m: describe_body(m) or str(m.get("body", "(bytes)"))[:BODY_CHARACTERS],
 }
 
 group = typer.Typer(no_args_is_help=True)

@@ -106,10 +106,10 @@ def _place_shared(data_dir: Path) -> None:
 
 
 def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[str, Any]:
+    from notify.object_store.store import Store
     from notify.protocol.wire import instant
     from notify.runtime.clock import wall_clock
     from notify.storage.shipped.restoring import Restoring
-    from notify.storage.shipped.store import Store
 
     refuse_divided(data_dir, "restore --data-dir")
     store = Store(url)

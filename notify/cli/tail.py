@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from notify.admin_api.bodies import describe_body
 from notify.cli.api import URL, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.errors import NotFound
@@ -115,7 +116,7 @@ def _say(message: ReceivedMessage, json_lines: bool) -> None:
         say_json(_fields(message))
         return
     place = f"{message.topic}/{message.queue}@{message.offset}"
-    body = message.body.decode(errors="replace")
+    body = describe_body(_fields(message)) or message.body.decode(errors="replace")
     columns = [place, seconds(message.committed_at), message.key or "-", body]
     if is_terminal():
         say("  ".join([*columns[:-1], body[:BODY_CHARACTERS].replace("\n", " ")]))

@@ -22,13 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from notify.errors import ObjectStoreFailed
+from notify.object_store.store import ObjectMissing, Store
 from notify.protocol.wire import UNDECODABLE
 from notify.spark.inputs.columns import spark_schema
 from notify.spark.inputs.copies import WRITING, copy_name, decode_facts, fitting
 from notify.spark.inputs.facts import Scanned
 from notify.spark.inputs.log_files import SegmentFile
 from notify.spark.inputs.stored_file import opened
-from notify.storage.shipped.store import ObjectMissing, Store
 
 MOST_BYTES = 1 << 30
 """The most bytes of the facts of all copies: about 500,000 segments."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notify.errors import Corrupt, InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import ObjectMissing, Store
 from notify.spark.inputs.log_files import SegmentFile
 from notify.storage.log import checkpoint
 from notify.storage.log.checkpoint import Checkpoint
@@ -29,7 +30,6 @@ from notify.storage.log.sealed import SealedPart
 from notify.storage.shipped import layout, manifest
 from notify.storage.shipped.manifest import ShippedSegment
 from notify.storage.shipped.records import NAME as RECORDS
-from notify.storage.shipped.store import ObjectMissing, Store
 
 _PIECE_BYTES = 8 << 20
 _CHECKPOINTS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from notify.storage.shipped.store import Store
+from notify.object_store.store import Store
 
 READ_BYTES = 1 << 20
 """The size of a block; smaller reads are served from blocks."""

@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import ObjectMissing, Store
 from notify.runtime.backoff import Backoff
 from notify.spark.inputs.stored_file import opened
 from notify.spark.messages.columns import BASE
 from notify.spark.messages.options import Options
 from notify.storage.shipped import manifest as manifests
 from notify.storage.shipped.manifest import ShippedSegment
-from notify.storage.shipped.store import ObjectMissing, Store
 
 T = TypeVar("T")
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from notify.errors import InvalidRequest
+from notify.object_store.store import Store
 from notify.runtime.visible import first_of
 from notify.spark.inputs.identities import lasting
 from notify.spark.judge.measures import TOTALS
@@ -35,7 +36,6 @@ from notify.spark.result import Result
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.manifest import File, Manifest
 from notify.spark.tables.reading import read_file
-from notify.storage.shipped.store import Store
 
 Row = dict[str, Any]
 DAY_US = 86_400_000_000

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import ObjectMissing, Store
 from notify.protocol.wire import UNDECODABLE
-from notify.storage.shipped.store import ObjectMissing, Store
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.spark.messages.offsets import TopicOffsets, from_json, to_json
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.manifest import File, Manifest
-from notify.storage.shipped.store import Store
 
 PLACE = ("topic", "topic_number", "queue", "offset")
 """The columns that say which message a row is."""

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from notify.errors import InvalidRequest
+from notify.object_store.store import Store
 from notify.spark.inputs.stored_file import opened
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.manifest import File
-from notify.storage.shipped.store import Store
 
 TIDY_AFTER_SECONDS = 86_400.0
 

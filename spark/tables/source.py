@@ -27,12 +27,12 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from notify.errors import InvalidRequest
+from notify.object_store.store import Store
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.columns import fitted, together
 from notify.spark.tables.manifest import File, Manifest
 from notify.spark.tables.messages import Written, add, check_columns, known_of, write
 from notify.spark.tables.reading import files_of, read_file, schema_of
-from notify.storage.shipped.store import Store
 
 
 class NotifyTable(DataSource):

@@ -25,6 +25,7 @@ from notify.storage.log.halves import Halves
 from notify.storage.log.history import History
 from notify.storage.log.journal import NO_ROOM, Journal
 from notify.storage.log.lock import DirectoryLock
+from notify.storage.log.mentions import Mentions
 from notify.storage.log.meta import Restored
 from notify.storage.log.open_part import OpenPart
 from notify.storage.log.opening import Opening
@@ -179,6 +180,7 @@ class LogStore:
         self.tend = checks.ripen
         self.checkpoint = self._checkpoints.take
         self.sealed_up = self._sealer.idle
+        self.stored_bodies = Mentions(self.disk, segments, journal).stored_bodies
 
     # --- opening and closing ----------------------------------------------------------------------------------
 

@@ -46,6 +46,12 @@ class MemoryQueues:
     def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
         self._placed_callbacks.append(callback)
 
+    def payloads(self) -> Iterator[bytes]:
+        """Those of all messages, in queues or delayed."""
+        for queue in self._queues.values():
+            yield from (message.payload for message in queue.messages[queue.start :])
+        yield from (message.payload for *_, message in self._delayed)
+
     def forget_listeners(self) -> None:
         self._visible.clear()
         self._placed_callbacks.clear()

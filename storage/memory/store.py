@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from notify.protocol.large_bodies import MENTION
 from notify.runtime.clock import Clock, wall_clock
 from notify.storage.groups import Subscription
 from notify.storage.memory.groups import MemoryGroups
@@ -24,7 +25,7 @@ class MemoryStore:
         """`clock` gives the time that settlements carry (microseconds since 1970)."""
         self._queues = queues = MemoryQueues()
         self._groups = groups = MemoryGroups(queues, clock)
-        transactions = MemoryTransactions(queues)
+        self._transactions = transactions = MemoryTransactions(queues)
 
         # Lent: TransactionStore.
         self.put = transactions.put
@@ -90,6 +91,11 @@ class MemoryStore:
     async def close(self) -> None:
         """Everything here is gone with the object; listeners hear of no more messages."""
         self._queues.forget_listeners()
+
+    async def stored_bodies(self, after: str) -> tuple[set[str], str]:
+        """See NamesBodies; all of them at once."""
+        payloads = (*self._transactions.payloads(), *self._queues.payloads())
+        return {name.decode() for payload in payloads for name in MENTION.findall(payload)}, ""
 
     async def sync(self) -> None:
         """Memory is as durable as it gets."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from notify.protocol import ids
@@ -45,6 +45,11 @@ class MemoryTransactions:
         self._records: dict[bytes, _Record] = {}
         self._bridges: dict[str, BridgeState] = {}
         self._bridge_bases: dict[str, str] = {}
+
+    def payloads(self) -> Iterator[bytes]:
+        """Those of all messages that a transaction still has."""
+        for record in self._records.values():
+            yield from (message.payload for message in record.new.messages)
 
     async def put(self, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
         results = []

@@ -13,9 +13,9 @@ from itertools import pairwise
 import msgspec
 
 from notify.errors import ObjectStoreFailed
+from notify.object_store.store import ObjectMissing, Store
 from notify.protocol.wire import UNDECODABLE
 from notify.storage.shipped import layout
-from notify.storage.shipped.store import ObjectMissing, Store
 
 FORMAT = 1
 MOST_INLINE = 1000

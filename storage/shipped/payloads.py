@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from notify.object_store.store import Store
 from notify.storage.log.entry import EntryKind
 from notify.storage.log.segments import segment_name
 from notify.storage.shipped.local import LocalLog
 from notify.storage.shipped.manifest import Manifest, ShippedSegment, segments_from
-from notify.storage.shipped.store import Store
 
 MOST_MAPPED = 4
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import Conflict, Corrupt, InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.protocol.wire import instant
 from notify.storage.log import LogStore, checkpoint
 from notify.storage.log.disk import Disk
@@ -24,7 +25,6 @@ from notify.storage.log.segments import segment_name
 from notify.storage.shipped import identity, manifest, records
 from notify.storage.shipped.manifest import Manifest, ShippedSegment, StoredObject
 from notify.storage.shipped.retention import IDS_US, first_needed
-from notify.storage.shipped.store import Store
 
 LOG = "log"
 TRIES = 2

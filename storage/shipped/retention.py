@@ -13,10 +13,10 @@ from itertools import islice
 import msgspec
 
 from notify.errors import Corrupt, ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.storage.log import checkpoint
 from notify.storage.log.checkpoint import Checkpoint
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment
-from notify.storage.shipped.store import Store
 
 IDS_US = 7 * 86_400_000_000
 """Ids of messages are known for so long at least, also where the messages themselves were dropped before."""

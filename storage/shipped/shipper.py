@@ -14,6 +14,8 @@ from typing import IO, Any
 import msgspec
 
 from notify.errors import Conflict, Corrupt, ObjectStoreFailed
+from notify.object_store.sink import CHUNK
+from notify.object_store.store import Store
 from notify.runtime.clock import Clock, wall_clock
 from notify.storage import crash_point
 from notify.storage.log.index import index_name
@@ -24,8 +26,6 @@ from notify.storage.shipped.identity import Identity
 from notify.storage.shipped.local import LocalLog, SealedSegment
 from notify.storage.shipped.manifest import Manifest, ShippedRecords, ShippedSegment, StoredObject
 from notify.storage.shipped.payloads import Payloads
-from notify.storage.shipped.sink import CHUNK
-from notify.storage.shipped.store import Store
 from notify.storage.shipped.table import write_messages
 
 FOREIGN = "foreign_store"

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import Conflict, InvalidRequest, NotifyError
+from notify.object_store.sink import Pace
+from notify.object_store.store import Store
 from notify.runtime.backoff import Backoff
 from notify.storage.shipped.shipper import SUPERSEDED, Shipper
-from notify.storage.shipped.sink import Pace
 from notify.storage.shipped.status import Order, Status
-from notify.storage.shipped.store import Store
 
 LOOK_SECONDS = 0.5
 """The pause between two looks for another sealed segment."""

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.protocol import ids
+from notify.protocol.large_bodies import MENTION, PLACE
 from notify.storage.hashing import tag_hash
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.storage.sql.rows import microseconds_of, payload_of
@@ -48,6 +49,23 @@ def rows_by_id(connection: Connection, names: Sequence[str], *, bodies: bool = T
         for row in rows:
             by_id.setdefault(str(row["transaction_id"]), []).append(row)
     return by_id
+
+
+BODIES_AT_ONCE = 2_000
+
+
+def stored_bodies(connection: Connection, after: str) -> tuple[set[str], str]:
+    """The stored bodies that the rows of the next transactions name, and the id of the last of these, or ""."""
+    ids_at_once = sa.select(_t.transaction_id).where(_t.transaction_id > after, _t.message_no == 0)
+    names = list(connection.scalars(ids_at_once.order_by(_t.transaction_id).limit(BODIES_AT_ONCE)))
+    if not names:
+        return set(), ""
+    naming = sa.select(_t.body).where(
+        _t.transaction_id > after, _t.transaction_id <= names[-1], _t.headers.contains(PLACE, autoescape=True)
+    )
+    bodies = [bytes(body or b"") for body in connection.scalars(naming)]
+    found = {name.decode() for body in bodies for name in MENTION.findall(body)}
+    return found, "" if len(names) < BODIES_AT_ONCE else str(names[-1])
 
 
 def transaction_of(rows: Sequence[Any], shard: str) -> Transaction:

@@ -114,6 +114,22 @@ class SqlShards:
                 in_use[name] = key_map.is_in_use(connection)
         return in_use
 
+    async def stored_bodies(self, after: str) -> tuple[set[str], str]:
+        """See NamesBodies: one database after the other. A place is a shard's name, and the place there."""
+        names = sorted(self.by_name)
+        shard, _, place = after.partition("/")
+        if not after:
+            shard = names[0]
+        if shard not in self.by_name:
+            raise InvalidRequest(f"after is {after[:80]!r}: it should be what an earlier answer said", "invalid_query")
+        if shard not in self._opened:
+            raise Unavailable(f"shard {shard!r} is away, and may name bodies that no other does")
+        found, following = await self.by_name[shard].stored_bodies(place)
+        if following:
+            return found, f"{shard}/{following}"
+        rest = names[names.index(shard) + 1 :]
+        return found, f"{rest[0]}/" if rest else ""
+
     async def close(self) -> None:
         for task in self._probing.values():
             task.cancel()

@@ -23,7 +23,7 @@ from notify.storage.records import (
     State,
     Transaction,
 )
-from notify.storage.sql import registry, schema, undecided
+from notify.storage.sql import lookups, registry, schema, undecided
 from notify.storage.sql.checks import SqlChecks
 from notify.storage.sql.database import Database
 from notify.storage.sql.dialect import NUL, has_nul
@@ -173,6 +173,10 @@ class SqlStore:
             return rows_by_id(connection, names)
 
     # --- for the administrator --------------------------------------------------------------------------------
+
+    async def stored_bodies(self, after: str) -> tuple[set[str], str]:
+        """See NamesBodies. A place is a transaction's id: they grow with time, and a row stays where it is."""
+        return await self._database.run(lambda connection: lookups.stored_bodies(connection, after))
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
         name = ids.to_text(transaction_id)

@@ -22,9 +22,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import NotifyError
+from notify.object_store.store import Store
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.reading import files_of, read_file
-from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.http import admin, call

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from notify.object_store.store import NEXT, Store
 from notify.spark.messages.source import NotifySource
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.reading import tidy, urls_of
 from notify.spark.tables.source import NotifyTable
-from notify.storage.shipped.store import NEXT, Store
 from notify.testing.process import ServerProcess
 from tests.support.streams import make, run_to_its_end, send
 

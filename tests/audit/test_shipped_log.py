@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from notify.errors import InvalidRequest, ObjectStoreFailed, Unavailable
+from notify.object_store.store import Store
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.inputs import log_input
@@ -25,7 +26,6 @@ from notify.spark.report.files import plain
 from notify.spark.result import Inputs, Plan, Result
 from notify.storage.shipped import manifest
 from notify.storage.shipped.shipper import ship_directory
-from notify.storage.shipped.store import Store
 from tests.audit.audited import PLAN
 from tests.audit.campaign import WITH_EFFECTS, differences, planted
 from tests.audit.trade import Trade

@@ -17,10 +17,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from notify.errors import InvalidRequest
+from notify.object_store.store import Store
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.reading import urls_of
 from notify.spark.tables.source import NotifyTable
-from notify.storage.shipped.store import Store
 
 PLACE = {"topic": pa.string(), "topic_number": pa.int32(), "queue": pa.int32(), "offset": pa.int64()}
 TEXT, INT, LONG, DOUBLE = pa.string(), pa.int32(), pa.int64(), pa.float64()

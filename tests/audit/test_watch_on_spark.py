@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from notify.client.tables.definitions import half_message, notify_inbox
+from notify.object_store.store import Store
 from notify.protocol import ids
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput
@@ -22,7 +23,6 @@ from notify.spark.watch.watching import Auditing, Watch
 from notify.storage.groups import SettleKind
 from notify.storage.log.store import LogStore
 from notify.storage.records import NewMessage, NewTransaction
-from notify.storage.shipped.store import Store
 from notify.storage.sql.rows import moment_of
 from tests.support.shop import make_engine
 from tools.bench.made_run import CONSUMERS, PRODUCERS, Made, made_run, payload_of, transaction_id

@@ -21,6 +21,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+from notify.object_store.store import Store
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
@@ -30,7 +31,6 @@ from notify.spark.repair.carrying_out import Repair
 from notify.spark.repair.planning import plan_of
 from notify.spark.result import Inputs, Result
 from notify.storage.shipped import manifest
-from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
 from tests.audit.audited import AT_ONCE, wait_until_closed
 from tests.crash.lost_disk import GROUPS, Failing, LostDiskShop

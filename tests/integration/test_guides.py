@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,32 @@ def server(notify_server: InMemoryServer, tmp_path: Path, monkeypatch: pytest.Mo
 class Guide:
     """A page whose blocks run one after the other, with the names of those before."""
 
-    def __init__(self, page: str, url: str, during: Callable[[Consumer], object] = lambda consumer: None) -> None:
-        """`during` is called while a consumer of the page runs; afterwards the consumer stops."""
+    def __init__(
+        self,
+        page: str,
+        url: str,
+        during: Callable[[Consumer], object] = lambda consumer: None,
+        addresses: Mapping[str, str] = {},
+    ) -> None:
+        """`during` is called while a consumer of the page runs; afterwards the consumer stops. `addresses`: by those of
+        the page, those of the test."""
         self.page, self.url, self.during = page, url, during
+        self.addresses = {ADDRESS: url, **addresses}
         self.names: dict[str, Any] = {"run": self._run}
         self.answers: list[dict[str, Any]] = []
         """The output of the page's commands."""
 
     def run(self) -> dict[str, Any]:
         for language, code in pages.fences(self.page):
-            code = code.replace(ADDRESS, self.url)
+            for theirs, ours in self.addresses.items():
+                code = code.replace(theirs, ours)
             if language == "python":
                 code = code.replace("consumer.run()", "run(consumer)")
                 exec(compile(code, self.page, "exec", dont_inherit=True), self.names)
             elif language == "bash":
                 for words in pages.lines(code):
+                    if words[:2] == ["pip", "install"]:
+                        continue
                     assert words[0] == "notify", words
                     status, answer = cli(*words[1:])
                     assert status == 0, (words, answer)
@@ -364,3 +375,13 @@ def test_every_block_runs() -> None:
 
 
 RUN = {"python", "bash", "javascript"}
+
+
+def test_large_bodies(server: InMemoryServer, tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'bodies'}"
+    guide = Guide("guides/large-bodies.md", server.url, handled(2), {"s3://shop-bodies": store})
+    names = guide.run()
+    assert names["sizes"] == {"2026-10": 5 + 256 * 4_000, "2026-11": 5 + 50_000}
+    (stored,) = (path for path in (tmp_path / "bodies").rglob("*") if path.is_file())
+    assert stored.stat().st_size < 100_000, "it is compressed, too"
+    assert [answer["text"].startswith("1 bodies, 1 of them younger") for answer in guide.answers] == [True, True]

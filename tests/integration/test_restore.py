@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from notify.object_store.store import Store
 from notify.server.database import open_database
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
@@ -24,7 +25,6 @@ from notify.storage.records import State
 from notify.storage.shipped import identity, manifest, restoring
 from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.shipper import ship_directory
-from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from notify.errors import Unavailable
+from notify.object_store.store import Store
 from notify.storage.shipped import manifest
-from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.http import admin, ask, post

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.spark.messages.offsets import Offsets
 from notify.spark.messages.options import Options
 from notify.spark.messages.planning import Planning
 from notify.spark.messages.reading import Reading
 from notify.spark.messages.shipped import ShippedMessages
 from notify.storage.shipped.manifest import segments_from
-from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli

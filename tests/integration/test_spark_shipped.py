@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import InvalidRequest, NotFound, ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.protocol.wire import instant
 from notify.spark.messages.options import Options
 from notify.spark.messages.planning import Planning
@@ -25,7 +26,6 @@ from notify.storage.log import LogStore
 from notify.storage.records import State
 from notify.storage.shipped import manifest
 from notify.storage.shipped.shipper import ship_directory
-from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
 from tests.support.transactions import sent

@@ -34,7 +34,10 @@ USES = {
     "import notify.client.django",
     "cli": "import sys\nfrom notify.cli import main\nsys.argv = ['notify', '--version']\nmain.main()",
     "server": "from notify.testing import InMemoryServer\nwith InMemoryServer() as server:\n    assert server.url",
-    "ship": "import fsspec, pyarrow, s3fs, notify.storage.shipped.store, notify.storage.shipped.table",
+    "store": "import s3fs\nfrom notify.object_store.store import Store\nStore('memory://x')",
+    "zstd": "from notify.client.bodies.zstd import compressed, decompressed\n"
+    "assert decompressed(compressed(b'x'), 1) == b'x'",
+    "ship": "import fsspec, pyarrow, s3fs, notify.object_store.store, notify.storage.shipped.table",
     "audit": "import pyspark, notify.spark.audit, notify.spark.messages.source",
     "connect": "import pyspark.sql.connect.session, notify.spark.session",
 }

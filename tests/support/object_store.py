@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from notify.object_store.store import Store
 from notify.storage.shipped import manifest
 from notify.storage.shipped.manifest import Manifest, StoredObject
-from notify.storage.shipped.store import Store
 from notify.testing.ports import free_port
 from tests.support.clock import eventually
 

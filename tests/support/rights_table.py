@@ -283,7 +283,8 @@ def administration(room: Room) -> list[Case]:
 def _lists_and_alarms(add: Add) -> None:
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "left-behind", "nodes",
                  "settings", "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions",
-                 "audits", "overview", "history", "dead-letters", "alarms", "schedules"):  # fmt: skip
+                 "audits", "overview", "history", "dead-letters", "alarms", "schedules",
+                 "stored-bodies"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
     add("POST /alarms/{name}/unsilence", ADMIN, "/alarms/parked/unsilence", {}, status=404)  # it is not silent

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from notify.object_store.store import Store
 from notify.spark.inputs.log_files import LocalFiles
 from notify.spark.inputs.scan import SegmentScan
 from notify.storage.log import LogStore
@@ -13,7 +14,6 @@ from notify.storage.log.format import segment_header
 from notify.storage.log.segments import segment_name
 from notify.storage.shipped import records
 from notify.storage.shipped.shipper import Shipper, ship_directory
-from notify.storage.shipped.store import Store
 
 
 def sealed_copy(log: Path, to: Path) -> Path:

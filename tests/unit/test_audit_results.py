@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from notify.errors import InvalidRequest, ObjectStoreFailed
+from notify.object_store.store import Store
 from notify.spark.judge.measures import TOTALS
 from notify.spark.report.results import DAY_US, merge
 from notify.spark.result import Covered, Found, Result
 from notify.spark.tables import manifest as manifests
 from notify.spark.tables.reading import read_file, tidy, urls_of
-from notify.storage.shipped.store import Store
 
 T0 = 20_000 * DAY_US
 MINUTE_US = 60_000_000

@@ -141,6 +141,7 @@ BOUNDS = {
         client/consumer/consumer.py:_handlers client/django/configured.py:_producers
         client/django/engine.py:django_engine_of
         client/inbox/inbox.py:_turns client/consumer/sessions.py:_sessions client/producer/outgoing.py:_moving
+        client/bodies/stores.py:_opened
     """,
     "what is stored, and was checked when it was taken; an audit's names of it": """
         spark/tables/manifest.py:columns spark/inputs/catalog.py:names spark/checks/left_out.py:_filters

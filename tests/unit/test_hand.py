@@ -23,6 +23,7 @@ from notify.client.handling.hand import (
     Hand,
     Run,
     Times,
+    message_of,
     ranges_of,
     runs_of,
 )
@@ -369,7 +370,8 @@ def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     hand = _Noted()
     handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, batch=4)
     (run,) = runs_of(Session(), {"t": handler}, delivered("abcd"))
-    batch = Batch(hand, [(run, place) for place in range(4)])  # type: ignore[arg-type]
+    lot = [(run, place) for place in range(4)]
+    batch = Batch(hand, lot, [message_of(waiting) for waiting in lot])  # type: ignore[arg-type]
     assert batch.next()
     batch.failed(ValueError("halved"))
     assert batch.next() and [m.text for m in batch.messages] == ["a", "b"]

@@ -169,7 +169,7 @@ READ_A_CLOCK = {
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_damage spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "
-        "spark.messages.server spark.messages.shipped storage.shipped.store storage.sql.writer"
+        "spark.messages.server spark.messages.shipped object_store.store storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
         "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.pump binlog_bridge.listed "
@@ -178,7 +178,7 @@ READ_A_CLOCK = {
         "server.delivery.group "
         "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.release movers.sinks.showing spark.watch.alarms "
-        "storage.shipped.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
+        "object_store.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
     "what it knows serves for a while; a test asks for what is new": (
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"
@@ -187,7 +187,7 @@ READ_A_CLOCK = {
         "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": (
-        "client.consumer.consumer client.handling.hand server.data.routes "
+        "client.bodies.sending client.consumer.consumer client.handling.hand server.data.routes "
         "spark.audit storage.log.store storage.log.threads"
     ),
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
+from notify.object_store.sink import Pace
+from notify.object_store.store import ObjectMissing, Store, digest_of
 from notify.spark.messages.options import Options
 from notify.spark.messages.shipped import ShippedMessages
 from notify.storage.shipped import identity, layout, manifest
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
 from notify.storage.shipped.shipper import Shipper, ship_directory
-from notify.storage.shipped.sink import Pace
-from notify.storage.shipped.store import ObjectMissing, Store, digest_of
 from tests.support.logs import T0, write_log
 
 

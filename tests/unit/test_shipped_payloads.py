@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from notify.object_store.store import Store
 from notify.storage.log import LogStore
 from notify.storage.records import State
 from notify.storage.shipped import manifest
 from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.shipper import Shipper, ship_directory
-from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from tests.support.logs import T0, commit
 from tests.support.object_store import bodies

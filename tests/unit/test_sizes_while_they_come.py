@@ -20,7 +20,7 @@ from notify.cli.backup import _fetch
 from notify.client.transport.http import AnswerReader
 from notify.errors import ObjectStoreFailed, Unavailable
 from notify.kafka.progress import Progress
-from notify.storage.shipped.store import CHUNK, Store, digest_of
+from notify.object_store.store import CHUNK, Store, digest_of
 
 SMALL = 100
 LARGE = b"x" * (3 * CHUNK)

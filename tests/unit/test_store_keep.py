@@ -14,6 +14,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from notify.object_store.store import Store
 from notify.storage import crash_point
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
@@ -24,7 +25,6 @@ from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.restoring import Restoring
 from notify.storage.shipped.shipper import Shipper, ship_directory
 from notify.storage.shipped.status import Order
-from notify.storage.shipped.store import Store
 from notify.storage.topics import Topic
 from tests.support.clock import eventually
 from tests.support.disks import UnsyncedDisk

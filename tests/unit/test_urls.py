@@ -12,13 +12,13 @@ from notify.client import Consumer, Message, Reader, TransactionProducer
 from notify.client.transport.http import HttpClient
 from notify.errors import InvalidRequest
 from notify.movers.sinks.sink import open_sink
+from notify.object_store.filesystem import opened
 from notify.runtime.databases import shown_url
 from notify.runtime.urls import place_of, server_address, without_secrets
 from notify.server.access.oidc import Provider
 from notify.server.settings import Settings
 from notify.server.webhooks import check_address
 from notify.spark.watch.alarms import Alarms
-from notify.storage.shipped.filesystem import opened
 from notify.storage.sql.engines import open_engine, visitor_engine
 
 SECRET = "s3cret"

@@ -18,9 +18,9 @@ from typing import Any
 
 from notify.cli.bench.runner import Bench
 from notify.errors import NotifyError
+from notify.object_store.store import Store
 from notify.runtime.signals import exit_on_signal
 from notify.storage.shipped import manifest
-from notify.storage.shipped.store import Store
 from notify.testing.process import ServerProcess
 
 BAR = 0.95

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
+from notify.client.bodies.reading import BODY_BYTES, BodyReader, ReadMessage
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
 from notify.client.consumer.session import Work
 from notify.client.consumer.sessions import Sessions
@@ -44,6 +45,7 @@ from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
+from notify.protocol.large_bodies import lies_outside
 from notify.protocol.limits import LIMITS, Mode, OnExhausted, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
@@ -79,6 +81,8 @@ class _Consumer:
         instance: str | None = None,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
+        store: str | Sequence[str] | None = None,
+        body_bytes: int = BODY_BYTES,
     ) -> None:
         """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts.
 
@@ -88,7 +92,10 @@ class _Consumer:
         in a second, at most 1,000, and at least twice `concurrency`, 32, and two of the largest batches that a handler
         takes. `token`: the token to send; `tls`: the TLS context that verifies the server; None: both come from the
         environment (`NOTIFY_TOKEN` or `NOTIFY_TOKEN_FILE`, `NOTIFY_CA`). `token` may be a function that returns the
-        current token without blocking: it is called every 10 s, and when a server refuses the previous token. Raises
+        current token without blocking: it is called every 10 s, and when a server refuses the previous token. `store`:
+        the URL of the object store, or of several, that producers put large bodies into, letter by letter as they name
+        it; a body in any other store is not read. `body_bytes` (1 to 268,435,456; default 67,108,864): the most bytes
+        of a body that is stored or compressed; the message of a larger one becomes a dead letter. Raises
         InvalidRequest.
         """
         check_name("group", group)
@@ -115,6 +122,7 @@ class _Consumer:
         self._batch = batch
         self._drain = drain
         self._token, self._tls = token, tls
+        self._bodies = BodyReader(store, body_bytes)
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
         self._is_stopped = False
@@ -256,6 +264,7 @@ class _Consumer:
             self._is_stopped, self._stopping, self._is_cut = False, None, False
             left, self._left = self._left, None
             hand.close()
+            self._bodies.close()
             self._hand = None
         return left
 
@@ -363,7 +372,9 @@ class AsyncConsumer(_Consumer):
             message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
-            if self._inbox is None and tracing.HEADER not in message.headers:
+            if lies_outside(message.headers):
+                rest = begin_in_own_context(self._read_and_call, handler, message)
+            elif self._inbox is None and tracing.HEADER not in message.headers:
                 rest = begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
             else:
                 rest = begin_in_own_context(self._call, handler, message)
@@ -390,8 +401,19 @@ class AsyncConsumer(_Consumer):
             raise error
         hand.note(lot, error, began)
 
+    async def _read_and_call(self, handler: Handler, message: ReceivedMessage) -> None:
+        await self._call(handler, await self._bodies.read_soon(message))
+
     async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
-        batch = Batch(hand, lot)
+        messages = [message_of(waiting) for waiting in lot]
+        read: Sequence[ReadMessage] = messages
+        if any(lies_outside(message.headers) for message in messages):
+            try:
+                read = await self._bodies.read_all_soon(messages)
+            except asyncio.CancelledError:
+                hand.note(lot, Cancelled())
+                raise
+        batch = Batch(hand, lot, read)
         while batch.next():
             try:
                 rest = begin_in_own_context(self._call_all, batch.messages, batch.function)
@@ -495,6 +517,8 @@ class Consumer(_Consumer):
             message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
+            if lies_outside(message.headers):
+                message = self._bodies.read(message)
             self._call(handler, message)
         except BaseException as error:
             hand.note(lot, error, began)
@@ -502,7 +526,11 @@ class Consumer(_Consumer):
             hand.note(lot, began=began)
 
     def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
-        batch = Batch(hand, lot)
+        messages = [message_of(waiting) for waiting in lot]
+        read: Sequence[ReadMessage] = messages
+        if any(lies_outside(message.headers) for message in messages):
+            read = self._bodies.read_all(messages)
+        batch = Batch(hand, lot, read)
         while batch.next():
             try:
                 self._call_all(batch.messages, batch.function)

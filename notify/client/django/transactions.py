@@ -24,7 +24,6 @@ from notify.client.django.tables import MAKE_TABLES
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, undone
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.outgoing import ThreadOutgoing
-from notify.client.producer.packing import pack_unkeyed
 from notify.errors import BindingRefused, Closed
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
@@ -58,6 +57,7 @@ class DjangoHalfSender(HalfSender):
 
     def deliver(self, messages: list[PackedMessage]) -> None:
         """Send messages as those of a committed transaction; for tests whose own transaction never commits."""
+        self._threads.upload(messages)
         half = self._threads.prepare(messages, None)
         self._threads.resolve(half.id, half.shard, Outcome.COMMIT)
 
@@ -105,7 +105,7 @@ class Listener:
         wrapper.validate_no_broken_transaction()
         if self._undone is not None:
             raise undone(self._undone)
-        packed = pack_unkeyed(message)
+        packed = half_sender.pack(message)
         sent = self._current()
         if sent is None:
             _begin_on_sqlite(wrapper)

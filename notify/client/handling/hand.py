@@ -16,6 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import repeat
 from typing import Any, Protocol
 
+from notify.client.bodies.reading import ReadMessage
 from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
 from notify.protocol.latency import HANDLED, WAITED, Histogram, written
@@ -471,13 +472,20 @@ class Batch:
     A call that fails is made for the two halves of its messages, in their order, and so on down to single messages.
     """
 
-    def __init__(self, hand: Hand, lot: list[Waiting]) -> None:
+    def __init__(self, hand: Hand, lot: list[Waiting], messages: Sequence[ReadMessage]) -> None:
+        """`messages`: those of the lot, each with its body, or the error that reading it raised."""
         handler = lot[0][0].handler
         assert handler is not None
         self._hand = hand
         self._handler = handler
-        self._lot = lot
-        self._messages = [message_of(waiting) for waiting in lot]
+        self._lot: list[Waiting] = []
+        self._messages: list[ReceivedMessage] = []
+        for waiting, message in zip(lot, messages, strict=True):
+            if isinstance(message, Exception):
+                hand.note([waiting], message)
+            else:
+                self._lot.append(waiting)
+                self._messages.append(message)
         self._decoded: list[Decoded] = []
         """The messages with their bodies, if the handler takes decoded ones."""
         self._part = range(0)

@@ -156,7 +156,8 @@ class AsyncTransactionProducer:
 
     async def publish(self, message: Message) -> str:
         """Send a message without a transaction and return its id. The message is durable when this returns."""
-        packed = pack(message)
+        packed = pack(message, self._plan.bodies)
+        await self.outgoing.upload_soon([packed])
         with tracing.sending([packed]):
             return await self.outgoing.start().client.publish(packed)
 
@@ -187,7 +188,8 @@ class AsyncTransactionProducer:
         """
         if check_after is not None:
             check_check_after(check_after)
-        packed = pack_all(messages)
+        packed = pack_all(messages, self._plan.bodies)
+        await self.outgoing.upload_soon(packed)
         with tracing.sending(packed):
             item = await self.outgoing.start().client.prepare(packed, check_after)
         return Prepared(self.resolve, item.id, item.shard)

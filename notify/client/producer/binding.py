@@ -24,7 +24,6 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
-from notify.client.producer.packing import pack_unkeyed
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
@@ -191,7 +190,7 @@ class Binding:
             )
         if session.twophase:
             raise BindingRefused("two-phase sessions are not supported: the message's outcome would not be the vote's")
-        packed = pack_unkeyed(message)
+        packed = self._half_sender.pack(message)
         if not session.in_transaction():
             session.begin()
         connection = self._connection_of(session)
@@ -239,7 +238,7 @@ class Binding:
         """
         if not connection.in_transaction():
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
-        return self._add(connection, pack_unkeyed(message), message)
+        return self._add(connection, self._half_sender.pack(message), message)
 
     def _add(self, connection: Connection, packed: PackedMessage, message: Message) -> PendingMessages:
         root = connection.get_transaction()

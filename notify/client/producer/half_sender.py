@@ -18,9 +18,10 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from notify.client.bodies.sending import Age, Unsent
 from notify.client.producer.left_behind import LeftBehind, may_be_left, means_away
 from notify.client.producer.options import ProducerPlan
-from notify.client.producer.packing import give_key, size_of_message
+from notify.client.producer.packing import give_key, pack_unkeyed, size_of_message
 from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
 from notify.client.tables.left_rows import waiting_keys
@@ -58,6 +59,9 @@ class Outgoing(Protocol):
         `source`: the id of the schema that holds the local transaction.
         """
 
+    def upload(self, messages: list[PackedMessage]) -> None:
+        """Store the large bodies of messages, and wait until they are stored. Raises NotifyError."""
+
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome. Never raises, and never blocks but with the producer's `wait_for_outcome`."""
 
@@ -66,7 +70,8 @@ class PendingMessages:
     """The messages of one root transaction."""
 
     __slots__ = (
-        "_root", "dropped", "failed", "id", "is_left", "prepared", "rolled_back", "sends", "session", "shard", "undone",
+        "_root", "dropped", "failed", "id", "is_left", "prepared", "rolled_back", "sends", "session", "shard", "stored",
+        "undone",
     )  # fmt: skip
 
     def __init__(self, root: Callable[[], Any]) -> None:
@@ -91,6 +96,8 @@ class PendingMessages:
         self.shard: str | None = None
         self.is_left = False
         """Whether it is left behind: its rows have the messages, since the server may have no half of it."""
+        self.stored: Age | None = None
+        """How old the stored bodies of its messages are; None if none is stored."""
 
     def __del__(self) -> None:
         """A session that is garbage without having been closed fires no event."""
@@ -112,6 +119,12 @@ class PendingMessages:
     def messages(self) -> list[PackedMessage]:
         """The encoded messages, in the order in which they were sent."""
         return [packed for _, packed, _ in self.sends]
+
+    def may_be_sent(self) -> bool:
+        """Whether the messages may be committed now. Raises TransactionRefused if their stored bodies are too old."""
+        if self.stored is not None:
+            self.stored.check()
+        return True
 
     def drop_all(self) -> None:
         """The whole transaction was rolled back."""
@@ -156,6 +169,7 @@ class HalfSender:
         if plan.rows:
             self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
         self._group = plan.group
+        self._bodies = plan.bodies
         self._left_behind = plan.left_behind
         self._left_rows = HalfRows(plan.group, plan.mode, left_behind=True)
         self._places = Places(plan.sources, SENDS[plan.mode], make_tables, make_in)
@@ -163,6 +177,10 @@ class HalfSender:
         """Whether messages and commits are refused."""
 
     # --- sending ----------------------------------------------------------------------------------------------
+
+    def pack(self, message: Message) -> PackedMessage:
+        """Encode a message, without its key. Raises InvalidRequest."""
+        return pack_unkeyed(message, self._bodies)
 
     def add(self, pending: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
         """Add a message to a transaction, within these savepoints.
@@ -204,6 +222,8 @@ class HalfSender:
             if late is not None:
                 give_key(packed, late)
         messages = pending.messages
+        if self._bodies is not None:
+            self._upload(pending, messages)
         if self._mode == "outbox":
             _trace(messages)
         place = self._places.of(connection)
@@ -228,7 +248,7 @@ class HalfSender:
             self._store_half(pending, messages, place.source)
         is_written = False
         try:
-            is_written = self._insert(connection, pending, messages, place)
+            is_written = self._insert(connection, pending, messages, place) and pending.may_be_sent()
         except DBAPIError as error:
             refused = self._places.wrong_table(error)
             if refused is None:
@@ -243,6 +263,20 @@ class HalfSender:
         if not is_written and self._left_behind is not None and not pending.is_left:
             self._left_behind.meet(waiting_keys(connection, self._group, messages, place))
         return is_written
+
+    def _upload(self, pending: PendingMessages, messages: list[PackedMessage]) -> None:
+        """Store the large bodies. They are stored before the half and the rows, so that no message names a body that is
+        not there."""
+        uploads = [message for message in messages if isinstance(message.body, Unsent)]
+        if not uploads:
+            return
+        pending.stored = Age()
+        try:
+            self._outgoing.upload(uploads)
+        except NotifyError as error:
+            refused = TransactionRefused(f"a body was not stored, so nothing is committed: {error}")
+            refused.code, refused.retryable = error.code, error.retryable
+            raise refused from error
 
     def _store_or_leave(
         self, pending: PendingMessages, messages: list[PackedMessage], source: str, left_behind: LeftBehind

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
+from notify.client.bodies.sending import STORE_ABOVE, STORE_SECONDS, LargeBodies, large_bodies
 from notify.client.inbox.inbox import PURGE_AFTER_SECONDS
 from notify.client.producer.left_behind import LeftBehind
 from notify.client.producer.transactions import HALF_SECONDS
@@ -47,6 +48,10 @@ class ProducerOptions(TypedDict, total=False):
     tls: ssl.SSLContext | None
     chooser: Chooser
     wait_for_outcome: bool
+    store: str | None
+    store_above: int
+    store_timeout: float
+    compress_above: int | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +75,10 @@ class ProducerPlan:
     tls: ssl.SSLContext | None = None
     chooser: Chooser = room_then_load
     wait_for_outcome: bool = False
+    store: str | None = None
+    store_above: int = STORE_ABOVE
+    store_timeout: float = STORE_SECONDS
+    compress_above: int | None = None
     sources: Sources = field(init=False)
     """The schemas that the producer sends from and answers for."""
     instance: str = field(init=False, default_factory=instance_name)
@@ -77,6 +86,8 @@ class ProducerPlan:
     listeners: list[CheckMessageListener] = field(init=False, default_factory=list)
     left_behind: LeftBehind | None = field(init=False, default=None)
     """The keys and schemas that this process has left behind; None in other modes than `auto`."""
+    bodies: LargeBodies | None = field(init=False)
+    """Stores or compresses large bodies; None if the producer does neither."""
 
     def __post_init__(self) -> None:
         self.sources = Sources(self.schema)
@@ -98,6 +109,9 @@ class ProducerPlan:
             raise InvalidRequest("wait_for_outcome is not for mode outbox: its commits have no outcome")
         if self.mode == "auto":
             self.left_behind = LeftBehind()
+        self.bodies = large_bodies(
+            self.group, self.mode, self.rows, self.store, self.store_above, self.store_timeout, self.compress_above
+        )
 
     def add_listener(self, listener: CheckMessageListener) -> None:
         """Let a listener answer the checks of its topics. Raises InvalidRequest for an invalid listener."""

@@ -157,6 +157,13 @@ class ThreadOutgoing:
             self._blocking.loop_was_answered()
         return item
 
+    def upload(self, messages: list[PackedMessage]) -> None:
+        """Store the large bodies of messages, and wait. Raises ObjectStoreFailed, and Closed after `close`."""
+        if self._plan.bodies is not None:
+            if self.is_closed:
+                raise Closed(CLOSED)
+            self._plan.bodies.upload(messages)
+
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome; does nothing after `close`, or before the first half. With `wait_for_outcome`, wait until
         the server has stored a COMMIT."""
@@ -273,6 +280,8 @@ class ThreadOutgoing:
                 self._blocking.close(FINISH_SECONDS)
             thread.run(running.close())
             thread.close()
+        if self._plan.bodies is not None:
+            self._plan.bodies.close()
 
 
 async def _answer_checks(running: Running) -> None:
@@ -398,6 +407,18 @@ class LoopOutgoing:
             return accepted(await_only(_answered(answer, self._plan.half_timeout)))
         return accepted(await_only(answer))
 
+    def upload(self, messages: list[PackedMessage]) -> None:
+        """Store the large bodies of messages, and wait in SQLAlchemy's greenlet. Raises ObjectStoreFailed."""
+        if self._plan.bodies is not None:
+            await_only(self._plan.bodies.upload_soon(messages))
+
+    async def upload_soon(self, messages: list[PackedMessage]) -> None:
+        """Store the large bodies of messages that belong to no database's transaction. Raises ObjectStoreFailed, and
+        Closed after `close`."""
+        if self._plan.bodies is not None:
+            self.start()
+            await self._plan.bodies.upload_soon(messages)
+
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome; does nothing after `close`, or before the first half. With `wait_for_outcome`, wait in
         SQLAlchemy's greenlet until the server has stored a COMMIT."""
@@ -438,6 +459,8 @@ class LoopOutgoing:
         running, self._running = self._running, None
         if running is not None:
             await running.close()
+        if self._plan.bodies is not None:
+            self._plan.bodies.close()
 
 
 async def _answered(answer: asyncio.Future[Item], seconds: float) -> Item:

@@ -9,23 +9,25 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy.exc import DBAPIError
 
+from notify.client.bodies.sending import LargeBodies
 from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.protocol.wire import PackedMessage, PackedSchedule
 
 
-def pack(message: Message) -> PackedMessage:
-    """Encode a message, with its key, for the wire. Raises InvalidRequest."""
-    packed = pack_unkeyed(message)
+def pack(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
+    """Encode a message, with its key, for the wire. `bodies`: see `pack_unkeyed`. Raises InvalidRequest."""
+    packed = pack_unkeyed(message, bodies)
     if message.key is not None:
         give_key(packed, message)
     return packed
 
 
-def pack_unkeyed(message: Message) -> PackedMessage:
+def pack_unkeyed(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
     """Encode a message, without its key, for the wire. Raises InvalidRequest.
 
+    `bodies`: stores or compresses large bodies; have it `upload` them before the message is sent. None: nothing does.
     This refuses everything that the server would refuse, because a request carries messages of many callers, and one
     malformed message would fail them all. Only the bound of `deliver_at` is left to the server and its clock.
     """
@@ -39,8 +41,13 @@ def pack_unkeyed(message: Message) -> PackedMessage:
         topic = as_text("a topic", topic)
     check_name("topic", topic)
     body, headers = encode_body(message)
+    if bodies is not None:
+        body, headers = bodies.made_small(body, headers)
     if len(body) > LIMITS.message_bytes:
-        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
+        raise TooLarge(
+            f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed in a message, and more in a "
+            "store: give the producer store="
+        )
     if headers:
         check_headers(headers)
     tag = message.tag
@@ -89,11 +96,11 @@ def pack_schedule(
     )
 
 
-def pack_all(messages: Sequence[Message]) -> list[PackedMessage]:
-    """Encode the messages of one half for the wire. Raises InvalidRequest."""
+def pack_all(messages: Sequence[Message], bodies: LargeBodies | None = None) -> list[PackedMessage]:
+    """Encode the messages of one half for the wire. `bodies`: see `pack_unkeyed`. Raises InvalidRequest."""
     if isinstance(messages, Message):
         raise InvalidRequest("prepare takes a list of messages: write prepare([message])", "invalid_message")
-    return [pack(message) for message in messages]
+    return [pack(message, bodies) for message in messages]
 
 
 def _in_utc(deliver_at: object) -> datetime:

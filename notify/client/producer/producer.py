@@ -65,7 +65,8 @@ class ThreadProducer:
         Raises InvalidRequest, Unavailable, IdInUse, and Closed after `close`.
         """
         self.outgoing.start()
-        packed = pack(message)
+        packed = pack(message, self._plan.bodies)
+        self.outgoing.upload([packed])
         with tracing.sending([packed]):
             return self.outgoing.publish(packed)
 
@@ -107,7 +108,8 @@ class ThreadProducer:
         """
         if check_after is not None:
             check_check_after(check_after)
-        packed = pack_all(messages)
+        packed = pack_all(messages, self._plan.bodies)
+        self.outgoing.upload(packed)
         with tracing.sending(packed):
             item = self.outgoing.prepare(packed, check_after)
         return SyncPrepared(self.outgoing.resolve, item.id, item.shard)
@@ -168,9 +170,12 @@ class TransactionProducer(ThreadProducer):
     without blocking: it is called every 10 s, and when a server refuses the previous token. `chooser` picks one of
     several servers (notify/client/transport/servers.py): by default a server in the room `NOTIFY_ROOM`, preferring less
     loaded ones. `wait_for_outcome`: a commit returns once the server has its outcome too, or after `half_timeout` with
-    a line in the log, for processes that are frozen or killed right after a commit. Raises InvalidRequest, and
-    BindingRefused
-    for an AsyncEngine.
+    a line in the log, for processes that are frozen or killed right after a commit. `store`: the URL of an object store
+    (`s3://bucket/prefix`, `file:///directory`) that gets each body of more than `store_above` bytes (0 to 1,048,576;
+    default 262,144) just before the half or the row is written, within `store_timeout` seconds (0.1 to 300; default
+    30); the message carries a reference, which consumers with the same `store` follow. `compress_above`: bodies of more
+    than so many bytes (0 to 1,048,576) are compressed with Zstandard if that makes them smaller; None: none is. Raises
+    InvalidRequest, and BindingRefused for an AsyncEngine.
     """
 
     @takes_options

@@ -12,6 +12,7 @@ from notify.server.admin import (
     alarms,
     audits,
     backups,
+    bodies,
     bridges,
     check_webhooks,
     credentials,
@@ -60,6 +61,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     settings.add_routes(routes, desk)
     schedules.add_routes(routes, desk)
     backups.add_routes(routes, desk)
+    bodies.add_routes(routes, desk)
     check_webhooks.add_routes(routes, desk)
     objectives.add_routes(routes, desk)
     pushes.add_routes(routes, desk)

@@ -29,7 +29,8 @@ SECURITY = {
 
 NAVIGATION = (
     ("Messages", (("/", "Overview"), ("/groups", "Groups"), ("/dead-letters", "Dead letters"),
-                  ("/transactions", "Transactions"), ("/messages", "Messages"), ("/topics", "Topics"), ("/schedules", "Schedules"))),
+                  ("/transactions", "Transactions"), ("/messages", "Messages"), ("/topics", "Topics"),
+                  ("/schedules", "Schedules"))),
     ("Operation", (("/nodes", "Nodes"), ("/audits", "Audits"), ("/jobs", "Jobs"))),
     ("Administration", (("/settings", "Settings"), ("/access", "Access"), ("/actions", "Audit log"))),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from notify.admin_api.bodies import describe_body
 from notify.admin_api.queue_rows import kept, sent
 from notify.admin_api.words import count, duration, exactly, job, latency, percent, setting, size, status, whole
 
@@ -69,7 +70,11 @@ def field(text: str) -> str:
 
 
 def body(message: dict[str, Any]) -> str:
-    """A message's body: JSON is indented, text is unchanged, bytes are hexadecimal."""
+    """A message's body: JSON is indented, text is unchanged, bytes are hexadecimal. Of a body that lies in a store, or
+    is compressed, a sentence."""
+    outside = describe_body(message)
+    if outside:
+        return outside
     if "body_base64" in message:
         raw = base64.b64decode(message["body_base64"])
         return raw[: BODY_CHARACTERS // 3].hex(" ")
@@ -88,6 +93,9 @@ def body(message: dict[str, Any]) -> str:
 
 def line(message: dict[str, Any]) -> str:
     """The beginning of a message's body, in one line."""
+    outside = describe_body(message)
+    if outside:
+        return outside[:LINE_CHARACTERS]
     if "body_base64" in message:
         return body(message)[:LINE_CHARACTERS]
     return " ".join(str(message.get("body", ""))[: 4 * LINE_CHARACTERS].split())[:LINE_CHARACTERS]

@@ -13,6 +13,7 @@ import msgspec
 
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol import ids
+from notify.protocol.large_bodies import ENCODING, PLACE, ZSTD, reference_of
 from notify.protocol.message import EDITED, FIRST_ID
 from notify.protocol.wire import JsonMessage, PackedMessage, Payload, decode_payload, encode_msgpack, instant
 from notify.server.core.admission import new_messages
@@ -308,7 +309,15 @@ class OwnLetters:
             raise InvalidRequest(
                 "nothing differs from the dead letter: redrive it, or change its body, key, tag or headers"
             )
-        headers = (after.headers or {}) | server_headers | {EDITED: ", ".join(changed)}
+        new_headers = dict(after.headers or {})
+        is_zstd = old_headers.get(ENCODING) == ZSTD
+        if "body" not in changed or reference_of(after.body) is not None:
+            new_headers |= {ENCODING: ZSTD} if is_zstd else {}
+        else:  # the new body stands in the message itself, as it is
+            server_headers.pop(PLACE, None)
+            if is_zstd:
+                new_headers.pop(ENCODING, None)
+        headers = new_headers | server_headers | {EDITED: ", ".join(changed)}
         payload = encode_msgpack(Payload(before.topic, after.body, after.key, after.tag, headers, before.ttl))
         return OwnLetter(msgspec.structs.replace(letter.message, payload=payload)), changed
 

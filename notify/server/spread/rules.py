@@ -272,7 +272,7 @@ _READS: tuple[tuple[str, Rule], ...] = (
     ("groups/[^/]+/held-keys", Rule(FanOut.ALL, _held)),
     ("transactions/[^/]+|messages/[^/]+|bridges/[^/]+", Rule(FanOut.KNOWING)),
     ("jobs/.*", Rule(FanOut.JOB)),
-    ("backups/.*", Rule(FanOut.NONE)),
+    ("backups/.*|stored-bodies", Rule(FanOut.NONE)),
 )
 _DECIDING = "transactions/(check|commit|rollback)"
 

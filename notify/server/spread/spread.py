@@ -110,7 +110,7 @@ class _Spreading:
         refuse_offsets(path, question.fields)
         if rule.asked is FanOut.NONE:
             raise InvalidRequest(
-                "a backup has the log of one worker: ask each worker at its own address, which GET /v1/members shows",
+                "this is about the log of one worker: ask each worker at its own address, which GET /v1/members shows",
                 "names_no_worker",
             )
         if rule.asked is FanOut.KNOWING:

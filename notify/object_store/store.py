@@ -11,14 +11,14 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from notify.errors import NotifyError, ObjectStoreFailed
+from notify.object_store.filesystem import WHOLE_PUTS, discard, opened, rename, said, sync
+from notify.object_store.sink import FillFailed, Sink, no_pace
 from notify.runtime.backoff import Backoff
-from notify.storage.log.disk import Disk
-from notify.storage.shipped.filesystem import WHOLE_PUTS, discard, opened, said, sync
-from notify.storage.shipped.sink import FillFailed, Sink, no_pace
 
 T = TypeVar("T")
 
@@ -31,6 +31,8 @@ TRIES = 3
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.2, 5.0
 NEXT = ".next"
 """Behind a name: what is about to take its place, in a store that has to rename for it."""
+_WRITTEN_AT = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+"""Where file systems of fsspec tell when an object was written."""
 _FINAL = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 """Errors that another try does not help."""
 
@@ -45,6 +47,14 @@ class ObjectMissing(ObjectStoreFailed):
 def digest_of(data: bytes) -> tuple[int, str]:
     """(size, SHA-256 in hexadecimal digits)."""
     return len(data), hashlib.sha256(data).hexdigest()
+
+
+class Entry(NamedTuple):
+    """An object as its store lists it."""
+
+    size: int
+    written_at: float
+    """Seconds since 1970, by the store's clock."""
 
 
 class Store:
@@ -162,6 +172,45 @@ class Store:
 
         return self._tried(f"list {folder}", find)
 
+    def entries(self, folder: str) -> dict[str, Entry]:
+        """The objects in a folder by name; none where there is no such folder. Raises ObjectStoreFailed, also for a
+        store that does not say when an object was written."""
+
+        def find(_: Callable[[], None]) -> dict[str, Entry]:
+            try:
+                found = self._fs.find(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return {}
+            root = self._fs._strip_protocol(self._root)
+            return {
+                str(path).removeprefix(root).lstrip("/"): Entry(int(info["size"]), self._written_at(path, info))
+                for path, info in found.items()
+            }
+
+        return self._tried(f"list {folder}", find)
+
+    def now(self, name: str) -> float:
+        """The time by the store's clock, in seconds since 1970: that of an object which is written, and deleted again.
+        Raises ObjectStoreFailed."""
+        self.replace(name, b"")
+        try:
+            path = self._path(name)
+            return float(self._tried(f"look for {name}", lambda _: self._written_at(path, self._fs.info(path))))
+        finally:
+            self.delete(name)
+
+    def _written_at(self, path: str, info: dict[str, Any]) -> float:
+        for key in _WRITTEN_AT:
+            if (at := info.get(key)) is not None:
+                break
+        else:
+            at = self._fs.modified(path)
+        if isinstance(at, str):
+            at = datetime.fromisoformat(at)
+        if isinstance(at, datetime):
+            return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        return float(at)
+
     # --- writing ----------------------------------------------------------------------------------------------
 
     def put(self, name: str, fill: Callable[[Sink], object]) -> tuple[int, str]:
@@ -206,15 +255,15 @@ class Store:
             self._tried(f"write {name}", lambda _: self._fs.pipe_file(path, data))
             return
 
-        def rename(alive: Callable[[], None]) -> None:
+        def put_in_place(alive: Callable[[], None]) -> None:
             self._write(path + NEXT, lambda sink: sink.write(data), alive)
             if self._is_local:
                 local = Path(self._fs._strip_protocol(path))
-                Disk(local.parent).rename(local.name + NEXT, local.name)
+                rename(local.with_name(local.name + NEXT), local.name)
             else:
                 self._fs.mv(path + NEXT, path)
 
-        self._tried(f"replace {name}", rename)
+        self._tried(f"replace {name}", put_in_place)
 
     def replace_checked(self, name: str, data: bytes, most: int) -> None:
         """As `replace`, and read it back; `most`: bytes that such an object may have."""

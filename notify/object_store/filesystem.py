@@ -9,19 +9,20 @@ from urllib.parse import urlsplit
 
 from notify.errors import InvalidRequest
 from notify.runtime.urls import without_secrets
-from notify.storage.log.disk import Disk
 
 WHOLE_PUTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 """Protocols whose objects appear and are replaced as a whole."""
 
 
-def opened(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path there."""
+def check_url(url: str) -> str:
+    """The protocol of a store's URL. Connects to nothing, and starts no thread.
+
+    Raises InvalidRequest for a URL that names no store, one with credentials, and one whose library is not installed.
+    """
     try:
         import fsspec
-        from fsspec.core import url_to_fs
     except ImportError as error:
-        raise InvalidRequest(f"a store needs the extra ship: pip install 'notify-tx[ship]' ({error})") from None
+        raise InvalidRequest(f"a store needs the extra store: pip install 'notify-tx[store]' ({error})") from None
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -30,14 +31,24 @@ def opened(url: str) -> tuple[Any, str]:
         raise InvalidRequest("a store's URL must not hold credentials: put them where the store's library reads them")
     if not url or (parts.scheme not in fsspec.available_protocols() if parts.scheme else not url.startswith("/")):
         raise InvalidRequest(f"{url!r} is not a store: name one as file:///directory, s3://bucket/prefix or hdfs://…")
+    try:
+        fsspec.get_filesystem_class(parts.scheme or "file")
+    except ImportError as error:
+        raise InvalidRequest(f"{url}: {error}; S3 comes with the extra store, others with their library") from None
+    return parts.scheme
+
+
+def opened(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path there. Raises InvalidRequest as `check_url` does."""
+    scheme = check_url(url)
+    from fsspec.core import url_to_fs
+
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if parts.scheme in ("s3", "s3a"):
+    if scheme in ("s3", "s3a"):
         # Each request once: this module tries again, and says how often.
         options["config_kwargs"] = {"retries": {"max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}
     try:
         fs, root = url_to_fs(url, **options)
-    except ImportError as error:
-        raise InvalidRequest(f"{url}: {error}; S3 comes with the extra ship, others with a library of theirs") from None
     except Exception as error:
         raise InvalidRequest(f"{url} is no store: {said(error)}") from None
     return fs, str(root).rstrip("/")
@@ -62,9 +73,19 @@ def discard(file: Any) -> None:
 
 def sync(path: str) -> None:
     """Wait until a local file is on the disk, and its name."""
-    fd = os.open(path, os.O_RDONLY)
+    _sync(path, os.O_RDONLY)
+    _sync(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+
+
+def rename(path: Path, name: str) -> None:
+    """Give a local file another name in its directory, durably. Raises OSError."""
+    path.rename(path.with_name(name))
+    _sync(str(path.parent), os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int) -> None:
+    fd = os.open(path, flags)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    Disk(Path(path).parent).sync_directory()

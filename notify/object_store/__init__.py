@@ -1,0 +1,1 @@
+"""Object stores by their URLs, through fsspec: for shipped logs, and for large bodies of messages."""

@@ -1,0 +1,71 @@
+"""The stored bodies that a log names: found in the bytes of its segments, whatever became of the messages.
+
+Halves, delayed and held messages, retries and dead letters are all payloads in segments, so that a search of the bytes
+misses none of them. It also finds what no message needs any more; that costs no more than room in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from notify.protocol.large_bodies import MENTION, MENTION_BYTES
+from notify.storage.log.disk import Disk
+from notify.storage.log.journal import Journal
+from notify.storage.log.segments import Segment, Segments
+
+PAGE_BYTES = 64 << 20
+"""The most bytes that one call reads."""
+PAGE_NAMES = 10_000
+"""A call ends once it has found so many."""
+CHUNK_BYTES = 1 << 20
+
+
+class Mentions:
+    """Those of one log."""
+
+    def __init__(self, disk: Disk, segments: Segments, journal: Journal) -> None:
+        self._disk = disk
+        self._segments = segments
+        self._journal = journal
+
+    async def stored_bodies(self, after: str) -> tuple[set[str], str]:
+        """See NamesBodies. A place is a position in the log.
+
+        What is carried out of a segment before it is dropped goes to the end of the log, so that a search in the order
+        of positions that ends at the end meets it before or after.
+        """
+        await self._journal.sync()
+        start, durable = int(after or 0), self._journal.durable
+        found, end = await asyncio.to_thread(search, self._disk, self._segments.all(), start, durable)
+        return found, "" if end >= durable else str(end)
+
+
+def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) -> tuple[set[str], int]:
+    """The names between two positions, and up to where they are found: `durable`, or before it if that is too much for
+    one call, or if a segment was dropped meanwhile. Takes no part in the log's state, so it may run in any thread."""
+    found: set[str] = set()
+    left = PAGE_BYTES
+    for number, segment in enumerate(segments):
+        end = segments[number + 1].base if number + 1 < len(segments) else durable
+        position = max(start, segment.base)
+        if end <= position:
+            continue
+        try:
+            fd = disk.open(segment.name)
+        except FileNotFoundError:
+            return found, end - 1 if end == durable else end  # what was carried out of it lies behind `durable`
+        try:
+            size = disk.size(fd)
+            while position < end:
+                chunk = disk.read(fd, min(CHUNK_BYTES, end - position), position - segment.base)
+                found.update(name.decode() for name in MENTION.findall(chunk))
+                left -= len(chunk)
+                if position + len(chunk) >= min(end, segment.base + size):
+                    break
+                position += len(chunk) - MENTION_BYTES  # a name may lie across two chunks
+                if left <= 0 or len(found) >= PAGE_NAMES:
+                    return found, position
+        finally:
+            disk.close(fd)
+    return found, durable

@@ -1,0 +1,256 @@
+"""Large bodies under sweeps and kills: `python -m tests.crash.bodies --seconds 300`.
+
+Producers in modes half and outbox commit transactions whose bodies are all stored, some roll back, and all of them are
+killed again and again; those in mode half are stopped for longer than the sweep's age, too. Two sweeps, which are
+killed as well, delete all the time what is a few seconds old and named by nothing. At the end every committed message
+is delivered with its body, and a last sweep leaves no body that no message names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.cli.store import Sweep
+from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer, create_tables
+from notify.client.bodies import sending
+from notify.errors import NotifyError
+from notify.movers.relay.relay import Relay
+from notify.object_store.store import Store
+from notify.protocol.large_bodies import FOLDER
+from notify.testing import forked
+from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
+from tests.support.http import admin
+from tests.support.shop import Base, Order, make_engine
+from tests.support.verdict import judged
+
+TOPIC = "bodies"
+AGE_SECONDS = 6.0
+"""The age from which sweeps delete."""
+USED_WITHIN_SECONDS = 2.0
+"""How old an upload may be at its COMMIT; between the two lies what a COMMIT may take on a busy machine."""
+STOPPED_SECONDS = AGE_SECONDS + 2
+ROLLED_BACK = 0.3
+"""The share of transactions that end with a rollback: half of them at the commit, with their bodies stored."""
+BODY_BYTES = 2_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where everything is."""
+
+    url: str
+    directory: str
+
+    @property
+    def store(self) -> str:
+        return f"file://{self.directory}/store"
+
+    def dsn(self, mode: str) -> str:
+        return f"sqlite:///{self.directory}/{mode}.db"
+
+
+def produce(place: Place, mode: Any, seed: int) -> None:
+    """Commit transactions with stored bodies until killed; the order in the database has the body's name."""
+    logging.disable()
+    sending.USED_WITHIN_SECONDS = USED_WITHIN_SECONDS
+    chance = random.Random(seed)
+    engine = make_engine(place.dsn(mode))
+    producer = TransactionProducer(
+        place.url, group=mode, engine=engine, mode=mode, store=place.store, store_above=0, half_timeout=1.0,
+        store_timeout=1.0, check_after=0.5,
+    )  # fmt: skip
+    number = 0
+    while True:
+        number += 1
+        name = f"{mode}-{seed}-{os.getpid()}-{number}"
+        fate = chance.random()
+        with suppress(NotifyError, sa.exc.DBAPIError, ZeroDivisionError):
+            with Session(engine) as session, session.begin():
+                order = Order(item=name)
+                session.add(order)
+                producer.send(session, Message(TOPIC, name.ljust(BODY_BYTES), key=lambda: _key(order, fate)))
+                if fate < ROLLED_BACK / 2:
+                    raise ZeroDivisionError
+        time.sleep(0.01)  # the pause between two transactions, so that a machine with few cores kills many
+
+
+def _key(order: Order, fate: float) -> int:
+    if fate > 1 - ROLLED_BACK / 2:
+        raise ZeroDivisionError  # called at the commit
+    return order.id
+
+
+def sweep(place: Place) -> None:
+    """Sweep again and again until killed."""
+    while True:
+        with suppress(NotifyError):
+            once(place)
+
+
+def once(place: Place) -> dict[str, Any]:
+    return Sweep(Store(place.store), ["half", "outbox"], AGE_SECONDS, gone=True).run([place.url], [place.dsn("outbox")])
+
+
+def move(place: Place) -> None:
+    """Move the rows of the outbox until killed."""
+    logging.disable()
+    engine = make_engine(place.dsn("outbox"))
+    asyncio.run(Relay(engine, place.url).run(interval=0.05))
+
+
+class Killed:
+    """A process that is started again whenever it was killed."""
+
+    def __init__(self, *call: Any, may_be_stopped: bool = False) -> None:
+        self._call = call
+        self.may_be_stopped = may_be_stopped
+        self.kills = self.stops = 0
+        self.start()
+
+    def start(self) -> None:
+        function, *arguments = self._call
+        self._process: BaseProcess = forked.context().Process(target=function, args=tuple(arguments), daemon=True)
+        self._process.start()
+
+    def kill(self) -> None:
+        assert self._process.pid is not None
+        assert self._process.exitcode is None, f"{self._call[0].__name__} ended by itself"
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(PATIENCE_SECONDS)
+        self.kills += 1
+
+    def stop_for(self, seconds: float) -> None:
+        """As a machine that sleeps, or a process that swaps."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        time.sleep(seconds)  # the time for which it stands still
+        os.kill(self._process.pid, signal.SIGCONT)
+        self.stops += 1
+
+
+def committed(place: Place) -> set[str]:
+    """The names of all orders."""
+    names: set[str] = set()
+    for mode in ("half", "outbox"):
+        engine = make_engine(place.dsn(mode))
+        with Session(engine) as session:
+            names.update(session.scalars(sa.select(Order.item)))
+        engine.dispose()
+    return names
+
+
+def read_all(place: Place, wanted: set[str]) -> tuple[set[str], int]:
+    """The names in the bodies of all messages, and how often a body could not be read."""
+    consumer = Consumer(place.url, group="readers", store=place.store)
+    got: set[str] = set()
+
+    @consumer.subscribe(TOPIC, start="earliest", max_attempts=2, retry_min=0.01)
+    def on_message(message: ReceivedMessage) -> None:
+        got.add(message.text.strip())
+
+    def is_over() -> bool:
+        letters = admin(place.url, "GET", "groups/readers/dead-letters?max=1")["messages"]
+        return got >= wanted or bool(letters)
+
+    with running(consumer), suppress(AssertionError):
+        eventually(is_over, "all messages")
+    return got, consumer.failed
+
+
+def run(seconds: float, seed: int, look: Callable[[Place], None] = lambda place: None) -> tuple[str, list[str]]:
+    """Returns what was done, in words, and what was wrong. `look` is called before the messages are read: a test harms
+    what must be noticed."""
+    chance = random.Random(seed)
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bodies-"))
+        server = ServerProcess(Path(directory) / "data").start()
+        stack.callback(server.stop)
+        place = Place(server.url, directory)
+        for mode in ("half", "outbox"):
+            engine = make_engine(place.dsn(mode))
+            create_tables(engine)
+            Base.metadata.create_all(engine)
+            engine.dispose()
+        producers = [Killed(produce, place, "half", n, may_be_stopped=True) for n in range(2)]
+        producers += [Killed(produce, place, "outbox", n) for n in range(2, 4)]
+        sweeps, relay = [Killed(sweep, place) for _ in range(2)], Killed(move, place)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.2 + chance.random())  # the time between two kills
+            victim = chance.choice([*producers, *sweeps, relay])
+            if victim.may_be_stopped and chance.random() < 0.3:
+                victim.stop_for(STOPPED_SECONDS)
+            else:
+                victim.kill()
+                victim.start()
+        for process in (*producers, *sweeps):
+            process.kill()
+        names = committed(place)
+        relay.kill()
+        half, outbox = make_engine(place.dsn("half")), make_engine(place.dsn("outbox"))
+        with TransactionProducer(place.url, group="half", engine=half):
+            eventually(lambda: not _in_doubt(place.url), "checks to decide every half")
+        asyncio.run(Relay(outbox, place.url).run(once=True))
+        half.dispose()
+        outbox.dispose()
+        look(place)
+        got, failed = read_all(place, names)
+        time.sleep(AGE_SECONDS)  # until all bodies are old enough for the last sweep
+        last = once(place)
+        left = set(Store(place.store).names(FOLDER))
+    wrong = [f"{len(names - got)} committed messages did not come"] if names - got else []
+    wrong += [f"{len(got - names)} messages came that were not committed"] if got - names else []
+    wrong += [f"{failed} times a body could not be read"] if failed else []
+    wrong += [f"{len(left)} objects are left, and {last['named']} are named"] if len(left) != last["named"] else []
+    kills = sum(process.kills for process in (*producers, *sweeps, relay))
+    stops = sum(process.stops for process in producers)
+    words = (
+        f"{len(names):,} committed messages with stored bodies, {kills} kills, {stops} producers stopped for "
+        f"{STOPPED_SECONDS:g} s, {last['swept']} bodies deleted by the last of many sweeps"
+    )
+    return words, wrong
+
+
+def _in_doubt(url: str) -> bool:
+    return bool(admin(url, "GET", "transactions?max=1")["transactions"])
+
+
+def campaign(seconds: float, seed: int) -> int:
+    print(f"seed {seed}", flush=True)
+    words, wrong = run(seconds, seed)
+    for text in wrong:
+        print(f"BROKEN: {text}")
+    print(f"VERDICT: {'FAIL' if wrong else 'PASS'} {words}", flush=True)
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    given = parser.parse_args()
+    ServerProcess.launch = staticmethod(forked.launch)
+    return judged(lambda: campaign(given.seconds, given.seed), most_seconds=2 * given.seconds + 3 * PATIENCE_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
