@@ -16,7 +16,7 @@ from notify.protocol.wire import Subscribe
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.delivery.turns import ONE_CLASS
-from notify.server.groups import Move
+from notify.server.groups import Move, own_tenants
 from notify.server.latency import IN_LISTS
 from notify.storage.groups import Priorities, PriorityClass
 
@@ -100,6 +100,16 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         """Show a group: subscriptions, positions and lag of its queues, leases, latency, and its instances' states."""
         latencies = desk.running.core.metrics.latencies.group(name)
         return await desk.running.queues.groups.one(name) | {"latency": latencies}
+
+    @routes.get("/groups/{name}/tenants")
+    async def tenants(name: str, topic: str = "", max: int = 20) -> dict[str, Any]:
+        """List the tenants that wait for their turns, the one with the most waiting messages first.
+
+        Tenants take turns under a subscription with `fair_by`. `tenant` is null for messages that name none, and for
+        the tenants beyond 10,000 in a queue, which share lanes (`are_several`). Retries that are not due do not wait.
+        """
+        check_between("max", max, 1, own_tenants.MOST_LISTED)
+        return own_tenants.listed(desk.running.core, name, topic, max)
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:

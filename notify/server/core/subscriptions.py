@@ -15,7 +15,7 @@ import structlog
 from notify.admin_api.groups import SubscriptionWrite
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.protocol.filter import Filter
-from notify.protocol.limits import LIMITS, MODES, ON_EXHAUSTED, check_between, check_name
+from notify.protocol.limits import LIMITS, MODES, ON_EXHAUSTED, check_between, check_fair_by, check_name
 from notify.protocol.wire import Subscribe, instant
 from notify.runtime.clock import Clock
 from notify.server.delivery import Delivery, inboxes
@@ -219,6 +219,7 @@ def _check_bounds(request: Subscribe) -> None:
             f"{request.mode}",
             "invalid_schema",
         )
+    check_fair_by(request.fair_by, request.mode)
     check_between("the number of tags", len(request.tags), 0, LIMITS.tags)
     for name, (low, high) in _BOUNDS.items():
         check_between(name, getattr(request, name), low, high)

@@ -33,6 +33,8 @@ class Cursor:
 
     keeps_order = False
     """Whether messages wait until others are settled: then `finished` must be called."""
+    looks_ahead = False
+    """Whether messages below the position may wait without having been handed out."""
 
     __slots__ = (
         "_ahead",
