@@ -75,11 +75,11 @@ class SubscriptionWrite(Write):
         pattern=f"^{FAIR_BY}$",
         input=Input("Tenants take turns by", "key, or header: and its name. Empty: the oldest message is first."),
         flag=Flag("What names the tenants that take turns: key, or header:NAME."))
-    force: bool = declared(False, "change the mode while consumers are active: they may get messages again",
-        input=Input("Change the mode while consumers are active",
-            "Without it another mode is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "
+    force: bool = declared(False, "change the mode or fair_by while consumers are active: they may get messages again",
+        input=Input("Change the mode or fair_by while consumers are active",
+            "Without it another one is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "
             "With it consumers may get messages again, or out of order."),
-        flag=Flag("Change the mode even if consumers hold messages."))
+        flag=Flag("Change the mode or fair_by even if consumers hold messages."))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,8 +83,8 @@ class Subscriptions:
         if not is_pattern:
             described = self._queues.topic(topic)
             check_retry(described.ttl_us if described is not None else 0, group, topic, wanted.retry_min_us)
-        if existing is not None and existing.mode != wanted.mode and not request.force:
-            self._refuse_change_of_mode(existing, wanted.mode)
+        if existing is not None and _way(existing) != _way(wanted) and not request.force:
+            self._refuse_other_way(existing, wanted)
         return wanted
 
     async def put(self, wanted: Subscription, start: str | int | None, by: str = "") -> dict[str, Any]:
@@ -159,9 +159,9 @@ class Subscriptions:
             return next((p for p in self._queues.patterns() if (p.group, p.topic) == (group, topic)), None)
         return self._queues.subscription(group, topic)
 
-    def _refuse_change_of_mode(self, existing: Subscription, mode: str) -> None:
-        """Raises Conflict while the group has active consumers: all of them use one mode, and a change would deliver
-        messages to them again, or out of order."""
+    def _refuse_other_way(self, existing: Subscription, wanted: Subscription) -> None:
+        """Raises Conflict while the group has active consumers: all of them use one mode and `fair_by`, and a change
+        would deliver messages to them again, or out of order."""
         group = self._delivery.groups.get(existing.group)
         groups = [*([] if group is None else [group]), *self._delivery.followers.instances_of(existing.group)]
         now_us = self._clock()
@@ -180,10 +180,15 @@ class Subscriptions:
         else:
             return
         raise Conflict(
-            f"group {existing.group!r} receives topic {existing.topic!r} in mode {existing.mode}, and {why}, then "
-            f"start those with mode {mode}; or change it now with force",
+            f"group {existing.group!r} receives topic {existing.topic!r} in {_way(existing)}, and {why}, then start "
+            f"those with {_way(wanted)}; or change it now with force",
             "mode_in_use",
         )
+
+
+def _way(s: Subscription) -> str:
+    """How a subscription hands out messages, for people."""
+    return f"mode {s.mode}" + (f" and fair_by {s.fair_by}" if s.fair_by else "")
 
 
 def _difference(before: Subscription, after: Subscription) -> str:

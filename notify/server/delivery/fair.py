@@ -36,6 +36,8 @@ ENTRIES_AT_ONCE, MESSAGES_AT_ONCE = 20_000, 1_000
 """How many messages a request looks at: their index, or themselves. Then other work of the loop is done."""
 DUE_AT_ONCE = 1_000
 """How many due retries, and messages whose key has become free, a request looks at."""
+READ_TOGETHER = 64
+"""How many messages are read in the order of their offsets, and not in that of their turns."""
 MANY_GAPS = RUNS_BOUND // 2
 """With so many gaps between settled offsets every other message is the oldest one that waits, which closes a gap; with
 RUNS_BOUND each is."""
@@ -60,6 +62,27 @@ class Waits(NamedTuple):
     """The offset of the oldest one."""
 
 
+class _Read:
+    """Messages of a few turns while they are read in order of their offsets."""
+
+    __slots__ = ("messages", "offsets", "turns")
+
+    def __init__(self, turns: list[tuple[int, int]]) -> None:
+        self.turns = turns
+        self.offsets = sorted([offset for offset, _ in turns])
+        """What is not read yet."""
+        self.messages: dict[int, StoredMessage] = {}
+
+    def in_order(self) -> list[StoredMessage]:
+        """The messages in the order of the turns."""
+        return [self.messages[offset] for offset, _ in self.turns if offset in self.messages]
+
+    def unread(self) -> list[tuple[int, int]]:
+        """The turns that are not read, in their order."""
+        unread = set(self.offsets)
+        return [turn for turn in self.turns if turn[0] in unread]
+
+
 class FairTurns(Cursor):
     """What is common to both fair cursors."""
 
@@ -68,9 +91,12 @@ class FairTurns(Cursor):
     lanes: Lanes
     header: str | None
     """The header that names the tenant; None: the key does."""
+    _left: list[tuple[int, int]]
+    """Turns for which the last answer had no room, at most those of one request."""
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self.lanes = Lanes()
+        self._left = []
         self.header = fair_header(subscription.fair_by)
         super().__init__(store, subscription, queue, metrics)
 
@@ -89,13 +115,14 @@ class FairTurns(Cursor):
     def has_more(self) -> bool:
         if self.refused:
             return False
-        return (self.lanes.has_again() if self.is_paused() else self.lanes.count > 0) or self._can_look_ahead()
+        waits = self.lanes.has_again() if self.is_paused() else self.lanes.count > 0
+        return waits or bool(self._left) or self._can_look_ahead()
 
     def take_run(self, limit: int, now_us: int) -> None:
         """None: messages of a turn do not lie side by side."""
 
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
-        """Up to `limit` messages to deliver now, by turns of their tenants, in order of their offsets.
+        """Up to `limit` messages to deliver now, in the order of their tenants' turns.
 
         None as long as more is to be looked at: the tenants that are found first would have all turns.
         """
@@ -106,12 +133,12 @@ class FairTurns(Cursor):
             try:
                 passed = self._look_at_messages(now_us) if self._reads_messages() else self._look_at_index()
             except NotifyError:
-                if not self.lanes.count:
+                if not self.lanes.count and not self._left:
                     raise
             else:
                 if passed and self._can_look_ahead():
                     return []
-        return self._read_picked(sorted(self._picked(limit)), now_us)
+        return self._read_picked(self._picked(limit), now_us)
 
     # --- looking ahead ----------------------------------------------------------------------------------------
 
@@ -137,7 +164,7 @@ class FairTurns(Cursor):
             offsets = offsets[: int(np.searchsorted(offsets, self.until))]
             keys, tags = keys[: len(offsets)], tags[: len(offsets)]
         if not len(offsets):
-            return False
+            return self._pass_dropped(begin)
         end = int(offsets[-1]) + 1
         if end - begin != len(offsets):
             self._settle_missing(offsets, begin)
@@ -156,6 +183,15 @@ class FairTurns(Cursor):
         self._wait(offsets[fresh], keys[fresh], keys[fresh])
         return True
 
+    def _pass_dropped(self, begin: int) -> bool:
+        """Settle what lies before the first retained message if nothing lies behind it; whether there was any."""
+        start = self._store.bounds(self.topic, self.queue)[0]
+        if start <= begin or (self.until is not None and start > self.until):
+            return False
+        self._settle(self.progress.unsettled(begin, start), SettleKind.EXPIRED)
+        self.next = start
+        return True
+
     def _settle_missing(self, offsets: NDArray[np.uint64], begin: int) -> None:
         """Settle offsets from `begin` on that retention or a backlog's bound dropped."""
         places = np.flatnonzero(offsets[1:] != offsets[:-1] + np.uint64(1))
@@ -169,10 +205,12 @@ class FairTurns(Cursor):
         """Note the tenants of the next messages, which are read; whether there were any."""
         most = MESSAGES_AT_ONCE if self._filter is None else min(MESSAGES_AT_ONCE, self._filter.at_once)
         messages, passed = self._take_new(most, most, now_us)
+        if not passed:
+            return self._pass_dropped(self.progress.next_unsettled(self.next))
         offsets = np.array([m.offset for m in messages], np.uint64)
         keys = np.array([m.key_hash for m in messages], np.uint64)
         self._wait(offsets, keys, np.array([self._tenant(m) for m in messages], np.uint64))
-        return passed > 0
+        return True
 
     def _wait(self, offsets: NDArray[np.uint64], keys: NDArray[np.uint64], tenants: NDArray[np.uint64]) -> None:
         """Have messages wait for the turns of their tenants."""
@@ -206,44 +244,55 @@ class FairTurns(Cursor):
     # --- handing out ------------------------------------------------------------------------------------------
 
     def _picked(self, limit: int) -> list[tuple[int, int]]:
-        """(offset, number of its lane) of the next messages."""
+        """(offset, number of its lane) of the next messages, first what the last answer had no room for."""
+        left, self._left = self._left[:limit], self._left[limit:]
+        limit -= len(left)
         if self.is_paused():
-            return self.lanes.take_again(limit)
+            return left + self.lanes.take_again(limit)
         gaps = len(self.progress.settled)
-        if gaps < MANY_GAPS:
-            return self.lanes.take(limit)
-        lowest = self.lanes.take_lowest(limit if gaps >= RUNS_BOUND else (limit + 1) // 2)
-        return lowest + self.lanes.take(limit - len(lowest))
+        if gaps >= MANY_GAPS:
+            left += self.lanes.take_lowest(limit if gaps >= RUNS_BOUND else (limit + 1) // 2)
+            limit -= min(limit, len(left))
+        return left + self.lanes.take(limit)
 
     def _read_picked(self, picked: list[tuple[int, int]], now_us: int) -> list[StoredMessage]:
-        """The messages at these ascending offsets; what is not read waits again."""
+        """The messages of these turns, in this order; those that are not read are the first of the next answer."""
         taken: list[StoredMessage] = []
-        size = at = 0
-        try:
-            while at < len(picked) and not is_full(size, len(taken)):
-                first = picked[at][0]
-                if self.progress.is_settled(first):
-                    at += 1
-                    continue
-                end = at + 1
-                while end < len(picked) and picked[end][0] == first + end - at:
-                    end += 1
-                found = self._read_neighbours(first, end - at, now_us)
-                taken += found.messages
-                size += sum([len(m.payload) for m in found.messages])
-                at += found.passed
-        except NotifyError:
-            if not taken:
-                raise
-        finally:
-            self.lanes.put_back(picked[at:])
-        if self.progress.retry_at:
-            for offset, _ in picked[:at]:
-                self.progress.retry_at.pop(offset, None)
+        unread, size = picked, 0
+        while unread and not is_full(size, len(taken)):
+            read = _Read(unread[:READ_TOGETHER])
+            try:
+                self._read_together(read, size, len(taken), now_us)
+            except NotifyError:
+                if not taken and not read.messages:
+                    self._left = read.unread() + unread[READ_TOGETHER:] + self._left
+                    raise
+            taken += read.in_order()
+            size = sum([len(m.payload) for m in taken])
+            unread = read.unread() + unread[READ_TOGETHER:]
+            if read.offsets:
+                break
+        self._left = unread + self._left
         return taken
 
-    def _read_neighbours(self, first: int, count: int, now_us: int) -> _Found:
-        """The messages from an offset on that can be delivered, and how many of the `count` offsets these settle."""
+    def _read_together(self, read: _Read, size: int, count: int, now_us: int) -> None:
+        """Read messages of a few turns, neighbours at once. Those before have `size` bytes, and are `count`."""
+        retry_at = self.progress.retry_at
+        while read.offsets and not is_full(size, count):
+            first, run = read.offsets[0], 1
+            while run < len(read.offsets) and read.offsets[run] == first + run:
+                run += 1
+            messages, passed = ([], 1) if self.progress.is_settled(first) else self._read_run(first, run, now_us)
+            if retry_at:
+                for offset in read.offsets[:passed]:
+                    retry_at.pop(offset, None)
+            del read.offsets[:passed]
+            read.messages |= {m.offset: m for m in messages}
+            size += sum([len(m.payload) for m in messages])
+            count += len(messages)
+
+    def _read_run(self, first: int, count: int, now_us: int) -> tuple[list[StoredMessage], int]:
+        """(the messages that can be delivered of `count` offsets from the first on, how many of these were read)."""
         messages = self._store.read(self.topic, self.queue, first, count, READ_BYTES)
         messages = [m for m in messages if m.offset < first + count]
         passed = messages[-1].offset + 1 - first if messages else count
@@ -254,11 +303,10 @@ class FairTurns(Cursor):
         messages = self._deliverable(messages, now_us)
         if self._filter is not None or self._hashes:  # they may have changed since the message was looked at
             wanted = [m for m in messages if self._wants(m)]
-            if len(wanted) < len(messages):
-                kept = {m.offset for m in wanted}
-                self._leave_out(to_runs([m.offset for m in messages if m.offset not in kept]))
+            kept = {m.offset for m in wanted}
+            self._leave_out(to_runs([m.offset for m in messages if m.offset not in kept]))
             messages = wanted
-        return _Found(messages, passed)
+        return messages, passed
 
     # --- for people -------------------------------------------------------------------------------------------
 
@@ -279,21 +327,16 @@ class FairTurns(Cursor):
         return name, messages[0].committed_us
 
 
-class _Found(NamedTuple):
-    messages: list[StoredMessage]
-    passed: int
-
-
 class FairCursor(FairTurns):
     """Mode shared: tenants take turns, and their messages have no order."""
 
-    __slots__ = ("header", "lanes")
+    __slots__ = ("_left", "header", "lanes")
 
 
 class FairOrderedCursor(FairTurns, OrderedCursor):
     """Mode ordered: of each key one message at a time waits in a lane or is in flight, the others wait behind it."""
 
-    __slots__ = ("_held_back", "header", "lanes")
+    __slots__ = ("_held_back", "_left", "header", "lanes")
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self._held_back: dict[int, Waits] = {}
@@ -301,7 +344,7 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         super().__init__(store, subscription, queue, metrics)
 
     def has_more(self) -> bool:
-        return bool(self._turn_come) or super().has_more()
+        return super().has_more() or (bool(self._turn_come) and not self.refused)
 
     def _is_full(self) -> bool:
         size = KEY_BYTES * len(self._behind) + 8 * (self._waiting + self._behind_held)

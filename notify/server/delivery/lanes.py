@@ -99,7 +99,7 @@ class Lane:
         """The tenant's hash; below 0 if several share it."""
         self.offsets = OffsetQueue()
         self.again: list[int] = []
-        """Heap of offsets that go before the others: retries that are due, and what could not be handed out."""
+        """Heap of offsets that go before the others: retries that are due."""
         self.credit = 0
         """How many messages are left of its turn."""
 
@@ -260,16 +260,6 @@ class Lanes:
     def has_again(self) -> bool:
         """Whether any offset goes before others."""
         return any(lane.again for lane in self._turns)
-
-    def put_back(self, taken: list[tuple[int, int]]) -> None:
-        """Have offsets that were taken wait again, before the others of their lanes."""
-        for offset, number in taken:
-            lane = self._by_number.get(number)
-            if lane is None:
-                lane = self._by_number[number] = Lane(number)
-                self._turns.appendleft(lane)
-            heapq.heappush(lane.again, offset)
-        self.count += len(taken)
 
     def waiting(self) -> list[Waiting]:
         """What waits in each lane."""
