@@ -194,9 +194,8 @@ class Lanes:
         is_next = (tenants[1:] == tenants[:-1]) & (offsets[1:] == offsets[:-1] + np.uint64(1))
         starts = np.flatnonzero(np.r_[True, ~is_next])
         counts: NDArray[Any] = np.diff(np.r_[starts, len(offsets)])
-        for tenant, first, count in zip(
-            tenants[starts].tolist(), offsets[starts].tolist(), counts.tolist(), strict=True
-        ):
+        runs = zip(offsets[starts].tolist(), tenants[starts].tolist(), counts.tolist(), strict=True)
+        for first, tenant, count in sorted(runs):  # new lanes get their first turns in the order of the queue
             self.add(tenant, first, count)
 
     def add_again(self, tenant: int, offset: int) -> None:
