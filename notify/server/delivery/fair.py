@@ -32,7 +32,7 @@ AHEAD_BYTES = 32 << 20
 tenant. Beyond it the queue is read no further until some are settled."""
 KEY_BYTES = 200
 """About what a waiting key takes in mode ordered."""
-ENTRIES_AT_ONCE, MESSAGES_AT_ONCE = 20_000, 1_000
+ENTRIES_AT_ONCE, MESSAGES_AT_ONCE = 10_000, 1_000
 """How many messages a request looks at: their index, or themselves. Then other work of the loop is done."""
 DUE_AT_ONCE = 1_000
 """How many due retries, and messages whose key has become free, a request looks at."""
@@ -354,7 +354,7 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         for _ in range(min(DUE_AT_ONCE, len(self._turn_come))):
             offset = self._turn_come[0]
             tenant = self._key_of.get(offset, 0) if self.header is None else self._tenant_at(offset)
-            self.lanes.add(tenant, offset, 1)
+            self.lanes.add_again(tenant, offset)
             self._turn_come.popleft()
             self._note_held_back(tenant, offset, -1)
         super()._join_due(now_us)
@@ -401,5 +401,5 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         for tenant, back in self._held_back.items():
             number = self.lanes.number_of(tenant)
             count, first = waits.get(number, Waits(0, back.first))
-            waits[number] = Waits(count + back.count, min(first, back.first))
+            waits[number] = Waits(count + back.count, first)
         return waits

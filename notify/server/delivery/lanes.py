@@ -98,8 +98,9 @@ class Lane:
         self.number = number
         """The tenant's hash; below 0 if several share it."""
         self.offsets = OffsetQueue()
+        """In ascending order."""
         self.again: list[int] = []
-        """Heap of offsets that go before the others: retries that are due."""
+        """Heap of offsets that were passed before: due retries, and in mode ordered those whose key is free."""
         self.credit = 0
         """How many messages are left of its turn."""
 
@@ -114,10 +115,10 @@ class Lane:
         return min(self.again[0], self.offsets.first) if self.again else self.offsets.first
 
     def take(self, most: int) -> list[int]:
-        """Remove at most so many offsets."""
+        """Remove at most so many offsets, the lowest first."""
         taken: list[int] = []
         while self.again and len(taken) < most:
-            taken.append(heapq.heappop(self.again))
+            taken.append(self.take_lowest())
         while self.offsets and len(taken) < most:
             taken += self.offsets.take(most - len(taken))
         return taken
@@ -199,7 +200,7 @@ class Lanes:
             self.add(tenant, first, count)
 
     def add_again(self, tenant: int, offset: int) -> None:
-        """Have an offset go before the others of its tenant."""
+        """Have an offset wait that was passed before."""
         heapq.heappush(self._lane(tenant).again, offset)
         self.count += 1
 
@@ -248,7 +249,7 @@ class Lanes:
         return taken
 
     def take_again(self, limit: int) -> list[tuple[int, int]]:
-        """Remove at most `limit` of the offsets that go before others, as `take` returns them."""
+        """Remove at most `limit` of the offsets that were passed before, as `take` returns them."""
         taken: list[tuple[int, int]] = []
         for lane in self._turns:
             while lane.again and len(taken) < limit:
@@ -257,7 +258,7 @@ class Lanes:
         return taken
 
     def has_again(self) -> bool:
-        """Whether any offset goes before others."""
+        """Whether any offset waits that was passed before."""
         return any(lane.again for lane in self._turns)
 
     def waiting(self) -> list[Waiting]:
