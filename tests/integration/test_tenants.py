@@ -42,7 +42,7 @@ def test_who_waits_is_shown_everywhere(
     monkeypatch.setenv("NOTIFY_URL", url)
     status, told = cli("group", "subscribe", unique, unique, "--mode", mode, "--fair-by", "header:tenant",
                        "--reason", "test")  # fmt: skip
-    assert status == 0 and f"mode {mode}" in told["text"]
+    assert status == 0 and f"mode {mode}. Tenants take turns by header:tenant." in " ".join(told["text"].split())
     of_tenants(url, unique, {"large<": 60, "b": 3, "c": 2})
     publish(url, unique, ["nobody's"])
     caller = Caller(url, unique, "x")

@@ -15,6 +15,7 @@ from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
+from notify.server.core.subscriptions import way_shown
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move, own_tenants
 from notify.server.latency import IN_LISTS
@@ -124,7 +125,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
             return await subscriptions.put(subscriptions.checked(name, topic, requested), write.start, who)
 
-        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
+        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, way_shown(wanted))
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:

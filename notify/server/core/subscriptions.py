@@ -97,7 +97,7 @@ class Subscriptions:
             self._note_change((wanted.group, wanted.topic), Changed(self._clock(), by, what))
         if existing is None or dataclasses.replace(existing, epoch=0) != wanted:
             log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=existing is None)
-        shown: dict[str, Any] = {"group": wanted.group, "mode": wanted.mode}
+        shown: dict[str, Any] = {"group": wanted.group, **way_shown(wanted)}
         if "*" in wanted.topic:
             names = await self._delivery.following.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
@@ -184,6 +184,11 @@ class Subscriptions:
             f"those with {_way(wanted)}; or change it now with force",
             "mode_in_use",
         )
+
+
+def way_shown(s: Subscription) -> dict[str, Any]:
+    """How a subscription hands out messages, for answers."""
+    return {"mode": s.mode} | ({"fair_by": s.fair_by} if s.fair_by else {})
 
 
 def _way(s: Subscription) -> str:
