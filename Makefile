@@ -141,7 +141,7 @@ crash-disk: install
 crash-held: install
 	$(PY) -m tests.crash.held --kills $(or $(KILLS),50) --keys $(or $(KEYS),2000)
 
-# A tenant with MESSAGES=1000000 beside 99 with ten each, whose wait may grow by half at most, while the server is killed:
+# A tenant with MESSAGES=1000000 next to 99 with ten each, whose wait may grow by half at most, while the server is killed:
 # once in mode shared by key, once in mode ordered by a header.
 crash-fair: install
 	$(PY) -m tests.crash.fair --messages $(or $(MESSAGES),1000000) --kills $(or $(KILLS),5)

@@ -1,6 +1,6 @@
 """Tenants that take turns on a server that is killed: one with very many messages, and many with a few.
 
-The few are sent again and again, first alone, then beside the many. Their wait is the time from the send to the ack,
+The few are sent again and again, first alone, then with the many. Their wait is the time from the send to the ack,
 and the number of messages that were handed out meanwhile. Consumers are slow at that time; then they drain the rest.
 """
 
@@ -35,7 +35,7 @@ from tests.support.http import admin
 
 TOPIC, GROUP, LARGE = "work", "fair", "large"
 MOST_RATIO = 1.5
-"""How much longer the few may wait beside the many."""
+"""How much longer the few may wait with the many."""
 EACH = 10
 """The messages of a small tenant in a round."""
 HANDLED_SECONDS = 0.001
@@ -198,7 +198,7 @@ async def send(http: HttpClient, bodies: list[str], *, is_ordered: bool) -> None
 
 
 async def until(done: Callable[[], bool], books: Books, tasks: list[asyncio.Task[None]], what: str) -> None:
-    """Wait while consumers go on. Raises AssertionError if they get nothing for a long time."""
+    """Wait while consumers work. Raises AssertionError if they get nothing for a long time."""
     progress, deadline = books.acks, time.monotonic() + PATIENCE_SECONDS
     while not done():
         await asyncio.sleep(0.01)  # the pause between two looks at the books
@@ -213,7 +213,7 @@ async def until(done: Callable[[], bool], books: Books, tasks: list[asyncio.Task
 async def play(
     server: ServerProcess, books: Books, large: int, small: int, rounds: int, kills: int, seed: int
 ) -> tuple[float, float]:
-    """All rounds, then the rest; how much longer the few waited beside the many: in seconds, and in messages.
+    """All rounds, then the rest; how much longer the few waited with the many: in seconds, and in messages.
 
     Raises AssertionError.
     """
@@ -242,15 +242,15 @@ async def play(
         tasks += [asyncio.create_task(consume(http, f"i{n}", books, pace, random.Random(seed + n))) for n in range(4)]
         alone = [await round_of() for _ in range(rounds)]
         await send(http, books.send(LARGE, large), is_ordered=books.is_ordered)
-        beside = []
+        together = []
         for number in range(max(rounds, kills)):
             if number < rounds:
-                beside.append(await round_of())
+                together.append(await round_of())
             if number < kills:
                 await round_of(when_killed=small * EACH // 3)
         left = large - sum(books.acked[LARGE])
         if left < large // 2:
-            books.violations.append(f"of the many only {left:,} were left, so that the few did not wait beside them")
+            books.violations.append(f"of the many only {left:,} were left, so that the few did not wait with them")
         pace.slow = False
         await until(lambda: books.acks == books.total, books, tasks, "the rest")
     finally:
@@ -258,8 +258,8 @@ async def play(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         http.close()
-    seconds = mean(r.seconds for r in beside) / mean(r.seconds for r in alone)
-    messages = mean(r.messages for r in beside) / mean(r.messages for r in alone)
+    seconds = mean(r.seconds for r in together) / mean(r.seconds for r in alone)
+    messages = mean(r.messages for r in together) / mean(r.messages for r in alone)
     return seconds, messages
 
 
@@ -289,7 +289,7 @@ def run(
         books.violations.append(f"the few waited more than {MOST_RATIO} times as long")
     words = (
         f"{large:,} messages of one tenant and {books.total - large:,} of {small} others, mode {mode}, by {fair_by}: "
-        f"the few waited {seconds:.2f} times as long beside the many, {waited:.2f} times as many messages; {kills} "
+        f"the few waited {seconds:.2f} times as long with the many, {waited:.2f} times as many messages; {kills} "
         f"kills of the server, {books.again:,} messages came again: {len(books.violations)} violations"
     )
     if books.violations:
