@@ -12,7 +12,7 @@ import pytest
 from notify.errors import Conflict, InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import Payload, Receive, SettleItem, Subscribe, decode_payload, encode_msgpack
-from notify.server.delivery import cursor, fair, lanes
+from notify.server.delivery import cursor, explanations, fair, lanes
 from notify.server.delivery.fair import FairTurns
 from notify.server.delivery.lanes import Lanes, OffsetQueue
 from notify.server.groups.own_tenants import shares
@@ -335,10 +335,12 @@ def test_gaps_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         s = await scene(*[f"{'ab'[n % 2]}{n}.1" for n in range(10)])
         for n in range(200):  # every other message is a new tenant's, and comes before the many of `a`
             await put(s, f"a{n}.2", f"{chr(0x100 + n)}{n}.3")
-        most = 0
+        most, told = 0, set[str]()
         while got := await receive(s, 3):
             await settle(s, "ack", *got.values())
             most = max(most, len(s.store.progress("g", "t", 0).settled))
+            told.update(explanations.reasons(s.delivery.groups["g"], s.now_us))
+        assert any("half of its turns to the oldest" in reason for reason in told)
         assert 10 <= most <= 20 + 3 and s.delivery.groups["g"].lag() == 0
 
     asyncio.run(go())
@@ -354,9 +356,12 @@ def test_beyond_its_memory_a_queue_is_read_later(monkeypatch: pytest.MonkeyPatch
         sent = [f"{chr(0x100 + n)}{n}.1" for n in range(300)]
         s = await scene(*sent, mode=mode, fair_by=fair_by)
         assert await s.delivery.receive("g", Receive(instance="i", max=1)) == []  # more is to be looked at
+        first = list(await receive(s, 1))
+        (reason,) = explanations.reasons(s.delivery.groups["g"], s.now_us)
+        assert "Queue t/0 is read no further" in reason
         came = await drain(s)
-        assert sorted(came) == sorted(sent)
-        assert of(s).lanes.count == 0
+        assert sorted(first + came) == sorted(sent)
+        assert of(s).lanes.count == 0 and explanations.reasons(s.delivery.groups["g"], s.now_us) == []
 
     asyncio.run(go())
 

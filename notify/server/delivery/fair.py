@@ -310,6 +310,16 @@ class FairTurns(Cursor):
 
     # --- for people -------------------------------------------------------------------------------------------
 
+    def uneven(self) -> str:
+        """Why turns are not even now, as the end of a sentence about the queue; "" if they are."""
+        if self._is_full() and self.next < self._store.bounds(self.topic, self.queue)[1]:
+            return "is read no further until some of its messages are settled: too much waits for turns of tenants."
+        gaps = len(self.progress.settled)
+        if gaps >= MANY_GAPS:
+            share = "all" if gaps >= RUNS_BOUND else "half"
+            return f"gives {share} of its turns to the oldest messages: too many later ones are already settled."
+        return ""
+
     def waits(self) -> dict[int, Waits]:
         """What waits, by the number of a lane: the hash of a tenant (0: none is named), or below 0 for several."""
         return {lane.number: Waits(lane.count, lane.first) for lane in self.lanes.waiting()}
