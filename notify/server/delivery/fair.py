@@ -63,7 +63,7 @@ class Waits(NamedTuple):
 
 
 class _Read:
-    """Messages of a few turns while they are read in order of their offsets."""
+    """Messages of a part of the turns while they are read in order of their offsets."""
 
     __slots__ = ("messages", "offsets", "turns")
 
@@ -91,8 +91,8 @@ class FairTurns(Cursor):
     lanes: Lanes
     header: str | None
     """The header that names the tenant; None: the key does."""
-    _left: list[tuple[int, int]]
-    """Turns for which the last answer had no room, at most those of one request."""
+    _left: list[list[tuple[int, int]]]
+    """Turns for which the last answer had no room, by parts that are read together; at most those of one request."""
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self.lanes = Lanes()
@@ -138,7 +138,7 @@ class FairTurns(Cursor):
             else:
                 if passed and self._can_look_ahead():
                     return []
-        return self._read_picked(self._picked(limit), now_us)
+        return self._read_picked(self._picked(limit), limit, now_us)
 
     # --- looking ahead ----------------------------------------------------------------------------------------
 
@@ -243,44 +243,52 @@ class FairTurns(Cursor):
 
     # --- handing out ------------------------------------------------------------------------------------------
 
-    def _picked(self, limit: int) -> list[tuple[int, int]]:
-        """(offset, number of its lane) of the next messages, first what the last answer had no room for."""
-        left, self._left = self._left[:limit], self._left[limit:]
-        limit -= len(left)
-        if self.is_paused():
-            return left + self.lanes.take_again(limit)
-        gaps = len(self.progress.settled)
-        if gaps >= MANY_GAPS:
-            left += self.lanes.take_lowest(limit if gaps >= RUNS_BOUND else (limit + 1) // 2)
-            limit -= min(limit, len(left))
-        return left + self.lanes.take(limit)
+    def _picked(self, limit: int) -> list[list[tuple[int, int]]]:
+        """(offset, number of its lane) of the next messages, by parts that are read together: at first those for which
+        the last answer had no room, and which may be more than `limit`."""
+        parts, self._left = self._left, []
+        turns = self._next_turns(max(0, limit - sum(map(len, parts))))
+        return parts + [turns[at : at + READ_TOGETHER] for at in range(0, len(turns), READ_TOGETHER)]
 
-    def _read_picked(self, picked: list[tuple[int, int]], now_us: int) -> list[StoredMessage]:
-        """The messages of these turns, in this order; those that are not read are the first of the next answer."""
+    def _next_turns(self, limit: int) -> list[tuple[int, int]]:
+        if self.is_paused():
+            return self.lanes.take_again(limit)
+        gaps = len(self.progress.settled)
+        if gaps < MANY_GAPS:
+            return self.lanes.take(limit)
+        lowest = self.lanes.take_lowest(limit if gaps >= RUNS_BOUND else (limit + 1) // 2)
+        return lowest + self.lanes.take(limit - len(lowest))
+
+    def _read_picked(self, parts: list[list[tuple[int, int]]], limit: int, now_us: int) -> list[StoredMessage]:
+        """Up to `limit` messages of these turns, in this order; those that are not read are the first of the next
+        answer. A part is read to its end before the next one: otherwise its highest offsets could wait for ever."""
         taken: list[StoredMessage] = []
-        unread, size = picked, 0
-        while unread and not is_full(size, len(taken)):
-            read = _Read(unread[:READ_TOGETHER])
-            try:
-                self._read_together(read, size, len(taken), now_us)
-            except NotifyError:
-                if not taken and not read.messages:
-                    self._left = read.unread() + unread[READ_TOGETHER:] + self._left
-                    raise
-            taken += read.in_order()
-            size = sum([len(m.payload) for m in taken])
-            unread = read.unread() + unread[READ_TOGETHER:]
-            if read.offsets:
-                break
-        self._left = unread + self._left
+        size = 0
+        try:
+            while parts and len(taken) < limit and not is_full(size, len(taken)):
+                read = _Read(parts[0])
+                try:
+                    self._read_together(read, limit - len(taken), size, now_us)
+                except NotifyError:
+                    if not taken and not read.messages:
+                        raise
+                    limit = 0
+                finally:
+                    parts[0] = read.unread()
+                taken += read.in_order()
+                size = sum([len(m.payload) for m in taken])
+                if not parts[0]:
+                    del parts[0]
+        finally:
+            self._left = parts
         return taken
 
-    def _read_together(self, read: _Read, size: int, count: int, now_us: int) -> None:
-        """Read messages of a few turns, neighbours at once. Those before have `size` bytes, and are `count`."""
+    def _read_together(self, read: _Read, room: int, size: int, now_us: int) -> None:
+        """Read messages of a part, neighbours at once: as many as there is room for. Those before have `size` bytes."""
         retry_at = self.progress.retry_at
-        while read.offsets and not is_full(size, count):
+        while read.offsets and room > 0 and size < READ_BYTES:
             first, run = read.offsets[0], 1
-            while run < len(read.offsets) and read.offsets[run] == first + run:
+            while run < min(room, len(read.offsets)) and read.offsets[run] == first + run:
                 run += 1
             messages, passed = ([], 1) if self.progress.is_settled(first) else self._read_run(first, run, now_us)
             if retry_at:
@@ -289,7 +297,7 @@ class FairTurns(Cursor):
             del read.offsets[:passed]
             read.messages |= {m.offset: m for m in messages}
             size += sum([len(m.payload) for m in messages])
-            count += len(messages)
+            room -= len(messages)
 
     def _read_run(self, first: int, count: int, now_us: int) -> tuple[list[StoredMessage], int]:
         """(the messages that can be delivered of `count` offsets from the first on, how many of these were read)."""
