@@ -164,7 +164,8 @@ class FairTurns(Cursor):
             offsets = offsets[: int(np.searchsorted(offsets, self.until))]
             keys, tags = keys[: len(offsets)], tags[: len(offsets)]
         if not len(offsets):
-            return self._pass_dropped(begin)
+            self.next = self._pass_dropped(begin)
+            return self.next > begin
         end = int(offsets[-1]) + 1
         if end - begin != len(offsets):
             self._settle_missing(offsets, begin)
@@ -183,15 +184,6 @@ class FairTurns(Cursor):
         self._wait(offsets[fresh], keys[fresh], keys[fresh])
         return True
 
-    def _pass_dropped(self, begin: int) -> bool:
-        """Settle what lies before the first retained message if nothing lies behind it; whether there was any."""
-        start = self._store.bounds(self.topic, self.queue)[0]
-        if start <= begin or (self.until is not None and start > self.until):
-            return False
-        self._settle(self.progress.unsettled(begin, start), SettleKind.EXPIRED)
-        self.next = start
-        return True
-
     def _settle_missing(self, offsets: NDArray[np.uint64], begin: int) -> None:
         """Settle offsets from `begin` on that retention or a backlog's bound dropped."""
         places = np.flatnonzero(offsets[1:] != offsets[:-1] + np.uint64(1))
@@ -205,12 +197,10 @@ class FairTurns(Cursor):
         """Note the tenants of the next messages, which are read; whether there were any."""
         most = MESSAGES_AT_ONCE if self._filter is None else min(MESSAGES_AT_ONCE, self._filter.at_once)
         messages, passed = self._take_new(most, most, now_us)
-        if not passed:
-            return self._pass_dropped(self.progress.next_unsettled(self.next))
         offsets = np.array([m.offset for m in messages], np.uint64)
         keys = np.array([m.key_hash for m in messages], np.uint64)
         self._wait(offsets, keys, np.array([self._tenant(m) for m in messages], np.uint64))
-        return True
+        return passed > 0
 
     def _wait(self, offsets: NDArray[np.uint64], keys: NDArray[np.uint64], tenants: NDArray[np.uint64]) -> None:
         """Have messages wait for the turns of their tenants."""
