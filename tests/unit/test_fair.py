@@ -249,7 +249,7 @@ def test_messages_that_name_no_tenant_are_one() -> None:
         s = await scene("-1", "-2", "-3", *bodies("a", 3))
         assert list(await receive(s, 4)) == ["-1", "-2", "a0.0", "a0.1"]
         rows = of(s).waits()
-        assert {of(s).oldest(waits)[0]: waits.count for waits in rows.values()} == {None: 1, "a": 1}
+        assert {of(s).oldest(waits)[0]: waits.messages for waits in rows.values()} == {None: 1, "a": 1}
 
     asyncio.run(go())
 
@@ -432,7 +432,7 @@ def test_held_keys_hold_their_tenant_alone() -> None:
         assert await drain(s) == []
         (held,) = group.holds
         assert held.cursor.waiting_for(held.offset) == 2
-        assert [waits.count for waits in of(s).waits().values()] == [2]
+        assert [waits.messages for waits in of(s).waits().values()] == [2]
         group.holds.skip(held, "enough", s.now_us)
         assert await drain(s) == ["a0.1", "a0.2"]
 

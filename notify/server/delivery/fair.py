@@ -57,7 +57,7 @@ _NOBODY = OffsetQueue()
 class Waits(NamedTuple):
     """What waits of one tenant in a queue."""
 
-    count: int
+    messages: int
     first: int
     """The offset of the oldest one."""
 
@@ -86,18 +86,14 @@ class _Read:
 class FairTurns(Cursor):
     """What is common to both fair cursors."""
 
-    __slots__ = ()
     looks_ahead = True
-    lanes: Lanes
-    header: str | None
-    """The header that names the tenant; None: the key does."""
-    _left: list[list[tuple[int, int]]]
-    """Turns for which the last answer had no room, by parts that are read together; at most those of one request."""
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self.lanes = Lanes()
-        self._left = []
         self.header = fair_header(subscription.fair_by)
+        """The header that names the tenant; None: the key does."""
+        self._left: list[list[tuple[int, int]]] = []
+        """Turns for which the last answer had no room, by parts that are read together; at most those of a request."""
         super().__init__(store, subscription, queue, metrics)
 
     def is_paused(self) -> bool:
@@ -320,7 +316,7 @@ class FairTurns(Cursor):
 
     def waits(self) -> dict[int, Waits]:
         """What waits, by the number of a lane: the hash of a tenant (0: none is named), or below 0 for several."""
-        return {lane.number: Waits(lane.count, lane.first) for lane in self.lanes.waiting()}
+        return {lane.number: Waits(lane.messages, lane.first) for lane in self.lanes.waiting()}
 
     def oldest(self, waits: Waits) -> tuple[str | None, int]:
         """(the tenant's name, when the message was committed) of what waits the longest; it is read.
@@ -338,13 +334,9 @@ class FairTurns(Cursor):
 class FairCursor(FairTurns):
     """Mode shared: tenants take turns, and their messages have no order."""
 
-    __slots__ = ("_left", "header", "lanes")
-
 
 class FairOrderedCursor(FairTurns, OrderedCursor):
     """Mode ordered: of each key one message at a time waits in a lane or is in flight, the others wait behind it."""
-
-    __slots__ = ("_held_back", "_left", "header", "lanes")
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self._held_back: dict[int, Waits] = {}
@@ -409,5 +401,5 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         for tenant, back in self._held_back.items():
             number = self.lanes.number_of(tenant)
             count, first = waits.get(number, Waits(0, back.first))
-            waits[number] = Waits(count + back.count, first)
+            waits[number] = Waits(count + back.messages, first)
         return waits

@@ -134,7 +134,7 @@ class Waiting(NamedTuple):
     """How much waits in a lane."""
 
     number: int
-    count: int
+    messages: int
     first: int
     """The lowest offset."""
 

@@ -31,7 +31,7 @@ def listed(core: Core, name: str, topic: str, most: int) -> dict[str, Any]:
     """The `most` tenants with the most waiting messages, of all topics or of one. Raises NotFound and WrongRole."""
     group = group_of(core, name)
     tenants = [
-        (sum([waits.count for _, waits in queues]), served, number, queues)
+        (sum([waits.messages for _, waits in queues]), served, number, queues)
         for served, by_number in _waits(group).items()
         if not topic or served == topic
         for number, queues in by_number.items()
@@ -48,7 +48,7 @@ def listed(core: Core, name: str, topic: str, most: int) -> dict[str, Any]:
 def shares(group: Group) -> Iterator[Share]:
     """The share of each topic of a group in which tenants take turns and wait."""
     for topic, by_number in _waits(group).items():
-        counts = [sum([waits.count for _, waits in queues]) for queues in by_number.values()]
+        counts = [sum([waits.messages for _, waits in queues]) for queues in by_number.values()]
         yield Share(topic, len(counts), sum(counts), max(counts) / sum(counts))
 
 
