@@ -120,7 +120,8 @@ class FairTurns(Cursor):
     def take(self, limit: int, now_us: int) -> list[StoredMessage]:
         """Up to `limit` messages to deliver now, in the order of their tenants' turns.
 
-        None as long as more is to be looked at: the tenants that are found first would have all turns.
+        None as long as more is to be looked at: the tenants that are found first would have all turns. Only a filter's
+        share of time is too small to wait for.
         """
         if self.refused:
             return []
@@ -132,7 +133,7 @@ class FairTurns(Cursor):
                 if not self.lanes.count and not self._left:
                     raise
             else:
-                if passed and self._can_look_ahead():
+                if passed and not self.evaluates and self._can_look_ahead():
                     return []
         return self._read_picked(self._picked(limit), limit, now_us)
 
@@ -254,7 +255,7 @@ class FairTurns(Cursor):
             while parts and len(taken) < limit and not is_full(size, len(taken)):
                 read = _Read(parts[0])
                 try:
-                    self._read_together(read, limit - len(taken), size, now_us)
+                    self._read_together(read, limit - len(taken), size, len(taken), now_us)
                 except NotifyError:
                     if not taken and not read.messages:
                         raise
@@ -269,14 +270,14 @@ class FairTurns(Cursor):
             self._left = parts
         return taken
 
-    def _read_together(self, read: _Read, room: int, size: int, now_us: int) -> None:
-        """Read messages of a part, neighbours at once: as many as there is room for. Those before have `size` bytes."""
+    def _read_together(self, read: _Read, room: int, size: int, count: int, now_us: int) -> None:
+        """Read messages of a part, neighbours at once: as many as there is room for, after `count` of `size` bytes."""
         retry_at = self.progress.retry_at
-        while read.offsets and room > 0 and size < READ_BYTES:
+        while read.offsets and room > 0 and not is_full(size, count):
             first, run = read.offsets[0], 1
             while run < min(room, len(read.offsets)) and read.offsets[run] == first + run:
                 run += 1
-            messages, passed = ([], 1) if self.progress.is_settled(first) else self._read_run(first, run, now_us)
+            messages, passed = self._read_run(first, run, READ_BYTES - size, now_us)
             if retry_at:
                 for offset in read.offsets[:passed]:
                     retry_at.pop(offset, None)
@@ -284,14 +285,17 @@ class FairTurns(Cursor):
             read.messages |= {m.offset: m for m in messages}
             size += sum([len(m.payload) for m in messages])
             room -= len(messages)
+            count += len(messages)
 
-    def _read_run(self, first: int, count: int, now_us: int) -> tuple[list[StoredMessage], int]:
+    def _read_run(self, first: int, count: int, most_bytes: int, now_us: int) -> tuple[list[StoredMessage], int]:
         """(the messages that can be delivered of `count` offsets from the first on, how many of these were read)."""
-        messages = self._store.read(self.topic, self.queue, first, count, READ_BYTES)
+        if self.progress.is_settled(first):
+            return [], 1
+        messages = self._store.read(self.topic, self.queue, first, count, most_bytes)
         messages = [m for m in messages if m.offset < first + count]
         passed = messages[-1].offset + 1 - first if messages else count
-        if len(messages) < passed:
-            self._settle(self._between(messages, first, first + passed), SettleKind.EXPIRED)
+        if len(messages) < passed and (gone := self._between(messages, first, first + passed)):
+            self._settle(gone, SettleKind.EXPIRED)
         if self.progress.settled.offsets:
             messages = [m for m in messages if m.offset not in self.progress.settled]
         messages = self._deliverable(messages, now_us)
