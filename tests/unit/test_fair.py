@@ -449,6 +449,7 @@ def test_it_begins_and_ends_where_the_group_is() -> None:
         await s.delivery.following.subscribe(Subscription("g", "t"), None)
         assert await drain(s) == [f"a0.{n}" for n in range(3, 10)] + ["b.1"]
         assert list(shares(s.delivery.groups["g"])) == []
+        assert type(s.delivery.groups["g"].cursors[("t", 0)]) is cursor.Cursor
 
     asyncio.run(go())
 

@@ -320,8 +320,8 @@ class AsyncConsumer(_Consumer):
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled.
 
-        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
-        InvalidRequest if the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
+        Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
         self._lots: dict[asyncio.Task[None], list[Waiting]] = {}
         """The callers of handlers, and the messages that each is busy with."""
@@ -442,8 +442,8 @@ class Consumer(_Consumer):
         gracefully; a second signal ends it immediately, with SystemExit or KeyboardInterrupt, and messages that were
         not acknowledged are delivered again.
 
-        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
-        InvalidRequest if the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
+        Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
         heeding: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if signals and threading.current_thread() is threading.main_thread():
