@@ -25,7 +25,7 @@ OWNED: tuple[Mode, ...] = ("exclusive", "failover")
 FAIR: tuple[Mode, ...] = ("shared", "ordered")
 """The modes in which tenants can take turns."""
 FAIR_BY = r"(key|header:[^\x00-\x1f]{1,127})?"
-"""What can name the tenants; empty: they take no turns."""
+"""The texts that say what names the tenants; empty: they take no turns."""
 
 NAME_CHARACTERS = 127
 """The most characters in the name of a topic, group, source or tag."""

@@ -113,7 +113,7 @@ class World:
         if unordered:
             self.mode = "ordered"
         self.fair_by = random.Random(~seed).choice(("", "", "key", "header:tenant"))
-        """What names the tenants that take turns, in the first group and, in mode ordered, in the second."""
+        """The name of the tenants that take turns, in the first group and, in mode ordered, in the second."""
         self.effects: dict[str, set[str]] = {}
         """The effects by group, or for broadcasts by instance."""
         self.delivered: set[str] = set()

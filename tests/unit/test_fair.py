@@ -62,7 +62,7 @@ async def settle(s: Scene, action: str, *receipts: str, delay: float = 0.0) -> N
 
 
 async def drain(s: Scene, most: int = 10) -> list[str]:
-    """What comes until nothing comes any more; all of it is acknowledged."""
+    """The messages that come until nothing comes any more; all of it is acknowledged."""
     came: list[str] = []
     while True:
         got = await receive(s, most)

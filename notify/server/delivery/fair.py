@@ -55,7 +55,7 @@ _NOBODY = OffsetQueue()
 
 
 class Waits(NamedTuple):
-    """What waits of one tenant in a queue."""
+    """The messages of one tenant that wait in a queue."""
 
     messages: int
     first: int
@@ -70,7 +70,7 @@ class _Read:
     def __init__(self, turns: list[tuple[int, int]]) -> None:
         self.turns = turns
         self.offsets = sorted([offset for offset, _ in turns])
-        """What is not read yet."""
+        """Those that are not read yet."""
         self.messages: dict[int, StoredMessage] = {}
 
     def in_order(self) -> list[StoredMessage]:
@@ -84,7 +84,7 @@ class _Read:
 
 
 class FairTurns(Cursor):
-    """What is common to both fair cursors."""
+    """The part that both fair cursors have in common."""
 
     looks_ahead = True
 
@@ -319,7 +319,7 @@ class FairTurns(Cursor):
         return ""
 
     def waits(self) -> dict[int, Waits]:
-        """What waits, by the number of a lane: the hash of a tenant (0: none is named), or below 0 for several."""
+        """The messages that wait, by the number of a lane: the hash of a tenant (0: none is named), or below 0 for several."""
         return {lane.number: Waits(lane.messages, lane.first) for lane in self.lanes.waiting()}
 
     def oldest(self, waits: Waits) -> tuple[str | None, int]:
@@ -344,7 +344,7 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
         self._held_back: dict[int, Waits] = {}
-        """What waits behind busy keys, by the hash of its tenant: for people."""
+        """The messages behind busy keys, by the hash of its tenant: for people."""
         super().__init__(store, subscription, queue, metrics)
 
     def has_more(self) -> bool:

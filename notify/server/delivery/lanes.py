@@ -90,7 +90,7 @@ class OffsetQueue:
 
 
 class Lane:
-    """What waits of one tenant, or of several that share the lane."""
+    """The messages that wait of one tenant, or of several that share the lane."""
 
     __slots__ = ("again", "credit", "number", "offsets")
 
@@ -262,5 +262,5 @@ class Lanes:
         return any(lane.again for lane in self._turns)
 
     def waiting(self) -> list[Waiting]:
-        """What waits in each lane."""
+        """The messages that wait in each lane, by number."""
         return [Waiting(lane.number, len(lane), lane.first) for lane in self._turns if lane]
