@@ -56,7 +56,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Books:
-    """Messages that were sent, came and were settled; one event loop writes it, so that its order is that of the events."""
+    """Messages that were sent, came and were settled. One event loop writes it: its order is that of the events."""
 
     is_ordered: bool
     sent: dict[str, int] = field(default_factory=dict)

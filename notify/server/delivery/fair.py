@@ -319,7 +319,7 @@ class FairTurns(Cursor):
         return ""
 
     def waits(self) -> dict[int, Waits]:
-        """The messages that wait, by the number of a lane: the hash of a tenant (0: none is named), or below 0 for several."""
+        """The messages that wait, by lane: the hash of a tenant (0: none is named), or below 0 for several."""
         return {lane.number: Waits(lane.messages, lane.first) for lane in self.lanes.waiting()}
 
     def oldest(self, waits: Waits) -> tuple[str | None, int]:
