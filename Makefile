@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-held crash-kafka crash-proxy crash-schedules crash-store matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -140,6 +140,12 @@ crash-disk: install
 # Keys that are held: messages that fail for ever, an operator who retries, releases and skips, and a server that is killed.
 crash-held: install
 	$(PY) -m tests.crash.held --kills $(or $(KILLS),50) --keys $(or $(KEYS),2000)
+
+# A tenant with MESSAGES=1000000 next to 99 with ten each, whose wait may grow by half at most, while the server is killed:
+# once in mode shared by key, once in mode ordered by a header.
+crash-fair: install
+	$(PY) -m tests.crash.fair --messages $(or $(MESSAGES),1000000) --kills $(or $(KILLS),5)
+	$(PY) -m tests.crash.fair --messages $(or $(MESSAGES),1000000) --kills $(or $(KILLS),5) --mode ordered --fair-by header:tenant
 
 # Schedules of every second on three servers over PostgreSQL, or DATABASE=mysql or mariadb, killed KILLS=60 times, half of them
 # between a message and its mark: each instant is there once.

@@ -36,6 +36,7 @@ class Subscription:
     """Larger bounds from before, as (until when, max_attempts, max_deaths), the latest last: see `bounds`."""
 
     on_exhausted: str = "dead_letter"  # or "hold": in ordered mode the key of a message without attempts left stops
+    fair_by: str = ""  # "key" or "header:NAME": what names the tenants that take turns
 
     def bounds(self, committed_us: int) -> tuple[int, int]:
         """The largest max_attempts and max_deaths that held since a message was committed: processes of two versions

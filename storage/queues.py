@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from notify.protocol.wire import BridgeBatch
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
@@ -50,6 +53,15 @@ class MessageStore(Protocol):
         """Those of the next `limit` messages whose tag has one of the hashes, and the offset behind all of the `limit`.
 
         The index has the hashes of the tags, so that payloads of other messages are not read.
+        """
+        ...
+
+    def read_hashes(
+        self, topic: str, queue: int, offset: int, limit: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
+        """(offsets, hashes of keys, hashes of tags) of the next `limit` messages, by the index alone; 0: none.
+
+        Offsets of messages that retention dropped are missing.
         """
         ...
 

@@ -10,7 +10,7 @@ from notify.admin_api.declaration import AdminWrite, Body, Bounds, FanOut, Flag,
 from notify.admin_api.description import MOST_ROWS, Description, Rows, capital, messages, text
 from notify.admin_api.words import count, duration, percent
 from notify.errors import InvalidRequest
-from notify.protocol.limits import LIMITS, MODES, NAME_CHARACTERS, ON_EXHAUSTED
+from notify.protocol.limits import FAIR_BY, LIMITS, MODES, NAME_CHARACTERS, ON_EXHAUSTED
 
 # A field is a row of a table: itself, its input, its flag.
 # fmt: off
@@ -71,11 +71,15 @@ class SubscriptionWrite(Write):
             kind="choice", choices=ON_EXHAUSTED),
         flag=Flag("When a message has used up its attempts: dead_letter, or in mode ordered hold, which stops its key "
             "until you decide (`notify held-key`)."))
-    force: bool = declared(False, "change the mode while consumers are active: they may get messages again",
-        input=Input("Change the mode while consumers are active",
-            "Without it another mode is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "
+    fair_by: str = declared("", "key or header:NAME: tenants named by it take turns; empty: oldest first",
+        pattern=f"^{FAIR_BY}$",
+        input=Input("Tenants take turns by", "key, or header: and its name. Empty: the oldest message is first."),
+        flag=Flag("What names the tenants that take turns: key, or header:NAME."))
+    force: bool = declared(False, "change the mode or fair_by while consumers are active: they may get messages again",
+        input=Input("Change the mode or fair_by while consumers are active",
+            "Without it another one is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "
             "With it consumers may get messages again, or out of order."),
-        flag=Flag("Change the mode even if consumers hold messages."))
+        flag=Flag("Change the mode or fair_by even if consumers hold messages."))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +205,8 @@ def subscribe(target: str, result: Mapping[str, Any]) -> Description:
     group, _, topic = target.partition("/")
     what = f"topics that match {topic}" if "*" in topic else f"topic {topic}"
     description = Description([f"Group {group} receives {what} in mode {result['mode']}."])
+    if result.get("fair_by"):
+        description.sentences.append(f"Tenants take turns by {result['fair_by']}.")
     if result.get("made_topic"):
         description.sentences.append("The topic is new.")
     if result.get("lag"):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote
 
 import typer
 
 from notify.admin_api import groups
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, seconds, show, show_rows, watched
+from notify.cli.printed import say
 from notify.cli.writes import add_write, send_write, show_write, write_body
 from notify.errors import NotFound
 from notify.protocol.limits import digits
@@ -48,6 +50,36 @@ def show_group(name: str, watch: float = WATCH, url: str = URL, as_json: bool = 
     def look() -> None:
         answer = call(url, "GET", "groups", name)
         show(answer if as_json else in_words(answer), as_json)
+
+    watched(watch, look)
+
+
+TENANTS: Columns = {
+    "topic": itemgetter("topic"),
+    "tenant": lambda t: "several" if t["are_several"] else "none named" if t["tenant"] is None else t["tenant"],
+    "waiting": itemgetter("waiting"),
+    "oldest": lambda t: seconds(t["oldest_at"]),
+}
+
+
+@group.command("tenants")
+def list_tenants(
+    name: str,
+    topic: str = typer.Option("", help="Only of this topic."),
+    max: int = typer.Option(20, min=1, max=100, help="The most to show."),
+    wide: bool = WIDE,
+    watch: float = WATCH,
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """List who waits where tenants take turns (`--fair-by`): the tenants with the most waiting messages first."""
+    query = f"?max={max}" + (f"&topic={quote(topic, safe='')}" if topic else "")
+
+    def look() -> None:
+        result = call(url, "GET", "groups", name, "tenants", query=query)
+        show_rows(result, as_json, "tenants", TENANTS, wide)
+        if not as_json and result["of"] > len(result["tenants"]):
+            say(f"{len(result['tenants']):,} of {result['of']:,} tenants; see --max", err=True)
 
     watched(watch, look)
 

@@ -22,6 +22,11 @@ ON_EXHAUSTED: tuple[OnExhausted, ...] = ("dead_letter", "hold")
 OWNED: tuple[Mode, ...] = ("exclusive", "failover")
 """The modes in which one instance owns the topic."""
 
+FAIR: tuple[Mode, ...] = ("shared", "ordered")
+"""The modes in which tenants can take turns."""
+FAIR_BY = r"(key|header:[^\x00-\x1f]{1,127})?"
+"""The texts that say what names the tenants; empty: they take no turns."""
+
 NAME_CHARACTERS = 127
 """The most characters in the name of a topic, group, source or tag."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}\Z")
@@ -136,6 +141,23 @@ def check_whole(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} is {value!r}; it must be a whole number from {low} to {high}", "out_of_bounds")
     check_between(name, value, low, high)
+
+
+def fair_header(fair_by: str) -> str | None:
+    """The header that names the tenant; None for "key"."""
+    return None if fair_by == "key" else fair_by.partition(":")[2]
+
+
+def check_fair_by(fair_by: str, mode: str) -> None:
+    """Raises InvalidRequest unless tenants can take turns by `fair_by` in this mode."""
+    if not isinstance(fair_by, str) or re.fullmatch(FAIR_BY, fair_by) is None:
+        raise InvalidRequest(f'fair_by is "key" or "header:NAME", not {fair_by!r:.60}', "invalid_schema")
+    if fair_by and mode not in FAIR:
+        raise InvalidRequest(
+            f"fair_by needs mode {' or '.join(FAIR)}: in mode {mode} an instance gets the messages of a queue in their "
+            "order",
+            "invalid_schema",
+        )
 
 
 def check_text(what: str, text: str) -> None:

@@ -275,6 +275,7 @@ class Subscribe(Fields):
     force: bool = False
     max_deaths: int = 16
     on_exhausted: str = "dead_letter"
+    fair_by: str = ""
 
 
 class WholeInbox(Fields):

@@ -21,6 +21,7 @@ from notify.server.cluster.workers import DIED, HUNG
 from notify.server.connections.quota import Connections
 from notify.server.core.core import Core
 from notify.server.data.answer import Answer
+from notify.server.groups import own_tenants
 from notify.server.latency import KINDS
 from notify.server.metrics import Exposition
 from notify.server.running import Running
@@ -186,6 +187,15 @@ def _add_queues(exposition: Exposition, core: Core) -> None:
     leased = sum(g.in_flight() for g in core.delivery.groups.values())
     exposition.gauge("notify_leased_messages", "Messages under a lease", leased)
     exposition.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
+    groups = core.delivery.groups.values()
+    shares = [((group.name, share.topic), share) for group in groups for share in own_tenants.shares(group)]
+    most = heapq.nlargest(BUSIEST_TOPICS, shares, key=lambda row: row[1].waiting)
+    for name, field, text in (
+        ("notify_waiting_tenants", "tenants", "Tenants that wait for their turns (`fair_by`)"),
+        ("notify_largest_tenant_share", "largest", "The largest tenant's part of the messages that wait for turns"),
+    ):
+        samples = [(labels, getattr(share, field)) for labels, share in most]
+        exposition.gauges(name, text, ["group", "topic"], samples)
 
 
 def _add_refused(exposition: Exposition, refused: Sequence[Mapping[str, Any]]) -> None:

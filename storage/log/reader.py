@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from notify.protocol.keys import key_hash
 from notify.storage.log.entry import Entry, EntryKind, table_of
@@ -71,6 +72,12 @@ class Reader:
         if len(messages) < len(wanted):
             return messages, messages[-1].offset + 1
         return messages, int(table["offset"][-1]) + 1
+
+    def read_hashes(
+        self, topic: str, queue: int, offset: int, limit: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
+        table = table_of(self._entries(self._state.queue(topic, queue), offset, limit))
+        return table["offset"].copy(), table["key_hash"].copy(), table["tag_hash"].copy()
 
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.keys import key_hash
@@ -210,6 +212,16 @@ class MemoryQueues:
                 chosen.append(message)
             end = message.offset + 1
         return chosen, end
+
+    def read_hashes(
+        self, topic: str, queue: int, offset: int, limit: int
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
+        read = self.read(topic, queue, offset, limit, 1 << 62)
+        return (
+            np.array([m.offset for m in read], np.uint64),
+            np.array([m.key_hash for m in read], np.uint64),
+            np.array([m.tag_hash for m in read], np.uint32),
+        )
 
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)

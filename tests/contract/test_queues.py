@@ -9,6 +9,7 @@ import pytest
 
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol import ids
+from notify.protocol.keys import key_hash
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import Priorities, PriorityClass, SettleKind, Subscription
 from notify.storage.hashing import tag_hash
@@ -225,6 +226,28 @@ def test_tags_are_looked_for_in_the_index(run: Any) -> None:
         assert ([m.offset for m in messages], end) == ([11], 12)  # a second message would exceed the bytes
         assert b.store.read_tagged("t", 0, 12, 100, 1 << 20, frozenset([1])) == ([], 20)
         assert b.store.read_tagged("t", 0, 20, 100, 1 << 20, wanted) == ([], 20)
+
+    run(scenario)
+
+
+def test_hashes_come_from_the_index(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[sent(str(n).encode(), key="ab"[n % 2], tag="x" if n > 7 else None) for n in range(8)])
+        await b.restart()
+        await commit(b.store, *[sent(str(n).encode(), tag="x") for n in range(8, 12)])
+        hashes = [key_hash("ab"[n % 2]) for n in range(8)] + [0] * 4
+        offsets, keys, tags = b.store.read_hashes("t", 0, 0, 100)
+        assert (offsets.tolist(), keys.tolist()) == (list(range(12)), hashes)
+        assert tags.tolist() == [0] * 8 + [tag_hash("x")] * 4
+        offsets, keys, _ = b.store.read_hashes("t", 0, 5, 4)
+        assert (offsets.tolist(), keys.tolist()) == ([5, 6, 7, 8], hashes[5:9])
+        assert [len(part) for part in b.store.read_hashes("t", 0, 12, 100)] == [0, 0, 0]
+        b.store.trim("t", 0, 3)
+        assert b.store.read_hashes("t", 0, 0, 2)[0].tolist() == [3, 4]
+        await b.store.subscribe(Subscription("f", "t", fair_by="header:tenant"), [0])
+        await b.restart()
+        subscription = b.store.subscription("f", "t")
+        assert subscription is not None and subscription.fair_by == "header:tenant"
 
     run(scenario)
 

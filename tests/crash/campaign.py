@@ -18,7 +18,7 @@ from notify.storage.log.recovery import Damage, walk
 from notify.storage.log.segments import Segment
 from notify.testing import forked
 from notify.testing.process import ServerProcess
-from tests.crash import held, loop_device, ordered, strace
+from tests.crash import fair, held, loop_device, ordered, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
@@ -134,6 +134,9 @@ def main() -> int:
         "bit flips": flips,
         "order": lambda: ordered.run(2_000 * options.cycles, 10_000, 4, options.cycles // 5, options.seed),
         "held keys": lambda: held.run(4 * options.cycles, 25, 4, max(1, options.cycles // 10), options.seed),
+        "tenants": lambda: fair.run(
+            200 * options.cycles, 99, 3, max(1, options.cycles // 100), "shared", "key", options.seed, is_timed=False
+        ),
         "delayed": lambda: delayed.run(2_000 * options.cycles, 60, 15 + options.cycles / 20, 2)[1],
     }
     bad = []

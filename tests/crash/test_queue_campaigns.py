@@ -1,4 +1,4 @@
-"""The short forms of the campaigns over delayed messages and over order."""
+"""The short forms of the campaigns over delayed messages, over order and over turns of tenants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notify.protocol.wire import Delivered
-from tests.crash import held, ordered
+from tests.crash import fair, held, ordered
 from tools.bench import delayed
 
 
@@ -33,6 +33,18 @@ def test_held_keys_keep_their_order_over_skips_and_kills() -> None:
 @pytest.mark.crash
 def test_held_keys_over_many_kills() -> None:
     held.run(keys=500, steps=20, consumers=4, kills=15, seed=8)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("mode", "fair_by"), [("shared", "key"), ("ordered", "header:tenant")])
+def test_tenants_take_turns_over_a_kill(mode: str, fair_by: str) -> None:
+    fair.run(5_000, small=20, rounds=2, kills=1, mode=mode, fair_by=fair_by, seed=9, is_timed=False)
+
+
+def test_without_turns_the_few_wait() -> None:
+    """The planted fault: a group whose tenants take no turns."""
+    with pytest.raises(AssertionError, match="the few waited more than"):
+        fair.run(5_000, small=20, rounds=1, kills=0, mode="shared", fair_by="", seed=9, is_timed=False)
 
 
 def test_a_message_that_passes_a_held_one_is_found() -> None:

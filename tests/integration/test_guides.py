@@ -178,6 +178,13 @@ def test_recurring(server: InMemoryServer) -> None:
     assert [row["name"] for row in admin(server.url, "GET", "schedules")["schedules"]] == ["daily-report", "heartbeat"]
 
 
+def test_tenants(server: InMemoryServer) -> None:
+    guide = Guide("guides/tenants.md", server.url, lambda c: eventually(lambda: c.handled == 303, "all messages"))
+    names = guide.run()
+    assert "small" not in names["order"][100:] and names["order"].count("small") == 3
+    assert len(guide.answers) == 2
+
+
 def test_delay(server: InMemoryServer) -> None:
     server.freeze()
 

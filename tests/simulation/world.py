@@ -112,6 +112,8 @@ class World:
         """The mode of a second group over the same topic."""
         if unordered:
             self.mode = "ordered"
+        self.fair_by = random.Random(~seed).choice(("", "", "key", "header:tenant"))
+        """The name of the tenants that take turns, in the first group and, in mode ordered, in the second."""
         self.effects: dict[str, set[str]] = {}
         """The effects by group, or for broadcasts by instance."""
         self.delivered: set[str] = set()
@@ -199,7 +201,9 @@ class World:
         name = ids.to_text(bytes([1, *chance.randbytes(5), 0x70, chance.randrange(256), 0x80, *chance.randbytes(7)]))
         await pass_seconds(chance.random() * 10)
         key = chance.choice(("a", "b", "c", "d", None))
-        message = PackedMessage(topic=TOPIC, body=name.encode(), key=key, delay=chance.choice((None, None, 2.0)))
+        headers = {"tenant": name[-1]}  # not the same for all messages of a key
+        delay = chance.choice((None, None, 2.0))
+        message = PackedMessage(topic=TOPIC, body=name.encode(), key=key, headers=headers, delay=delay)
         half = PackedTransaction(id=name, messages=[message], check_after=chance.choice((0.5, 1.0, 5.0)))
         request = PackedTransactions(producer_group="p", transactions=[half], source="s", instance="i")
         try:
@@ -348,9 +352,11 @@ class World:
         try:
             await self.start_server()
             assert self.core is not None
-            await self.core.delivery.receive(GROUP, Receive(instance="x", topics=[TOPIC], max=1))
+            follow = self.core.delivery.following.subscribe
+            await follow(Subscription(GROUP, TOPIC, fair_by=self.fair_by), "latest")
             mode = "shared" if self.unordered else self.mode
-            await self.core.delivery.following.subscribe(Subscription(SECOND, TOPIC, mode), "latest")
+            fair_by = self.fair_by if mode == "ordered" else ""
+            await follow(Subscription(SECOND, TOPIC, mode, fair_by=fair_by), "latest")
             for instance in ("x", "y") if self.mode == "broadcast" else ():
                 await self.core.delivery.receive(SECOND, Receive(instance=instance, max=1))
             actors = [asyncio.ensure_future(f()) for f in (self.answer_checks, self.consume, self.consume)]

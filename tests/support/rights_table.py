@@ -323,6 +323,7 @@ def _groups(add: Add) -> None:
     add("PUT /groups/{name}/push", ADMIN_GROUP, group + "/push", {"url": "http://192.0.2.1/"}, status=422)
     add("DELETE /groups/{name}/push", ADMIN_GROUP, group + "/push", {}, status=404)
     add("GET /groups/{name}/held-keys", VIEW, group + "/held-keys")
+    add("GET /groups/{name}/tenants", VIEW, group + "/tenants")
     for action in ("retry", "skip", "release"):
         add(f"POST /groups/{{name}}/held-keys/{action}", ADMIN_GROUP, f"{group}/held-keys/{action}", {"all": True})
     for action in ("pause", "resume"):

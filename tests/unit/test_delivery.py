@@ -282,6 +282,22 @@ def test_a_topic_does_not_grow_without_end() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("fair_by", ["", "key", "header:tenant"])
+@pytest.mark.parametrize("options", [{"mode": "shared"}, {"mode": "ordered"}, {"tags": ("x",)}])
+def test_a_group_sleeps_after_all_that_waits_was_purged(options: dict[str, Any], fair_by: str) -> None:
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.following.subscribe(Subscription("g", "t", fair_by=fair_by, **options), None)
+        await s.send("t", "a-1", "a-2", "b-1", keyed=True)
+        s.store.trim("t", 0, 3)
+        for _ in range(2):
+            assert await s.receive() == {}
+        assert not s.group().has_skipped, "the waiting poll would be served again and again"
+        assert s.store.progress("g", "t", 0).floor == 3
+
+    run(scenario())
+
+
 def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None:
     async def scenario() -> None:
         s = Groups()

@@ -225,6 +225,16 @@ def test_every_admin_route_has_a_rule() -> None:
     assert rule_of("POST", "groups/g/held-keys/skip", {}).asked is FanOut.ALL
 
 
+def test_tenants_of_all_workers_are_one_list_by_what_waits() -> None:
+    answers = [
+        {"tenants": [{"tenant": "a", "waiting": 5}, {"tenant": "b", "waiting": 1}], "of": 2, "waiting": 6},
+        {"tenants": [{"tenant": "a", "waiting": 3}], "of": 1, "waiting": 3},
+    ]
+    combined = rule_of("GET", "groups/g/tenants", {"max": "2"}).combine(["one", "two"], answers, {"max": "2"})
+    assert [(row["waiting"], row["worker"]) for row in combined["tenants"]] == [(5, "one"), (3, "two")]
+    assert (combined["of"], combined["waiting"]) == (3, 9)
+
+
 def test_held_keys_of_all_workers_are_one_list_by_age() -> None:
     answers = [
         {"held": [{"key": "a", "since": "2"}, {"key": "b", "since": "4"}], "of": 2, "waiting": 1, "stopped": ["t/0"]},

@@ -152,6 +152,7 @@ class _Consumer:
         retry_max: float = 300.0,
         batch: int | None = None,
         on_exhausted: OnExhausted = "dead_letter",
+        fair_by: str = "",
     ) -> Callable[[F], F]:
         """Decorator: run the function (for AsyncConsumer: `async def`) for each message of a topic.
 
@@ -182,12 +183,16 @@ class _Consumer:
         it (`notify held-key`); other keys continue. Messages without a key become dead letters as always, and so does
         a message whose handler raises DeadLetter. Over Kafka this is refused.
 
+        With `fair_by="key"`, or `fair_by="header:tenant"` for the header of that name, in modes `shared` and `ordered`,
+        tenants named by it take turns: ten messages of one do not wait behind a million of another. Messages without
+        the key or header are one tenant. Over Kafka this is refused.
+
         Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
         """
         check_start(start)
         check_options(
             topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch,
-            on_exhausted,
+            on_exhausted, fair_by,
         )  # fmt: skip
         if topic in self._handlers:
             raise InvalidRequest(f"topic {topic!r} has a handler already")
@@ -198,7 +203,7 @@ class _Consumer:
             read = check_callable(function, **kind)
             self._handlers[topic] = Handler(
                 topic, function, mode, tuple(tags), start, max_attempts, filter, retry_min, retry_max, batch, read,
-                max_deaths, on_exhausted,
+                max_deaths, on_exhausted, fair_by,
             )  # fmt: skip
             return function
 
@@ -324,8 +329,8 @@ class AsyncConsumer(_Consumer):
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled.
 
-        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
-        InvalidRequest if the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
+        Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
         self._lots: dict[asyncio.Task[None], list[Waiting]] = {}
         """The callers of handlers, and the messages that each is busy with."""
@@ -459,8 +464,8 @@ class Consumer(_Consumer):
         gracefully; a second signal ends it immediately, with SystemExit or KeyboardInterrupt, and messages that were
         not acknowledged are delivered again.
 
-        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode, Forbidden,
-        InvalidRequest if the inbox cannot work in its database.
+        Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
+        Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
         heeding: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if signals and threading.current_thread() is threading.main_thread():

@@ -462,6 +462,8 @@ class Session:
                 subscription["max_deaths"] = handler.max_deaths
             if handler.on_exhausted != "dead_letter":
                 subscription["on_exhausted"] = handler.on_exhausted
+            if handler.fair_by:
+                subscription["fair_by"] = handler.fair_by
             reason = {"reason": "subscribed by a consumer"}
             by = f"?instance={quote(self._work.instance, safe='')}"
             try:

@@ -22,6 +22,7 @@ from notify.protocol.limits import (
     ON_EXHAUSTED,
     OnExhausted,
     check_between,
+    check_fair_by,
     check_name,
     check_whole,
     instant_us,
@@ -64,6 +65,7 @@ class Handler:
     """Decodes a message for the function; None if the function takes the ReceivedMessage itself."""
     max_deaths: int = DEATHS
     on_exhausted: OnExhausted = "dead_letter"
+    fair_by: str = ""
 
     def handle(self, message: ReceivedMessage, *session: Any) -> Any:
         """Call the function with one message. The result is a coroutine if the function is a coroutine function.
@@ -99,6 +101,7 @@ def check_options(
     batch: int | None,
     in_hand: int | None,
     on_exhausted: str,
+    fair_by: str = "",
 ) -> None:
     """Raises InvalidRequest for options of a subscription that the server would refuse, or that contradict each other.
 
@@ -130,6 +133,7 @@ def check_options(
             f'on_exhausted="hold" needs mode="ordered", where the messages of a key wait for each other; topic '
             f"{topic!r} has mode {mode}"
         )
+    check_fair_by(fair_by, mode)
     if batch is not None:
         check_whole("batch", batch, 1, LIMITS.max_messages)
         if in_hand is not None and batch > in_hand:

@@ -68,6 +68,11 @@ class Plan:
                     'on_exhausted="hold" needs the queues of a Notify server: over Kafka a message without attempts '
                     f"left becomes a dead letter, and its key continues; topic {handler.topic!r} asks for it"
                 )
+            if handler.fair_by:
+                raise InvalidRequest(
+                    "fair_by needs the queues of a Notify server: a partition of Kafka is read in its order; topic "
+                    f"{handler.topic!r} asks for it"
+                )
             if isinstance(handler.start, int) and handler.start < 0:
                 raise InvalidRequest(f"start is an offset from 0 on, not {handler.start}")
 

@@ -16,8 +16,9 @@ from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
 from notify.server.access import guard
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
+from notify.server.core.subscriptions import way_shown
 from notify.server.delivery.turns import ONE_CLASS
-from notify.server.groups import Move
+from notify.server.groups import Move, own_tenants
 from notify.server.latency import IN_LISTS
 from notify.storage.groups import Priorities, PriorityClass
 
@@ -112,6 +113,16 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         group = await desk.running.queues.groups.one(name)
         return group | {"latency": latencies, "objective": _objective_shown(desk, name)}
 
+    @routes.get("/groups/{name}/tenants")
+    async def tenants(name: str, topic: str = "", max: int = 20) -> dict[str, Any]:
+        """List the tenants that wait for their turns, the one with the most waiting messages first.
+
+        Tenants take turns under a subscription with `fair_by`. `tenant` is null for messages that name none, and for
+        the tenants beyond 10,000 in a queue, which share lanes (`are_several`). Retries that are not due do not wait.
+        """
+        check_between("max", max, 1, own_tenants.MOST_LISTED)
+        return own_tenants.listed(desk.running.core, name, topic, max)
+
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
     @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
@@ -125,7 +136,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
             # Checked again: while the record was written a replay may have begun, or a consumer may have reported.
             return await subscriptions.put(subscriptions.checked(name, topic, requested), write.start, who)
 
-        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, {"mode": wanted.mode})
+        return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, way_shown(wanted))
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:

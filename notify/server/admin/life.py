@@ -192,6 +192,8 @@ def _group_view(
         state = "settled"
     elif due_us is not None:
         state = "to be tried again"
+    elif cursor.looks_ahead:
+        state = "to be tried again" if cursor.attempts(offset) else "waiting"
     elif offset < cursor.next:
         state = "behind others of its key" if cursor.keeps_order else "to be tried again"
     else:

@@ -13,6 +13,8 @@ from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server.console.api import Api, path_of
 
 ROWS = 100
+MOST_TENANTS = 10
+"""The most tenants that a group's page shows."""
 WORST = 50
 """The most groups that the overview shows."""
 Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
@@ -121,7 +123,10 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     held = None
     if priorities:  # keys are held in the own queues only
         held = await api.get(path_of("groups/{name}/held-keys", name=name), max=1)
-    values = {"priorities": priorities, "push": push, "dead": dead, "held": held}
+    tenants = None
+    if any(s.get("fair_by") for s in group["subscriptions"] + group["patterns"]):
+        tenants = await api.get(path_of("groups/{name}/tenants", name=name), max=MOST_TENANTS)
+    values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants}
     return {"title": f"Group {name}", "g": group} | values
 
 

@@ -15,7 +15,7 @@ import structlog
 from notify.admin_api.groups import SubscriptionWrite
 from notify.errors import Conflict, InvalidRequest, NotFound
 from notify.protocol.filter import Filter
-from notify.protocol.limits import LIMITS, MODES, ON_EXHAUSTED, check_between, check_name
+from notify.protocol.limits import LIMITS, MODES, ON_EXHAUSTED, check_between, check_fair_by, check_name
 from notify.protocol.wire import Subscribe, instant
 from notify.runtime.clock import Clock
 from notify.server.delivery import Delivery, inboxes
@@ -83,8 +83,8 @@ class Subscriptions:
         if not is_pattern:
             described = self._queues.topic(topic)
             check_retry(described.ttl_us if described is not None else 0, group, topic, wanted.retry_min_us)
-        if existing is not None and existing.mode != wanted.mode and not request.force:
-            self._refuse_change_of_mode(existing, wanted.mode)
+        if existing is not None and _way(existing) != _way(wanted) and not request.force:
+            self._refuse_other_way(existing, wanted)
         return wanted
 
     async def put(self, wanted: Subscription, start: str | int | None, by: str = "") -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Subscriptions:
             self._note_change((wanted.group, wanted.topic), Changed(self._clock(), by, what))
         if existing is None or dataclasses.replace(existing, epoch=0) != wanted:
             log.info("subscribed", group=wanted.group, topic=wanted.topic, mode=wanted.mode, is_new=existing is None)
-        shown: dict[str, Any] = {"group": wanted.group, "mode": wanted.mode}
+        shown: dict[str, Any] = {"group": wanted.group, **way_shown(wanted)}
         if "*" in wanted.topic:
             names = await self._delivery.following.subscribe_pattern(wanted, start)
             return shown | {"pattern": wanted.topic, "topics": names[:1000]}
@@ -159,9 +159,9 @@ class Subscriptions:
             return next((p for p in self._queues.patterns() if (p.group, p.topic) == (group, topic)), None)
         return self._queues.subscription(group, topic)
 
-    def _refuse_change_of_mode(self, existing: Subscription, mode: str) -> None:
-        """Raises Conflict while the group has active consumers: all of them use one mode, and a change would deliver
-        messages to them again, or out of order."""
+    def _refuse_other_way(self, existing: Subscription, wanted: Subscription) -> None:
+        """Raises Conflict while the group has active consumers: all of them use one mode and `fair_by`, and a change
+        would deliver messages to them again, or out of order."""
         group = self._delivery.groups.get(existing.group)
         groups = [*([] if group is None else [group]), *self._delivery.followers.instances_of(existing.group)]
         now_us = self._clock()
@@ -180,10 +180,20 @@ class Subscriptions:
         else:
             return
         raise Conflict(
-            f"group {existing.group!r} receives topic {existing.topic!r} in mode {existing.mode}, and {why}, then "
-            f"start those with mode {mode}; or change it now with force",
+            f"group {existing.group!r} receives topic {existing.topic!r} in {_way(existing)}, and {why}, then start "
+            f"those with {_way(wanted)}; or change it now with force",
             "mode_in_use",
         )
+
+
+def way_shown(s: Subscription) -> dict[str, Any]:
+    """How a subscription hands out messages, for answers."""
+    return {"mode": s.mode} | ({"fair_by": s.fair_by} if s.fair_by else {})
+
+
+def _way(s: Subscription) -> str:
+    """How a subscription hands out messages, for people."""
+    return f"mode {s.mode}" + (f" and fair_by {s.fair_by}" if s.fair_by else "")
 
 
 def _difference(before: Subscription, after: Subscription) -> str:
@@ -219,6 +229,7 @@ def _check_bounds(request: Subscribe) -> None:
             f"{request.mode}",
             "invalid_schema",
         )
+    check_fair_by(request.fair_by, request.mode)
     check_between("the number of tags", len(request.tags), 0, LIMITS.tags)
     for name, (low, high) in _BOUNDS.items():
         check_between(name, getattr(request, name), low, high)

@@ -33,6 +33,8 @@ class Cursor:
 
     keeps_order = False
     """Whether messages wait until others are settled: then `finished` must be called."""
+    looks_ahead = False
+    """Whether messages below the position may wait without having been handed out."""
 
     __slots__ = (
         "_ahead",
@@ -227,11 +229,20 @@ class Cursor:
         if self.until is not None:
             messages = self._before_until(messages, self.until)
         if not messages:
-            return messages, begin
+            return messages, self._pass_dropped(begin)
         end = messages[-1].offset + 1
         if end - begin != len(messages):
             self._settle_gaps(messages, begin)
         return messages, end
+
+    def _pass_dropped(self, begin: int) -> int:
+        """The end of what was dropped from `begin` on, where no message follows it; it is settled."""
+        start = self._store.bounds(self.topic, self.queue)[0]
+        end = start if self.until is None else min(start, self.until)
+        if end <= begin:
+            return begin
+        self._settle(self.progress.unsettled(begin, end), SettleKind.EXPIRED)
+        return end
 
     def _read_tagged(self, begin: int, limit: int, scan: int) -> tuple[list[StoredMessage], int]:
         """(the next messages with one of the subscription's tags, found by the index, the offset after the last one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from notify.protocol.wire import instant
+from notify.server.delivery.fair import FairTurns
 from notify.server.delivery.group import Group
 from notify.server.delivery.instances import HORIZON_SECONDS, Instance
 
@@ -38,6 +39,8 @@ def _all(group: Group, now_us: int) -> Iterator[str]:
                 f"Queue {cursor.topic}/{cursor.queue} waits: too many messages after an unsettled one are already "
                 "settled. Settle or redrive the oldest one."
             )
+        elif isinstance(cursor, FairTurns) and (why := cursor.uneven()):
+            yield f"Queue {cursor.topic}/{cursor.queue} {why}"
     if held := sum(1 for _ in group.holds):
         yield (
             f"{held} {'key is' if held == 1 else 'keys are'} held, because a message of each has used up its attempts: "

@@ -14,6 +14,7 @@ from notify.protocol.wire import SettledItem, SettleItem
 from notify.server.delivery.ack_memory import AckMemory
 from notify.server.delivery.answers import Answers
 from notify.server.delivery.cursor import Cursor, is_full
+from notify.server.delivery.fair import FairCursor, FairOrderedCursor
 from notify.server.delivery.holds import Holds
 from notify.server.delivery.instances import Instance, Instances
 from notify.server.delivery.leases import Handed, Leases
@@ -129,13 +130,12 @@ class Group:
         for queue in range(queues):
             key = (subscription.topic, queue)
             cursor = self.cursors.get(key)
-            if cursor is None or moved or cursor.subscription.mode != subscription.mode:
+            if cursor is None or moved or _is_otherwise(cursor.subscription, subscription):
                 # The new cursor begins at the first message that is not settled: leased messages are delivered again.
                 self._held.drop(subscription.topic, queue)
                 if cursor is not None:
                     self._forget(cursor)
-                kind = OrderedCursor if subscription.mode == "ordered" else Cursor
-                cursor = self.cursors[key] = kind(self._store, subscription, queue, self._metrics)
+                cursor = self.cursors[key] = _kind(subscription)(self._store, subscription, queue, self._metrics)
                 for due_us, _ in cursor.retries:
                     self._retries.add(cursor, due_us)
             else:
@@ -433,6 +433,18 @@ class Group:
     def in_flight(self) -> int:
         """How many messages are leased."""
         return self._held.in_flight()
+
+
+def _kind(subscription: Subscription) -> type[Cursor]:
+    """The kind of cursor that a subscription needs."""
+    if subscription.fair_by:
+        return FairOrderedCursor if subscription.mode == "ordered" else FairCursor
+    return OrderedCursor if subscription.mode == "ordered" else Cursor
+
+
+def _is_otherwise(before: Subscription, after: Subscription) -> bool:
+    """Whether messages are handed out in another way, so that a new cursor is needed."""
+    return before.mode != after.mode or before.fair_by != after.fair_by
 
 
 class Growth:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol
 
 from notify.server.delivery.cursor import MOST_EVALUATED, READ_BYTES, Cursor, is_full
 from notify.server.metrics import Metrics
@@ -27,6 +28,16 @@ MOST_BEHIND_HELD = 50_000
 """The most offsets that wait behind held keys: beyond it the queue is read no further until somebody decides."""
 
 
+class Line(Protocol):
+    """Offsets, first in, first out."""
+
+    def __len__(self) -> int: ...
+
+    def append(self, offset: int, /) -> None: ...
+
+    def popleft(self) -> int: ...
+
+
 class OrderedCursor(Cursor):
     """A group's cursor in a queue, with the offsets that wait behind busy keys."""
 
@@ -35,7 +46,7 @@ class OrderedCursor(Cursor):
     __slots__ = ("_behind", "_behind_held", "_key_of", "_set_aside", "_turn_come", "_waiting", "held")
 
     def __init__(self, store: Store, subscription: Subscription, queue: int, metrics: Metrics) -> None:
-        self._behind: dict[int, deque[int]] = {}
+        self._behind: dict[int, Line] = {}
         """The offsets that wait for a busy key, by the key's hash."""
         self._key_of: dict[int, int] = {}
         """The hash of the key of each offset that is in flight or waits for its retry."""

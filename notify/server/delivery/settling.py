@@ -325,5 +325,8 @@ def _held(acked: dict[Lease, Acked]) -> list[Held]:
     for lease, lease_acked in acked.items():
         offsets, places = lease.offsets, lease_acked.places
         ends = offsets[places[0].start], offsets[places[-1].stop - 1]
+        if lease.cursor.looks_ahead:  # in the order of turns
+            settled = [offset for each in places for offset in offsets[each.start : each.stop]]
+            ends = min(settled), max(settled)
         held.append((*ends, lease.instance.name, lease.deadline_us - lease.length_us))
     return held

@@ -173,6 +173,11 @@ def _held(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, s
     return ordered("held", lambda row: row["since"])(combined(names, answers), _most(query, 100))
 
 
+def _tenants(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
+    order = ordered("tenants", lambda row: row["waiting"], largest_first=True)
+    return order(combined(names, answers), _most(query, 20))
+
+
 def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """Failure groups, at most MOST_FAILURES as one worker would list them, those with the most open letters first."""
     whole = combined(names, answers)
@@ -270,6 +275,7 @@ _READS: tuple[tuple[str, Rule], ...] = (
     ("groups/[^/]+/dead-letters", Rule(FanOut.ALL, _letters, _letters_at)),
     ("groups/[^/]+/dead-letters/failures", Rule(FanOut.ALL, _failures)),
     ("groups/[^/]+/held-keys", Rule(FanOut.ALL, _held)),
+    ("groups/[^/]+/tenants", Rule(FanOut.ALL, _tenants)),
     ("transactions/[^/]+|messages/[^/]+|bridges/[^/]+", Rule(FanOut.KNOWING)),
     ("jobs/.*", Rule(FanOut.JOB)),
     ("backups/.*|stored-bodies", Rule(FanOut.NONE)),
