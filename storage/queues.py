@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from notify.protocol.wire import BridgeBatch
+from notify.protocol.withdrawal import Fate
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
 from notify.storage.message_run import MessageRun
 from notify.storage.records import NewTransaction, PutResult, StoredMessage
 from notify.storage.topics import Topic
 from notify.storage.transactions import TopicStore, TransactionStore
+from notify.storage.withdrawals import Withdrawable, Withdrawal
 
 
 class MessageStore(Protocol):
@@ -97,7 +99,19 @@ class DelayStore(Protocol):
         ...
 
     def next_due_us(self) -> int | None:
-        """When the next delayed message is due."""
+        """When the next delayed message is due, or would be if it was not withdrawn."""
+        ...
+
+    def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
+        """Where a message stands that somebody wants to withdraw; None if it is not known."""
+        ...
+
+    def withdrawal(self, transaction_id: bytes, number: int, now_us: int) -> Withdrawal | None:
+        """A message that withdraws another one, and what became of it; None if it is not known, or withdraws none."""
+        ...
+
+    def withdrawals(self) -> Mapping[Fate, int]:
+        """How many withdrawals had each fate since the storage was opened."""
         ...
 
 

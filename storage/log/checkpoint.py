@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from notify.errors import Corrupt
+from notify.protocol.withdrawal import Wanted
 from notify.storage import crash_point
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
@@ -27,6 +28,7 @@ from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
 from notify.storage.log.records import Sender, encode
 from notify.storage.log.state import LogState
+from notify.storage.log.withdrawals import Waiting
 from notify.storage.progress import QueueProgress
 from notify.storage.topics import Flush
 
@@ -118,6 +120,9 @@ class SavedState(msgspec.Struct, kw_only=True):
     generation: int = 1
     gaps: list[tuple[int, list[Gap]]] = []
     """Queues by their keys, with the offsets that no message has."""
+    asked: list[tuple[bytes, int, Wanted]] = []
+    """Withdrawals of undecided transactions: transaction id, message number, what each wants."""
+    waiting: list[Waiting] = []
 
 
 class Checkpoint(msgspec.Struct):
@@ -224,6 +229,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     dropped_to = state.dropped_to
     generation = state.generation
     gaps = [(key, list(of_queue)) for key, of_queue in state.gaps.by_key.items()]
+    asked = [(i, number, w) for i, some in state.withdrawals.asked.items() for number, w in some.items()]
+    waiting = [w for some in state.withdrawals.waiting.values() for w in some]
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -252,6 +259,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             dropped_to=dropped_to,
             generation=generation,
             gaps=gaps,
+            asked=asked,
+            waiting=waiting,
         )
 
     return saved
@@ -301,6 +310,10 @@ def restore(state: LogState, saved: SavedState) -> None:
     state.moved = dict(saved.moved)
     state.dropped_to = saved.dropped_to or 0
     state.generation = saved.generation
+    for transaction_id, number, wanted in saved.asked:
+        state.withdrawals.ask(transaction_id, number, wanted)
+    for waiting in saved.waiting:
+        state.withdrawals.waiting.setdefault(waiting.wanted.id, []).append(waiting)
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
 
 

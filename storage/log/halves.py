@@ -11,6 +11,7 @@ from notify.storage.log.entry import (
     ENTRY_SIZE,
     FLAG_DELAY,
     FLAG_TTL,
+    FLAG_WITHDRAWS,
     Entry,
     EntryKind,
     Fixed,
@@ -19,7 +20,7 @@ from notify.storage.log.entry import (
 from notify.storage.log.format import crc32c
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import entries_of, state_of
-from notify.storage.log.meta import ProducerGroupNumbered, encoded
+from notify.storage.log.meta import ProducerGroupNumbered, Withdraws, encoded
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
 from notify.storage.log.placing import place
@@ -51,7 +52,8 @@ class Halves:
     def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
         """Everything of `put` but the wait; the results, and what has to be waited for."""
         topics = self._state.topics
-        size = sum([len(m.payload) + 2 * ENTRY_SIZE for t in transactions for m in t.messages])
+        # An entry as a half and one with a place; or, of a withdrawal, a record of what it wants besides.
+        size = sum([len(m.payload) + 3 * ENTRY_SIZE for t in transactions for m in t.messages])
         self._journal.reserve(4096 + 128 * len(transactions) + size)
         names = {m.topic for t in transactions for m in t.messages}
         flush = max([topics[name].policy.flush for name in names], default=Flush.MEMORY)
@@ -110,6 +112,11 @@ class Halves:
         sender = Sender(first.producer_group, first.source, first.instance, first.check_after_us)
         head = sender_head(sender)
         group_number = self._number_of(sender.group)
+        for t in run:
+            for number, m in enumerate(t.messages):
+                if m.withdraws is not None:
+                    state.withdrawals.ask(t.id, number, m.withdraws)
+                    journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.withdraws)))
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
@@ -127,6 +134,8 @@ class Halves:
                 flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
                 if m.ttl_us:
                     flags |= FLAG_TTL
+                if m.withdraws is not None:
+                    flags |= FLAG_WITHDRAWS
                 hashed_key = key_hash(m.key) if m.key is not None else 0
                 queue = topics[m.topic].queue_for(hashed_key)
                 half = ENTRY.pack(
@@ -144,7 +153,7 @@ class Halves:
         if committed:
             entries: list[bytes] = []
             queues: list[Queue | None] = []
-            place(state, opened, halves, now_us, entries, queues)
+            place(state, journal, halves, now_us, entries, queues)
             journal.append(RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from notify.protocol.withdrawal import Wanted
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.records import encode
@@ -125,6 +126,14 @@ class Restored(msgspec.Struct, array_like=True, tag="restored"):
     known_to_us: int
 
 
+class Withdraws(msgspec.Struct, array_like=True, tag="withdraws"):
+    """A message withdraws another one, if it is committed: in the frame of the message, before its record."""
+
+    id: bytes
+    message_no: int
+    wanted: Wanted
+
+
 Meta = (
     TopicSet
     | StartSet
@@ -139,6 +148,7 @@ Meta = (
     | BridgeMoved
     | BridgeBased
     | Restored
+    | Withdraws
 )
 _TAGS = frozenset(kind.__struct_config__.tag for kind in Meta.__args__)
 _decode = msgspec.msgpack.Decoder(Meta).decode

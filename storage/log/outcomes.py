@@ -8,7 +8,7 @@ from notify.storage.log.entry import ENTRY_HEAD, ENTRY_SIZE, FLAG_FORCED, HALF, 
 from notify.storage.log.halves import ENTRIES_PER_RECORD
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import state_of, state_of_pending
-from notify.storage.log.placing import place
+from notify.storage.log.placing import not_to_come, place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
@@ -55,8 +55,7 @@ class Outcomes:
         """Messages of committed transactions that have no place yet, as their entries."""
         entries: list[bytes] = []
         queues: list[Queue | None] = []
-        opened = journal.open
-        live = opened.part
+        live = journal.open.part
         numbers = state.producer_numbers
         committed = State.COMMITTED
         committed_result = Decided(True, committed, True)
@@ -77,22 +76,24 @@ class Outcomes:
                 halves += pending.entries
                 results.append(committed_result)
             else:
-                place(state, opened, halves, now_us, entries, queues, forced)
-                halves.clear()
+                place(state, journal, halves, now_us, entries, queues, forced)
+                halves = []
                 first = pending.entries[0]
                 _, queue_no, topic_id, _ = HALF.unpack_from(first)
                 head = ENTRY_HEAD.pack(_ROLLBACK, FLAG_FORCED if forced else 0, queue_no, topic_id, now_us, 0)
                 entries.append(head + tail_of(first))
                 queues.append(None)
+                if not state.withdrawals.are_none:
+                    not_to_come(state, transaction_id, now_us, entries, queues)
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
             if len(entries) + len(halves) > ENTRIES_PER_RECORD:
-                place(state, opened, halves, now_us, entries, queues, forced)
+                place(state, journal, halves, now_us, entries, queues, forced)
                 halves = []
                 journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
                 entries, queues = [], []
         if halves:
-            place(state, opened, halves, now_us, entries, queues, forced)
+            place(state, journal, halves, now_us, entries, queues, forced)
         if entries:
             journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
         return results

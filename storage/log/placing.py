@@ -1,30 +1,45 @@
-"""The places of committed messages: in its queue, or among the delayed ones."""
+"""The places of committed messages: in its queue, or among the delayed ones; and withdrawals, which take such a place
+away from a message, or take none themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from notify.protocol.withdrawal import ANY_TOPIC, Fate, Wanted
 from notify.storage.log.entry import (
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
     FLAG_FORCED,
     FLAG_TTL,
+    FLAG_WITHDRAWS,
     HALF,
     Entry,
     EntryKind,
     Fixed,
+    message_key,
+    message_key_of,
+    topic_of,
+    transaction_id_of,
 )
 from notify.storage.log.frame import Frame
+from notify.storage.log.journal import Journal
 from notify.storage.log.queues import Queue
 from notify.storage.log.state import LogState
+from notify.storage.log.withdrawals import (
+    Waiting,
+    delayed_entry_of,
+    may_withdraw,
+    withdrawal_entry,
+    withdrawn_entry,
+)
 
 _QUEUE, _DELAYED = int(EntryKind.QUEUE), int(EntryKind.DELAYED)
 
 
 def place(
     state: LogState,
-    frame: Frame,
-    halves: Iterable[bytes],
+    journal: Journal,
+    halves: Sequence[bytes],
     now_us: int,
     entries: list[bytes],
     queues: list[Queue | None],
@@ -35,6 +50,37 @@ def place(
     `halves`: their entries as halves. `entries`, `queues`: the record's entries, and of each the queue, None where the
     message is delayed. `forced`: an administrator decided the transactions.
     """
+    if state.withdrawals.are_none:
+        _place(state, journal.open, halves, now_us, entries, queues, forced)
+    elif halves:
+        Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
+
+
+def not_to_come(
+    state: LogState,
+    transaction_id: bytes,
+    now_us: int,
+    entries: list[bytes],
+    queues: list[Queue | None],
+) -> None:
+    """A transaction is rolled back: it withdraws nothing, and nobody waits for its messages any more."""
+    withdrawals = state.withdrawals
+    withdrawals.asked.pop(transaction_id, None)
+    for waiting in withdrawals.for_rolled_back(transaction_id):
+        withdrawals.note(waiting.half, waiting.wanted, Fate.NOT_FOUND, now_us)
+        entries.append(withdrawal_entry(waiting.half, Fate.NOT_FOUND, now_us, 0))
+        queues.append(None)
+
+
+def _place(
+    state: LogState,
+    frame: Frame,
+    halves: Iterable[bytes],
+    now_us: int,
+    entries: list[bytes],
+    queues: list[Queue | None],
+    forced: bool,
+) -> None:
     before = len(frame.entries)
     first = before + len(entries)
     topics, times = state.topics_by_id.rows, state.times
@@ -64,3 +110,135 @@ def place(
         queues.append(queue)
     if before + len(entries) > first:
         frame.commits.append((now_us, first, before + len(entries)))
+
+
+class Withdrawing:
+    """Places messages among which withdrawals may be, or messages that withdrawals wait for."""
+
+    def __init__(
+        self,
+        state: LogState,
+        journal: Journal,
+        halves: Sequence[bytes],
+        now_us: int,
+        entries: list[bytes],
+        queues: list[Queue | None],
+        forced: bool,
+    ) -> None:
+        """The arguments are those of `place`."""
+        self._state = state
+        self._withdrawals = state.withdrawals
+        self._journal = journal
+        self._halves = halves
+        self._now_us = now_us
+        self._entries = entries
+        self._queues = queues
+        self._forced = forced
+        any_topic = state.topics.get(ANY_TOPIC)
+        self._any_topic = None if any_topic is None else any_topic.id
+        self._places: dict[bytes, int] | None = None
+        """By message, its number among the halves; made when it is first asked for."""
+
+    def place(self) -> None:
+        run: list[bytes] = []
+        for number, half in enumerate(self._halves):
+            withdraws = half[1] & FLAG_WITHDRAWS
+            if not withdraws and transaction_id_of(half) not in self._withdrawals.waiting:
+                run.append(half)
+                continue
+            self._place_all(run)
+            run = []
+            if withdraws:
+                self._place_withdrawal(number, half)
+            else:
+                self._place_awaited(half)
+        self._place_all(run)
+
+    def _place_all(self, halves: Sequence[bytes]) -> None:
+        if halves:
+            frame = self._journal.open
+            _place(self._state, frame, halves, self._now_us, self._entries, self._queues, self._forced)
+
+    def _place_withdrawal(self, number: int, half: bytes) -> None:
+        wanted = self._withdrawals.taken(half)
+        if wanted is None:
+            self._place_all([half])  # damage took the record of what it wants: a replacement is delivered as it is
+            return
+        fate = self._fate(number, half, wanted)
+        self._end(half, wanted, fate)
+
+    def _fate(self, number: int, half: bytes, wanted: Wanted) -> Fate:
+        state, withdrawals = self._state, self._withdrawals
+        own_topic = topic_of(half)
+        pending = state.pending.by_id.get(wanted.id)
+        if pending is not None:
+            if wanted.number >= len(pending.entries):
+                return Fate.NOT_FOUND
+            target = pending.entries[wanted.number]
+            if not may_withdraw(own_topic, topic_of(target), self._any_topic):
+                return Fate.NOT_FOUND
+            return withdrawals.wait(half, wanted, self._now_us, is_there=True)
+        if self._place_of(wanted) > number:
+            return withdrawals.wait(half, wanted, self._now_us, is_there=True)
+        frames = self._journal.on_their_way()
+        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, wanted.id, wanted.number)
+        if delayed and not may_withdraw(own_topic, topic_of(delayed), self._any_topic):
+            return Fate.NOT_FOUND
+        if withdrawn:
+            return Fate.ALREADY
+        if not delayed:
+            outcome = state.parts.outcome(wanted.id)
+            if outcome is None:
+                return withdrawals.wait(half, wanted, self._now_us, is_there=False)
+            return Fate.TOO_LATE if outcome else Fate.NOT_FOUND
+        return self._withdraw(delayed)
+
+    def _place_of(self, wanted: Wanted) -> int:
+        """The number of a message among the halves that are placed now, -1 if it is none of them."""
+        if self._places is None:
+            self._places = {message_key_of(half): number for number, half in enumerate(self._halves)}
+        return self._places.get(message_key(wanted.id, wanted.number), -1)
+
+    def _withdraw(self, delayed: bytes) -> Fate:
+        """Withdraw a delayed message, if it is not released."""
+        entry, times = Entry.of(delayed), self._state.times
+        moment = entry.due_us, entry.position
+        if moment <= times.released:
+            return Fate.TOO_LATE
+        times.withdraw(*moment)
+        frame = self._journal.open
+        frame.delayed.append((*moment, len(frame.entries) + len(self._entries)))
+        self._entries.append(withdrawn_entry(delayed, self._now_us))
+        self._queues.append(None)
+        return Fate.WITHDRAWN
+
+    def _end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
+        """Note what became of a withdrawal. A replacement in time takes a place; nothing else does."""
+        self._withdrawals.note(half, wanted, fate, self._now_us)
+        if fate is Fate.WITHDRAWN and wanted.replaces:
+            self._place_awaited(half)
+            return
+        forced = FLAG_FORCED if self._forced else 0
+        self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
+        self._queues.append(None)
+        if fate is not Fate.WAITING:
+            self._end_of_waiting_for(half)
+
+    def _place_awaited(self, half: bytes) -> None:
+        """Place a message that a withdrawal may wait for."""
+        self._place_all([half])
+        waiting = self._withdrawals.for_message(half, self._now_us)
+        if waiting is None:
+            return
+        placed = self._entries[-1]
+        if not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
+            fate = Fate.NOT_FOUND
+        else:
+            fate = self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE
+        self._end(waiting.half, waiting.wanted, fate)
+
+    def _end_of_waiting_for(self, half: bytes) -> None:
+        """A withdrawal takes no place: whoever waits to withdraw it finds nothing."""
+        waiting: Waiting | None = self._withdrawals.for_message(half, self._now_us)
+        if waiting is not None:
+            self._end(waiting.half, waiting.wanted, Fate.NOT_FOUND)

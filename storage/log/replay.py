@@ -46,6 +46,11 @@ class Replay:
                 pop = state.pending.by_id.pop
                 for transaction_id in transaction_ids_of(entries):
                     pop(transaction_id, None)
+                if not state.withdrawals.are_none:
+                    state.withdrawals.replay(entries)
+            elif kind == RecordType.MESSAGE:
+                if not state.withdrawals.are_none:
+                    state.withdrawals.replay(entries)
             elif kind == RecordType.RELEASE:
                 state.times.released = max(state.times.released, RELEASED.unpack(data))
             elif kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
@@ -146,5 +151,7 @@ class Replay:
                 state.bridge_bases[record.source] = record.base
             case meta.Restored():
                 state.begin_generation(record.generation)
+            case meta.Withdraws():
+                state.withdrawals.ask(record.id, record.message_no, record.wanted)
             case None:
                 return  # of a version that knows more

@@ -19,6 +19,7 @@ from notify.storage.log.parts import Parts
 from notify.storage.log.pending import PendingTable
 from notify.storage.log.queues import LogTopic, Queue, TopicsById, queue_key
 from notify.storage.log.times import TimeIndex
+from notify.storage.log.withdrawals import Withdrawals
 from notify.storage.progress import QueueProgress
 
 
@@ -50,6 +51,7 @@ class LogState:
         self.gaps = Gaps()
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
+        self.withdrawals = Withdrawals()
 
     def queue(self, topic: str, number: int) -> Queue:
         """Raises NotFound."""

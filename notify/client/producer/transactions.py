@@ -30,11 +30,13 @@ from notify.protocol.wire import (
     PackedPublished,
     PackedTransaction,
     PackedTransactions,
+    WithdrawalState,
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
 
 T = TypeVar("T")
+_decode_withdrawal = msgspec.msgpack.Decoder(WithdrawalState).decode
 HALF_SECONDS = 3.0
 OUTCOME_SECONDS = 10.0
 OUTCOME_TRIES = 5
@@ -376,6 +378,16 @@ class TransactionClient:
         message_ids = [message.id or "" for message in messages]
         shard = self._shard_for_all_attempts(shard, len(message_ids))
         return await self._items("/v1/messages", body, message_ids, OUTCOME_SECONDS, shard)
+
+    def asking_for(self, message_id: str, shard: str | None) -> Callable[[float], Awaitable[WithdrawalState]]:
+        """A function that asks once, within some seconds, what became of a withdrawal."""
+        path = f"/v1/withdrawals/{message_id}"
+
+        async def ask(seconds: float) -> WithdrawalState:
+            answer = await self.http.call("GET", path, b"", seconds, shard=self._lane_of_outcomes(shard))
+            return read_answer(_decode_withdrawal, answer)
+
+        return ask
 
     async def published(self) -> None:
         """Wait until all queued messages without a transaction are answered or have failed."""

@@ -34,6 +34,7 @@ from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import LATE_US, WHEELS
 from notify.protocol.limits import check_name
 from notify.protocol.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
+from notify.protocol.withdrawal import CANCELS, KAFKA_REFUSES, REPLACES
 from notify.runtime.clock import wall_clock
 
 log = logging.getLogger("notify.binlog_bridge")
@@ -255,8 +256,10 @@ class KafkaSink:
         return records, never
 
     def _record(self, transaction: BridgedTransaction, number: int, *, now_us: int) -> Record:
-        """A message as a record. Raises InvalidRequest if its topic refuses it."""
+        """A message as a record. Raises InvalidRequest if its topic refuses it, or if it withdraws another one."""
         message = transaction.messages[number]
+        if message.headers and (CANCELS in message.headers or REPLACES in message.headers):
+            raise InvalidRequest(KAFKA_REFUSES, "withdrawal_refused")
         topic = message.topic
         key, value = message.key.encode() if message.key is not None else None, message.body or b""
         headers = headers_of(transaction, number, message, now_us)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from notify.errors import InvalidRequest, NotifyError, TooLarge, WrongShard
 from notify.protocol.keys import shard_of_key
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
+from notify.protocol.withdrawal import CANCELS, REPLACES, Wanted, wanted_of
 from notify.server.access.principal import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
@@ -52,8 +53,11 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     if len(body) > LIMITS.message_bytes:
         raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
     headers, key, tag = m.headers, m.key, m.tag
+    withdraws = None
     if headers:
         check_headers(headers)
+        if CANCELS in headers or REPLACES in headers:
+            withdraws = _withdrawal(m, headers, body)
     if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has at most four bytes; shorter keys fit
         check_key(key)
     if tag is not None:
@@ -65,7 +69,27 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
         check_between("ttl", m.ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
         ttl_us = round(m.ttl * 1_000_000)
     content = Payload(m.topic, body, key, tag, headers or None, m.ttl)
-    return NewMessage(m.topic, encode_msgpack(content), key, tag, delay_us, deliver_at_us, ttl_us, content)
+    return NewMessage(m.topic, encode_msgpack(content), key, tag, delay_us, deliver_at_us, ttl_us, content, withdraws)
+
+
+def _withdrawal(m: JsonMessage | PackedMessage, headers: Mapping[str, str], body: bytes) -> Wanted | None:
+    """What a message withdraws. Raises InvalidRequest."""
+    wanted = wanted_of(headers)
+    if wanted is not None and not wanted.replaces and (body or m.delay or m.deliver_at or m.ttl):
+        raise InvalidRequest(
+            f"a cancellation is never delivered: it has no body, delay and ttl; to send another message instead, name "
+            f"the first one in the header {REPLACES}",
+            "invalid_withdrawal",
+        )
+    return wanted
+
+
+def refuse_withdrawals(messages: Iterable[NewMessage], why: str, *, without_key: bool) -> None:
+    """Raises InvalidRequest (`withdrawal_refused`) for a withdrawal that cannot work here; `without_key`: only for one
+    without a key."""
+    for m in messages:
+        if m.withdraws is not None and not (without_key and m.key is not None):
+            raise InvalidRequest(why, "withdrawal_refused")
 
 
 def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:

@@ -1,0 +1,57 @@
+"""Withdrawals: messages that cancel or replace a delayed message. Two headers make a message one, so that it goes every
+way that messages go: as a half, as a row of an outbox, through a relay or a bridge."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from notify.errors import InvalidRequest
+from notify.protocol import ids
+
+CANCELS = "notify-cancels"
+"""The header of a message that cancels the delayed message whose id it names. It is never delivered."""
+REPLACES = "notify-replaces"
+"""The header of a message that replaces the delayed message whose id it names: one of the two is delivered."""
+ANY_TOPIC = "notify-withdrawals"
+"""The topic of a cancellation whose sender does not name the topic of the delayed message. Its right to publish is the
+right to cancel in every topic; no message is ever delivered from it."""
+KAFKA_REFUSES = (
+    "Kafka is the queue here, and a record that is written there cannot be withdrawn: have the handler look in the "
+    "database whether the message still counts, or use a topic of Notify's own queue for delayed messages"
+)
+
+
+class Fate(enum.IntEnum):
+    """What became of a withdrawal, or is to become of it."""
+
+    WITHDRAWN = 1  # in time: the delayed message is never delivered; a replacement takes its place
+    TOO_LATE = 2  # the message was in its queue already, or had no delay
+    NOT_FOUND = 3  # rolled back, of another topic, or never arrived
+    WAITING = 4  # the message is undecided, or has not arrived yet
+    ALREADY = 5  # another withdrawal of the message came first
+
+
+class Wanted(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The delayed message that a withdrawal names. `replaces`: whether the withdrawal is a message itself."""
+
+    id: bytes
+    number: int
+    replaces: bool = False
+
+    @property
+    def text(self) -> str:
+        return ids.message_id(self.id, self.number)
+
+
+def wanted_of(headers: Mapping[str, str]) -> Wanted | None:
+    """The message that headers withdraw; None if they withdraw none. Raises InvalidRequest."""
+    cancels, replaces = headers.get(CANCELS), headers.get(REPLACES)
+    if cancels is None and replaces is None:
+        return None
+    if cancels is not None and replaces is not None:
+        raise InvalidRequest(f"give {CANCELS} or {REPLACES}, not both", "invalid_withdrawal")
+    transaction_id, number = ids.parse_message_id(cancels or replaces or "")
+    return Wanted(transaction_id, number, replaces is not None)

@@ -1,0 +1,196 @@
+"""Withdrawals in the log's memory: those whose transaction is undecided, and those that wait for their message.
+
+What is decided stands in entries: WITHDRAWN says that a delayed message gets no place, WITHDRAWAL what became of a
+withdrawal that takes no place itself. Both stand in the record of the commit that decided them, so the order of the log
+decides between a withdrawal and the release of its message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from notify.protocol.withdrawal import Fate, Wanted
+from notify.storage.log.entry import (
+    ENTRY_HEAD,
+    ENTRY_TAIL,
+    FLAG_DELAY,
+    Entry,
+    EntryKind,
+    Fixed,
+    each_of,
+    message_key,
+    message_key_of,
+    tail_of,
+    topic_of,
+    transaction_id_of,
+)
+from notify.storage.log.frame import Frame
+from notify.storage.log.parts import Parts
+from notify.storage.withdrawals import MOST_WAITING, WAIT_US
+
+MOST_RECENT = 20_000
+"""How many withdrawals are remembered with what became of them; others are looked for in the index."""
+
+
+class Waiting(msgspec.Struct, array_like=True, gc=False):
+    """A committed withdrawal whose message is undecided, or not there yet."""
+
+    half: bytes
+    """Its entry as a half."""
+    wanted: Wanted
+    since_us: int
+
+
+class Withdrawals:
+    """What `place` and replay need to know."""
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, dict[int, Wanted]] = {}
+        """By transaction id and message number, the withdrawals of undecided transactions."""
+        self.waiting: dict[bytes, list[Waiting]] = {}
+        """By the transaction id of the message that they wait for."""
+        self.recent: OrderedDict[bytes, tuple[Fate, Wanted, int, int]] = OrderedDict()
+        """By message: what became of a withdrawal, what it wanted, the number of its topic, and when."""
+        self.counts: Counter[Fate] = Counter()
+        """How many withdrawals had each end since the start."""
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no withdrawal is under way."""
+        return not self.asked and not self.waiting
+
+    def ask(self, transaction_id: bytes, number: int, wanted: Wanted) -> None:
+        """A withdrawal was stored."""
+        self.asked.setdefault(transaction_id, {})[number] = wanted
+
+    def taken(self, half: bytes) -> Wanted | None:
+        """What a message wants to withdraw that is committed now; None if it is not known, because damage took it."""
+        entry = Entry.of(half)
+        of_transaction = self.asked.get(entry.transaction_id)
+        if of_transaction is None:
+            return None
+        wanted = of_transaction.pop(entry.message_no, None)
+        if not of_transaction:
+            del self.asked[entry.transaction_id]
+        return wanted
+
+    def note(self, half: bytes, wanted: Wanted, fate: Fate, now_us: int) -> None:
+        """Remember what became of a withdrawal."""
+        key = message_key_of(half)
+        self.recent.pop(key, None)
+        self.recent[key] = fate, wanted, topic_of(half), now_us
+        if len(self.recent) > MOST_RECENT:
+            self.recent.popitem(last=False)
+        self.counts[fate] += 1
+
+    def wait(self, half: bytes, wanted: Wanted, now_us: int, *, is_there: bool) -> Fate:
+        """Have a withdrawal wait, if it may. `is_there`: whether its message is, undecided."""
+        others = self.waiting.get(wanted.id, [])
+        if any(other.wanted.number == wanted.number and is_in_time(other, now_us) for other in others):
+            return Fate.ALREADY
+        if not is_there and len(self.waiting) >= MOST_WAITING:
+            self._forget(now_us)
+            if len(self.waiting) >= MOST_WAITING:
+                return Fate.NOT_FOUND
+        self.waiting.setdefault(wanted.id, []).append(Waiting(half, wanted, now_us))
+        return Fate.WAITING
+
+    def _forget(self, now_us: int) -> None:
+        """Drop those that have waited too long. One whose message is there is dropped when that is decided."""
+        for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
+            del self.waiting[transaction_id]
+
+    def for_message(self, half: bytes, now_us: int) -> Waiting | None:
+        """Take the withdrawal that waits for a message, which has its place now."""
+        entry = Entry.of(half)
+        some = self.waiting.get(entry.transaction_id)
+        if some is None:
+            return None
+        found = None
+        for waiting in [w for w in some if w.wanted.number == entry.message_no]:
+            some.remove(waiting)
+            if is_in_time(waiting, now_us):
+                found = waiting
+        if not some:
+            del self.waiting[entry.transaction_id]
+        return found
+
+    def for_rolled_back(self, transaction_id: bytes) -> list[Waiting]:
+        """Take those that wait for messages of a transaction that is rolled back."""
+        return self.waiting.pop(transaction_id, [])
+
+    def tails(self) -> Iterator[bytes]:
+        """The tails of the entries of messages that wait to replace others: their payloads are needed."""
+        for some in self.waiting.values():
+            for waiting in some:
+                yield tail_of(waiting.half)
+
+    def replay(self, entries: memoryview) -> None:
+        """Do again what the entries of a commit did."""
+        for raw in each_of(entries):
+            kind, transaction_id = raw[0], transaction_id_of(raw)
+            if kind == EntryKind.ROLLBACK:
+                self.asked.pop(transaction_id, None)
+                self.waiting.pop(transaction_id, None)
+            elif kind == EntryKind.WITHDRAWN:
+                continue
+            else:
+                entry = Entry.of(raw)
+                wanted = self.taken(raw) if transaction_id in self.asked else None
+                if wanted is not None and kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING:
+                    half = ENTRY_HEAD.pack(EntryKind.HALF, entry.flags, entry.queue, entry.topic, entry.time_us, 0)
+                    self.waiting.setdefault(wanted.id, []).append(Waiting(half + tail_of(raw), wanted, entry.time_us))
+                if transaction_id in self.waiting:
+                    self.for_message(raw, entry.time_us)
+
+
+def is_in_time(waiting: Waiting, now_us: int) -> bool:
+    """Whether a withdrawal may still wait."""
+    return now_us <= waiting.since_us + WAIT_US
+
+
+def may_withdraw(withdrawal: int, target: int, any_topic: int | None) -> bool:
+    """Whether a message of one topic may withdraw one of another, by their numbers."""
+    return withdrawal in (target, any_topic)
+
+
+def withdrawal_entry(half: bytes, fate: Fate, now_us: int, forced: int) -> bytes:
+    """The entry of a withdrawal that takes no place in a queue."""
+    entry = Entry.of(half)
+    flags = entry.flags | forced
+    return ENTRY_HEAD.pack(EntryKind.WITHDRAWAL, flags, entry.queue, entry.topic, now_us, fate) + tail_of(half)
+
+
+def withdrawn_entry(delayed: bytes, now_us: int) -> bytes:
+    """The entry that withdraws a message, from its entry as a delayed one. It has the same place among due times."""
+    entry = Entry.of(delayed)
+    tail = Fixed.of(tail_of(delayed))._replace(deliver_us=entry.due_us)
+    flags = entry.flags & ~FLAG_DELAY
+    return ENTRY_HEAD.pack(EntryKind.WITHDRAWN, flags, entry.queue, entry.topic, now_us, 0) + ENTRY_TAIL.pack(*tail)
+
+
+def delayed_entry_of(
+    parts: Parts, frames: Iterable[Frame], entries: list[bytes], transaction_id: bytes, number: int
+) -> tuple[bytes, bytes]:
+    """The entries of a message as delayed and as withdrawn; each empty if there is none.
+
+    `frames`: those on their way to the disk; `entries`: those that come after them.
+    """
+    delayed = withdrawn = b""
+    key = message_key(transaction_id, number)
+    recent = [frame.entries[place] for frame in frames for *_, place in frame.delayed if place < len(frame.entries)]
+    for raw in (*recent, *entries):
+        if message_key_of(raw) == key:
+            if raw[0] == EntryKind.DELAYED:
+                delayed = raw
+            elif raw[0] == EntryKind.WITHDRAWN:
+                withdrawn = raw
+    for part in parts.holding(transaction_id):
+        if delayed and withdrawn:
+            break
+        of_part = part.delayed_of(transaction_id, number)
+        delayed, withdrawn = delayed or of_part[0], withdrawn or of_part[1]
+    return delayed, withdrawn
