@@ -47,10 +47,10 @@ class Replay:
                 for transaction_id in transaction_ids_of(entries):
                     pop(transaction_id, None)
                 if not state.withdrawals.are_none:
-                    state.withdrawals.replay(entries)
+                    state.withdrawals.replay(entries, state.pending.by_id)
             elif kind == RecordType.MESSAGE:
                 if not state.withdrawals.are_none:
-                    state.withdrawals.replay(entries)
+                    state.withdrawals.replay(entries, state.pending.by_id)
             elif kind == RecordType.RELEASE:
                 state.times.released = max(state.times.released, RELEASED.unpack(data))
             elif kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):

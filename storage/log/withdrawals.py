@@ -8,7 +8,7 @@ decides between a withdrawal and the release of its message.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
@@ -42,6 +42,7 @@ class Waiting(msgspec.Struct, array_like=True, gc=False):
     """Its entry as a half."""
     wanted: Wanted
     since_us: int
+    """0: its message is there, undecided, and is waited for as long as that takes."""
 
 
 class Withdrawals:
@@ -95,11 +96,15 @@ class Withdrawals:
             self._forget(now_us)
             if len(self.waiting) >= MOST_WAITING:
                 return Fate.NOT_FOUND
-        self.waiting.setdefault(wanted.id, []).append(Waiting(half, wanted, now_us))
+        self.waiting.setdefault(wanted.id, []).append(Waiting(half, wanted, 0 if is_there else now_us))
         return Fate.WAITING
 
+    def is_waiting(self, wanted: Wanted, key: bytes, now_us: int) -> bool:
+        """Whether the withdrawal of a key (`message_key`) still waits for its message."""
+        return any(message_key_of(w.half) == key and is_in_time(w, now_us) for w in self.waiting.get(wanted.id, ()))
+
     def _forget(self, now_us: int) -> None:
-        """Drop those that have waited too long. One whose message is there is dropped when that is decided."""
+        """Drop those that have waited too long."""
         for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
             del self.waiting[transaction_id]
 
@@ -128,8 +133,8 @@ class Withdrawals:
             for waiting in some:
                 yield tail_of(waiting.half)
 
-    def replay(self, entries: memoryview) -> None:
-        """Do again what the entries of a commit did."""
+    def replay(self, entries: memoryview, undecided: Container[bytes]) -> None:
+        """Do again what the entries of a commit did. `undecided`: the ids of the transactions that still are."""
         for raw in each_of(entries):
             kind, transaction_id = raw[0], transaction_id_of(raw)
             if kind == EntryKind.ROLLBACK:
@@ -142,14 +147,15 @@ class Withdrawals:
                 wanted = self.taken(raw) if transaction_id in self.asked else None
                 if wanted is not None and kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING:
                     half = ENTRY_HEAD.pack(EntryKind.HALF, entry.flags, entry.queue, entry.topic, entry.time_us, 0)
-                    self.waiting.setdefault(wanted.id, []).append(Waiting(half + tail_of(raw), wanted, entry.time_us))
+                    since_us = 0 if wanted.id in undecided else entry.time_us
+                    self.waiting.setdefault(wanted.id, []).append(Waiting(half + tail_of(raw), wanted, since_us))
                 if transaction_id in self.waiting:
                     self.for_message(raw, entry.time_us)
 
 
 def is_in_time(waiting: Waiting, now_us: int) -> bool:
     """Whether a withdrawal may still wait."""
-    return now_us <= waiting.since_us + WAIT_US
+    return not waiting.since_us or now_us <= waiting.since_us + WAIT_US
 
 
 def may_withdraw(withdrawal: int, target: int, any_topic: int | None) -> bool:

@@ -13,7 +13,7 @@ from notify.storage.log.payloads import Payloads
 from notify.storage.log.state import LogState
 from notify.storage.log.withdrawals import delayed_entry_of
 from notify.storage.records import State
-from notify.storage.withdrawals import WAIT_US, Standing, Withdrawable, Withdrawal
+from notify.storage.withdrawals import Standing, Withdrawable, Withdrawal
 
 
 class Withdrawn:
@@ -56,10 +56,11 @@ class Withdrawn:
         return None
 
     def withdrawal(self, transaction_id: bytes, number: int, now_us: int) -> Withdrawal | None:
-        recent = self._state.withdrawals.recent.get(message_key(transaction_id, number))
+        key = message_key(transaction_id, number)
+        recent = self._state.withdrawals.recent.get(key)
         if recent is not None:
             fate, wanted, topic, at_us = recent
-            return Withdrawal(self._topic(topic), wanted, _until(now_us, fate, at_us), at_us=at_us)
+            return Withdrawal(self._topic(topic), wanted, self._until_now(now_us, key, wanted, fate), at_us=at_us)
         entries = [
             entry
             for entry in map(Entry.of, entries_of(self._state, self._journal, transaction_id))
@@ -75,7 +76,7 @@ class Withdrawn:
             return Withdrawal(topic_name, wanted, None, rolled_back)
         last = ended[-1]
         fate = Fate(last.offset) if last.kind == EntryKind.WITHDRAWAL else Fate.WITHDRAWN
-        return Withdrawal(topic_name, wanted, _until(now_us, fate, last.time_us), at_us=last.time_us)
+        return Withdrawal(topic_name, wanted, self._until_now(now_us, key, wanted, fate), at_us=last.time_us)
 
     def _wanted(self, transaction_id: bytes, number: int, entries: list[Entry]) -> tuple[str, Wanted] | None:
         """The topic of a withdrawal, and what it wants; None for other messages."""
@@ -92,11 +93,11 @@ class Withdrawn:
                 return self._topic(entry.topic), wanted
         return None
 
+    def _until_now(self, now_us: int, key: bytes, wanted: Wanted, fate: Fate) -> Fate:
+        """A withdrawal that waited too long found nothing: no entry says so."""
+        is_over = fate is Fate.WAITING and not self._state.withdrawals.is_waiting(wanted, key, now_us)
+        return Fate.NOT_FOUND if is_over else fate
+
     def _topic(self, number: int) -> str:
         topic = self._state.topics_by_id.get(number)
         return topic.name if topic is not None else f"#{number}"
-
-
-def _until(now_us: int, fate: Fate, at_us: int) -> Fate:
-    """WAITING ends by itself: `Withdrawals.for_message` passes over what has waited too long."""
-    return Fate.NOT_FOUND if fate is Fate.WAITING and now_us > at_us + WAIT_US else fate

@@ -58,11 +58,11 @@ class MemoryWithdrawals:
 
     def _wait(self, target: Key, key: Key, message: NewMessage, now_us: int, *, is_there: bool) -> Fate:
         other = self._waiting.get(target)
-        if other is not None and now_us <= other[2] + WAIT_US:
+        if other is not None and _is_in_time(other[2], now_us):
             return Fate.ALREADY
         if not is_there and len(self._waiting) >= MOST_WAITING:
             return Fate.NOT_FOUND
-        self._waiting[target] = key, message, now_us
+        self._waiting[target] = key, message, 0 if is_there else now_us
         return Fate.WAITING
 
     def _withdraw(self, target: Key, topic: str, now_us: int) -> Fate:
@@ -90,7 +90,7 @@ class MemoryWithdrawals:
     def _place_awaited(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
         touched = self._place(key, message, now_us)
         waiting = self._waiting.pop(key, None)
-        if waiting is not None and now_us <= waiting[2] + WAIT_US:
+        if waiting is not None and _is_in_time(waiting[2], now_us):
             fate = self._withdraw(key, waiting[1].topic, now_us)
             touched |= self._end(*waiting[:2], fate, now_us)
         return touched
@@ -121,7 +121,8 @@ class MemoryWithdrawals:
         ended = self._ends.get((transaction_id, number))
         if ended is not None:
             fate, wanted, topic, at_us = ended
-            is_over = fate is Fate.WAITING and now_us > at_us + WAIT_US
+            waiting = self._waiting.get((wanted.id, wanted.number))
+            is_over = fate is Fate.WAITING and (waiting is None or not _is_in_time(waiting[2], now_us))
             return Withdrawal(topic, wanted, Fate.NOT_FOUND if is_over else fate, at_us=at_us)
         transaction = self.transaction_of(transaction_id)
         if transaction is None or number >= len(transaction[1]):
@@ -130,3 +131,7 @@ class MemoryWithdrawals:
         if message.withdraws is None:
             return None
         return Withdrawal(message.topic, message.withdraws, None, transaction[0] == State.ROLLED_BACK)
+
+
+def _is_in_time(since_us: int, now_us: int) -> bool:
+    return not since_us or now_us <= since_us + WAIT_US

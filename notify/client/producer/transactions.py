@@ -89,6 +89,9 @@ class TransactionClient:
         chooser: Chooser = room_then_load,
     ) -> None:
         self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
+        self._queues = functools.partial(Servers, url, "queue", tls=tls, token=token, chooser=chooser)
+        self._queue_servers: Servers | None = None
+        """The servers with queues, once a withdrawal was asked for."""
         self.group = group
         self.instance = instance
         self._half_seconds = half_seconds
@@ -384,8 +387,12 @@ class TransactionClient:
         path = f"/v1/withdrawals/{message_id}"
 
         async def ask(seconds: float) -> WithdrawalState:
-            answer = await self.http.call("GET", path, b"", seconds, shard=self._lane_of_outcomes(shard))
-            return read_answer(_decode_withdrawal, answer)
+            if self._queue_servers is None:
+                self._queue_servers = self._queues()
+            servers = self._queue_servers
+            await servers.asked()  # the server at the address may have no queues, but knows those that have
+            lane = shard if servers.is_apart(shard) else None
+            return read_answer(_decode_withdrawal, await servers.call("GET", path, b"", seconds, shard=lane))
 
         return ask
 
@@ -405,6 +412,8 @@ class TransactionClient:
             async with asyncio.timeout(seconds):
                 await self.flush()
         await self.http.aclose()
+        if self._queue_servers is not None:
+            await self._queue_servers.aclose()
 
 
 def _may_be_smaller(error: NotifyError, items: int) -> bool:
