@@ -17,6 +17,7 @@ from notify.spark.judge.message_rows import (
     DATABASE,
     HALF_DROPPED,
     HALF_WAITS,
+    MARKS,
     MASKS,
     PROVEN,
     UNKNOWN,
@@ -33,6 +34,7 @@ _OUTCOMES = {
     "LOST": "lost",
     "UNSENT": "is_unsent",
     "DROPPED": "is_dropped",
+    "WITHDRAWN": "is_withdrawn",
     "GHOST": "ghost",
     "FORGOTTEN": "is_forgotten",
     "ORPHAN_ROW": "orphan",
@@ -95,6 +97,7 @@ def row_of(trace: Trace, bounds: Bounds, groups: Groups) -> dict[str, Any]:
     """The trace as a row of an audit, see spark.judge.message_rows and spark.judge.findings.facts."""
     t, transaction = trace, ids.parse_message_id(trace.message_id)[0]
     outcomes = sum(_STATES.get(outcome, 0) for outcome in t.outcomes)
+    outcomes += t.withdrawn * MARKS
     if t.unmoved != MOVED:
         outcomes |= HALF_DROPPED if t.unmoved == DROPPED else HALF_WAITS
     states = [
