@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-held crash-kafka crash-proxy matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-held crash-kafka crash-proxy crash-withdraw matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -140,6 +140,11 @@ crash-disk: install
 # Keys that are held: messages that fail for ever, an operator who retries, releases and skips, and a server that is killed.
 crash-held: install
 	$(PY) -m tests.crash.held --kills $(or $(KILLS),50) --keys $(or $(KEYS),2000)
+
+# Delayed messages that are cancelled and replaced at the instant of their release, on a server that is killed just then: none is
+# delivered and withdrawn. ROUNDS=60 take 3 minutes.
+crash-withdraw: install
+	$(PY) -m tests.crash.withdraw --rounds $(or $(ROUNDS),60) --messages $(or $(MESSAGES),200)
 
 # A shop behind nginx with its default settings, whose server is killed every 10 s, for SECONDS=300: nothing is lost, doubled
 # or refused, and no one ends.

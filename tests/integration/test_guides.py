@@ -132,6 +132,15 @@ def test_order(server: InMemoryServer) -> None:
     assert len(admin(server.url, "GET", "topics/order")["queues"]) == 8
 
 
+def test_withdraw(server: InMemoryServer) -> None:
+    server.freeze()
+    names = Guide("guides/withdraw.md", server.url).run()
+    names["engine"].dispose()
+    assert names["outcomes"] == ["WITHDRAWN", "WITHDRAWN"]
+    server.advance(7201)
+    assert sorted(m.text for m in server.messages("payment.remind")) == ["order 9", '{"order":8}']
+
+
 def test_held_keys(server: InMemoryServer) -> None:
     def of_17() -> bool:
         return is_subscribed(server.url, "ledger") and held() == ["17"]

@@ -1,5 +1,4 @@
-"""Delayed messages that are cancelled and replaced: by each producer, over HTTP, by administrators, and over kills.
-"""
+"""Delayed messages that are cancelled and replaced: by each producer, over HTTP, by administrators, and over kills."""
 
 from __future__ import annotations
 
