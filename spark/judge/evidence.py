@@ -49,7 +49,7 @@ def detail(name: str, row: dict[str, Any], case: Found) -> str:
     if name == "WITHDRAWN":
         return "withdrawn by its sender before it was due"
     if name == "CONFLICT" and row["outcomes"] == COMMITTED and row["local"] != ROLLED_BACK:
-        return f"withdrawn by its sender, and in {row['places']} places all the same"
+        return "withdrawn by its sender, and in a queue all the same"
     if name == "CONFLICT":
         return f"the database says {local}, the server {STATES[row['outcomes']]}"
     if name == "IN_DOUBT":
