@@ -11,7 +11,7 @@ from notify.protocol.withdrawal import Fate, Wanted
 WAIT_US = 24 * 3600 * 1_000_000
 """How long a withdrawal waits for a message that this storage has not met: a relay may bring them in another order."""
 MOST_WAITING = 10_000
-"""The most withdrawals that wait for messages that are not there; a further one is NOT_FOUND at once."""
+"""The most withdrawals that wait for their messages; a further one is NOT_FOUND at once."""
 
 
 class Standing(enum.StrEnum):

@@ -188,7 +188,7 @@ def _add_queues(exposition: Exposition, core: Core) -> None:
         "notify_withdrawals",
         "Withdrawals of delayed messages since the start, by what became of them",
         ["outcome"],
-        [((fate.name,), fates.get(fate, 0)) for fate in Fate],
+        [((fate.name,), fates.get(fate, 0)) for fate in Fate if fate is not Fate.WAITING],
     )
     exposition.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
 

@@ -313,7 +313,7 @@ def restore(state: LogState, saved: SavedState) -> None:
     for transaction_id, number, wanted in saved.asked:
         state.withdrawals.ask(transaction_id, number, wanted)
     for waiting in saved.waiting:
-        state.withdrawals.waiting.setdefault(waiting.wanted.id, []).append(waiting)
+        state.withdrawals.add(waiting)
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
 
 

@@ -23,7 +23,7 @@ from notify.storage.log.lookup import entries_of, state_of
 from notify.storage.log.meta import ProducerGroupNumbered, Withdraws, encoded
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
-from notify.storage.log.placing import place
+from notify.storage.log.placing import append_commit, place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType, Sender, sender_head
 from notify.storage.log.state import LogState
@@ -54,7 +54,7 @@ class Halves:
         topics = self._state.topics
         # An entry as a half and one with a place; or, of a withdrawal, a record of what it wants besides.
         size = sum([len(m.payload) + 3 * ENTRY_SIZE for t in transactions for m in t.messages])
-        self._journal.reserve(4096 + 128 * len(transactions) + size)
+        self._journal.reserve(4096 + 128 * len(transactions) + size + self._state.withdrawals.room)
         names = {m.topic for t in transactions for m in t.messages}
         flush = max([topics[name].policy.flush for name in names], default=Flush.MEMORY)
         results: list[PutResult] = []
@@ -154,7 +154,7 @@ class Halves:
             entries: list[bytes] = []
             queues: list[Queue | None] = []
             place(state, journal, halves, now_us, entries, queues)
-            journal.append(RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
+            append_commit(journal, RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])
             journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")

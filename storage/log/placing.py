@@ -24,15 +24,18 @@ from notify.storage.log.entry import (
 from notify.storage.log.frame import Frame
 from notify.storage.log.journal import Journal
 from notify.storage.log.queues import Queue
+from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
 from notify.storage.log.withdrawals import (
     Waiting,
     delayed_entry_of,
+    is_waited_for,
     may_withdraw,
     withdrawal_entry,
     withdrawn_entry,
 )
 
+MOST_ENTRIES = 0xFFFF
 _QUEUE, _DELAYED = int(EntryKind.QUEUE), int(EntryKind.DELAYED)
 
 
@@ -56,20 +59,34 @@ def place(
         Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
 
 
+def append_commit(
+    journal: Journal, kind: RecordType, data: bytes, entries: list[bytes], queues: list[Queue | None], point: str
+) -> None:
+    """Append the record of a commit. Entries beyond what a record's count can say, which only withdrawals bring, go
+    into further records of the same frame."""
+    if len(entries) <= MOST_ENTRIES:
+        journal.append(kind, data, entries, queues, point)
+        return
+    journal.append(kind, data, entries[:MOST_ENTRIES], queues[:MOST_ENTRIES], point)
+    for first in range(MOST_ENTRIES, len(entries), MOST_ENTRIES):
+        last = first + MOST_ENTRIES
+        journal.append(RecordType.OUTCOME, b"", entries[first:last], queues[first:last], point)
+
+
 def not_to_come(
     state: LogState,
+    journal: Journal,
     transaction_id: bytes,
     now_us: int,
     entries: list[bytes],
     queues: list[Queue | None],
+    forced: bool,
 ) -> None:
     """A transaction is rolled back: it withdraws nothing, and nobody waits for its messages any more."""
-    withdrawals = state.withdrawals
-    withdrawals.asked.pop(transaction_id, None)
-    for waiting in withdrawals.for_rolled_back(transaction_id):
-        withdrawals.note(waiting.half, waiting.wanted, Fate.NOT_FOUND, now_us)
-        entries.append(withdrawal_entry(waiting.half, Fate.NOT_FOUND, now_us, 0))
-        queues.append(None)
+    state.withdrawals.asked.pop(transaction_id, None)
+    ending = Withdrawing(state, journal, (), now_us, entries, queues, forced)
+    for waiting in state.withdrawals.for_rolled_back(transaction_id):
+        ending.end(waiting.half, waiting.wanted, Fate.NOT_FOUND)
 
 
 def _place(
@@ -165,7 +182,7 @@ class Withdrawing:
             self._place_all([half])  # damage took the record of what it wants: a replacement is delivered as it is
             return
         fate = self._fate(number, half, wanted)
-        self._end(half, wanted, fate)
+        self.end(half, wanted, fate)
 
     def _fate(self, number: int, half: bytes, wanted: Wanted) -> Fate:
         state, withdrawals = self._state, self._withdrawals
@@ -177,9 +194,9 @@ class Withdrawing:
             target = pending.entries[wanted.number]
             if not may_withdraw(own_topic, topic_of(target), self._any_topic):
                 return Fate.NOT_FOUND
-            return withdrawals.wait(half, wanted, self._now_us, is_there=True)
+            return withdrawals.wait(half, wanted, self._now_us, for_ever=is_waited_for(pending, wanted.number))
         if self._place_of(wanted) > number:
-            return withdrawals.wait(half, wanted, self._now_us, is_there=True)
+            return withdrawals.wait(half, wanted, self._now_us, for_ever=True)
         frames = self._journal.on_their_way()
         delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, wanted.id, wanted.number)
         if delayed and not may_withdraw(own_topic, topic_of(delayed), self._any_topic):
@@ -189,7 +206,7 @@ class Withdrawing:
         if not delayed:
             outcome = state.parts.outcome(wanted.id)
             if outcome is None:
-                return withdrawals.wait(half, wanted, self._now_us, is_there=False)
+                return withdrawals.wait(half, wanted, self._now_us)
             return Fate.TOO_LATE if outcome else Fate.NOT_FOUND
         return self._withdraw(delayed)
 
@@ -212,33 +229,37 @@ class Withdrawing:
         self._queues.append(None)
         return Fate.WITHDRAWN
 
-    def _end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
-        """Note what became of a withdrawal. A replacement in time takes a place; nothing else does."""
-        self._withdrawals.note(half, wanted, fate, self._now_us)
-        if fate is Fate.WITHDRAWN and wanted.replaces:
-            self._place_awaited(half)
-            return
-        forced = FLAG_FORCED if self._forced else 0
-        self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
-        self._queues.append(None)
-        if fate is not Fate.WAITING:
-            self._end_of_waiting_for(half)
+    def end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
+        """Note what became of a withdrawal. A replacement in time takes a place; nothing else does.
+
+        Then the same of the withdrawal that waits to withdraw this one, and so on: in a loop, because a sender may have
+        chained any number of them.
+        """
+        while True:
+            self._withdrawals.note(half, wanted, fate, self._now_us)
+            is_placed = fate is Fate.WITHDRAWN and wanted.replaces
+            if is_placed:
+                self._place_all([half])
+            else:
+                forced = FLAG_FORCED if self._forced else 0
+                self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
+                self._queues.append(None)
+            waiting = None if fate is Fate.WAITING else self._withdrawals.for_message(half, self._now_us)
+            if waiting is None:
+                return
+            half, wanted, fate = waiting.half, waiting.wanted, self._fate_of(waiting, is_placed)
 
     def _place_awaited(self, half: bytes) -> None:
         """Place a message that a withdrawal may wait for."""
         self._place_all([half])
         waiting = self._withdrawals.for_message(half, self._now_us)
-        if waiting is None:
-            return
-        placed = self._entries[-1]
-        if not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
-            fate = Fate.NOT_FOUND
-        else:
-            fate = self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE
-        self._end(waiting.half, waiting.wanted, fate)
-
-    def _end_of_waiting_for(self, half: bytes) -> None:
-        """A withdrawal takes no place: whoever waits to withdraw it finds nothing."""
-        waiting: Waiting | None = self._withdrawals.for_message(half, self._now_us)
         if waiting is not None:
-            self._end(waiting.half, waiting.wanted, Fate.NOT_FOUND)
+            self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed=True))
+
+    def _fate_of(self, waiting: Waiting, is_placed: bool) -> Fate:
+        """What becomes of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none
+        otherwise."""
+        placed = self._entries[-1]
+        if not is_placed or not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
+            return Fate.NOT_FOUND
+        return self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE

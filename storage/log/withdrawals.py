@@ -8,15 +8,17 @@ decides between a withdrawal and the release of its message.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from notify.protocol.withdrawal import Fate, Wanted
 from notify.storage.log.entry import (
     ENTRY_HEAD,
+    ENTRY_SIZE,
     ENTRY_TAIL,
     FLAG_DELAY,
+    FLAG_WITHDRAWS,
     Entry,
     EntryKind,
     Fixed,
@@ -29,6 +31,7 @@ from notify.storage.log.entry import (
 )
 from notify.storage.log.frame import Frame
 from notify.storage.log.parts import Parts
+from notify.storage.log.pending import Pending
 from notify.storage.withdrawals import MOST_WAITING, WAIT_US
 
 MOST_RECENT = 20_000
@@ -52,7 +55,8 @@ class Withdrawals:
         self.asked: dict[bytes, dict[int, Wanted]] = {}
         """By transaction id and message number, the withdrawals of undecided transactions."""
         self.waiting: dict[bytes, list[Waiting]] = {}
-        """By the transaction id of the message that they wait for."""
+        """By the transaction id of the message that they wait for. Changed by the methods here only."""
+        self.waiting_count = 0
         self.recent: OrderedDict[bytes, tuple[Fate, Wanted, int, int]] = OrderedDict()
         """By message: what became of a withdrawal, what it wanted, the number of its topic, and when."""
         self.counts: Counter[Fate] = Counter()
@@ -62,6 +66,12 @@ class Withdrawals:
     def are_none(self) -> bool:
         """Whether no withdrawal is under way."""
         return not self.asked and not self.waiting
+
+    @property
+    def room(self) -> int:
+        """How many bytes of entries a commit may need besides its own, for withdrawals that waited for its messages:
+        each withdraws a message, and gets an entry itself; a replacement may be waited for in turn."""
+        return 2 * ENTRY_SIZE * self.waiting_count
 
     def ask(self, transaction_id: bytes, number: int, wanted: Wanted) -> None:
         """A withdrawal was stored."""
@@ -85,19 +95,25 @@ class Withdrawals:
         self.recent[key] = fate, wanted, topic_of(half), now_us
         if len(self.recent) > MOST_RECENT:
             self.recent.popitem(last=False)
-        self.counts[fate] += 1
+        if fate is not Fate.WAITING:
+            self.counts[fate] += 1
 
-    def wait(self, half: bytes, wanted: Wanted, now_us: int, *, is_there: bool) -> Fate:
-        """Have a withdrawal wait, if it may. `is_there`: whether its message is, undecided."""
+    def wait(self, half: bytes, wanted: Wanted, now_us: int, *, for_ever: bool = False) -> Fate:
+        """Have a withdrawal wait, if it may. `for_ever`: as long as its message is undecided."""
         others = self.waiting.get(wanted.id, [])
         if any(other.wanted.number == wanted.number and is_in_time(other, now_us) for other in others):
             return Fate.ALREADY
-        if not is_there and len(self.waiting) >= MOST_WAITING:
+        if self.waiting_count >= MOST_WAITING:
             self._forget(now_us)
-            if len(self.waiting) >= MOST_WAITING:
+            if self.waiting_count >= MOST_WAITING:
                 return Fate.NOT_FOUND
-        self.waiting.setdefault(wanted.id, []).append(Waiting(half, wanted, 0 if is_there else now_us))
+        self.add(Waiting(half, wanted, 0 if for_ever else now_us))
         return Fate.WAITING
+
+    def add(self, waiting: Waiting) -> None:
+        """A withdrawal waits."""
+        self.waiting.setdefault(waiting.wanted.id, []).append(waiting)
+        self.waiting_count += 1
 
     def is_waiting(self, wanted: Wanted, key: bytes, now_us: int) -> bool:
         """Whether the withdrawal of a key (`message_key`) still waits for its message."""
@@ -106,7 +122,7 @@ class Withdrawals:
     def _forget(self, now_us: int) -> None:
         """Drop those that have waited too long."""
         for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
-            del self.waiting[transaction_id]
+            self.for_rolled_back(transaction_id)
 
     def for_message(self, half: bytes, now_us: int) -> Waiting | None:
         """Take the withdrawal that waits for a message, which has its place now."""
@@ -117,6 +133,7 @@ class Withdrawals:
         found = None
         for waiting in [w for w in some if w.wanted.number == entry.message_no]:
             some.remove(waiting)
+            self.waiting_count -= 1
             if is_in_time(waiting, now_us):
                 found = waiting
         if not some:
@@ -125,7 +142,9 @@ class Withdrawals:
 
     def for_rolled_back(self, transaction_id: bytes) -> list[Waiting]:
         """Take those that wait for messages of a transaction that is rolled back."""
-        return self.waiting.pop(transaction_id, [])
+        some = self.waiting.pop(transaction_id, [])
+        self.waiting_count -= len(some)
+        return some
 
     def tails(self) -> Iterator[bytes]:
         """The tails of the entries of messages that wait to replace others: their payloads are needed."""
@@ -133,24 +152,30 @@ class Withdrawals:
             for waiting in some:
                 yield tail_of(waiting.half)
 
-    def replay(self, entries: memoryview, undecided: Container[bytes]) -> None:
-        """Do again what the entries of a commit did. `undecided`: the ids of the transactions that still are."""
+    def replay(self, entries: memoryview, undecided: Mapping[bytes, Pending]) -> None:
+        """Do again what the entries of a commit did. `undecided`: the transactions that still are, by id."""
         for raw in each_of(entries):
             kind, transaction_id = raw[0], transaction_id_of(raw)
             if kind == EntryKind.ROLLBACK:
                 self.asked.pop(transaction_id, None)
-                self.waiting.pop(transaction_id, None)
-            elif kind == EntryKind.WITHDRAWN:
-                continue
-            else:
+                self.for_rolled_back(transaction_id)
+            elif kind != EntryKind.WITHDRAWN:
                 entry = Entry.of(raw)
                 wanted = self.taken(raw) if transaction_id in self.asked else None
-                if wanted is not None and kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING:
+                waits = kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING
+                if waits and wanted is not None:
                     half = ENTRY_HEAD.pack(EntryKind.HALF, entry.flags, entry.queue, entry.topic, entry.time_us, 0)
-                    since_us = 0 if wanted.id in undecided else entry.time_us
-                    self.waiting.setdefault(wanted.id, []).append(Waiting(half + tail_of(raw), wanted, since_us))
-                if transaction_id in self.waiting:
+                    pending = undecided.get(wanted.id)
+                    for_ever = pending is not None and is_waited_for(pending, wanted.number)
+                    self.add(Waiting(half + tail_of(raw), wanted, 0 if for_ever else entry.time_us))
+                elif not waits and transaction_id in self.waiting:
                     self.for_message(raw, entry.time_us)
+
+
+def is_waited_for(pending: Pending, number: int) -> bool:
+    """Whether a withdrawal waits for an undecided message as long as that takes. For one that is a withdrawal itself,
+    which may wait in turn, it waits a day."""
+    return number < len(pending.entries) and not pending.entries[number][1] & FLAG_WITHDRAWS
 
 
 def is_in_time(waiting: Waiting, now_us: int) -> bool:

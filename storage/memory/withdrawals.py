@@ -60,7 +60,7 @@ class MemoryWithdrawals:
         other = self._waiting.get(target)
         if other is not None and _is_in_time(other[2], now_us):
             return Fate.ALREADY
-        if not is_there and len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MOST_WAITING:
             return Fate.NOT_FOUND
         self._waiting[target] = key, message, 0 if is_there else now_us
         return Fate.WAITING
@@ -78,7 +78,8 @@ class MemoryWithdrawals:
     def _end(self, key: Key, message: NewMessage, fate: Fate, now_us: int) -> set[str]:
         assert message.withdraws is not None
         self._ends[key] = fate, message.withdraws, message.topic, now_us
-        self.counts[fate] += 1
+        if fate is not Fate.WAITING:
+            self.counts[fate] += 1
         if fate is Fate.WITHDRAWN and message.withdraws.replaces:
             return self._place_awaited(key, message, now_us)
         if fate is not Fate.WAITING:
