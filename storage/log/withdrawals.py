@@ -34,6 +34,7 @@ from notify.storage.log.parts import Parts
 from notify.storage.log.pending import Pending
 from notify.storage.withdrawals import MOST_WAITING, WAIT_US
 
+FORGET_EVERY_US = 60_000_000
 MOST_RECENT = 20_000
 """How many withdrawals are remembered with what became of them; others are looked for in the index."""
 
@@ -57,6 +58,7 @@ class Withdrawals:
         self.waiting: dict[bytes, list[Waiting]] = {}
         """By the transaction id of the message that they wait for. Changed by the methods here only."""
         self.waiting_count = 0
+        self._forgot_us = 0
         self.recent: OrderedDict[bytes, tuple[Fate, Wanted, int, int]] = OrderedDict()
         """By message: what became of a withdrawal, what it wanted, the number of its topic, and when."""
         self.counts: Counter[Fate] = Counter()
@@ -105,8 +107,8 @@ class Withdrawals:
             return Fate.ALREADY
         if self.waiting_count >= MOST_WAITING:
             self._forget(now_us)
-            if self.waiting_count >= MOST_WAITING:
-                return Fate.NOT_FOUND
+        if self.waiting_count >= MOST_WAITING:
+            return Fate.NOT_FOUND
         self.add(Waiting(half, wanted, 0 if for_ever else now_us))
         return Fate.WAITING
 
@@ -120,7 +122,10 @@ class Withdrawals:
         return any(message_key_of(w.half) == key and is_in_time(w, now_us) for w in self.waiting.get(wanted.id, ()))
 
     def _forget(self, now_us: int) -> None:
-        """Drop those that have waited too long."""
+        """Drop those that have waited too long; once in a while, since all are looked at."""
+        if now_us - self._forgot_us < FORGET_EVERY_US:
+            return
+        self._forgot_us = now_us
         for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
             self.for_rolled_back(transaction_id)
 

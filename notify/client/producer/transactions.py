@@ -17,7 +17,7 @@ from notify.client.transport.batch import Later, ShardBatchers, by_shard
 from notify.client.transport.http import error_of, items_for, items_for_both, read_answer
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Chooser, Servers, more_telling, room_then_load
-from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
+from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotFound, NotifyError, TransactionRefused, Unavailable
 from notify.protocol import ids
 from notify.protocol.sources import NO_DATABASE
 from notify.protocol.wire import (
@@ -391,8 +391,14 @@ class TransactionClient:
                 self._queue_servers = self._queues()
             servers = self._queue_servers
             await servers.asked()  # the server at the address may have no queues, but knows those that have
-            lane = shard if servers.is_apart(shard) else None
-            return read_answer(_decode_withdrawal, await servers.call("GET", path, b"", seconds, shard=lane))
+            lanes = [shard] if shard is not None and servers.is_apart(shard) else servers.places() or [None]
+            unknown = NotFound(f"no server knows the withdrawal {message_id}", "unknown_withdrawal")
+            for lane in lanes:  # without the shard, each log may be the one that has it
+                try:
+                    return read_answer(_decode_withdrawal, await servers.call("GET", path, b"", seconds, shard=lane))
+                except NotFound as error:
+                    unknown = error
+            raise unknown
 
         return ask
 
