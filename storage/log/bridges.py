@@ -60,7 +60,7 @@ class Bridges:
             if in_use:
                 raise IdsInUse(in_use)
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
-        size = sum([len(m.payload) + 3 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
+        size = sum([len(m.payload) + 4 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         size += sum([2 * ENTRY_SIZE * len(by_id[i].entries) for i in (*commit, *rollback) if i in by_id])
         texts = (batch.position, known.position, batch.base or "")
         room = self._state.withdrawals.room

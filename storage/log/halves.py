@@ -52,8 +52,8 @@ class Halves:
     def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
         """Everything of `put` but the wait; the results, and what has to be waited for."""
         topics = self._state.topics
-        # An entry as a half and one with a place; or, of a withdrawal, a record of what it wants besides.
-        size = sum([len(m.payload) + 3 * ENTRY_SIZE for t in transactions for m in t.messages])
+        # An entry as a half and one with a place; of a withdrawal also the one of its message, and what it wants.
+        size = sum([len(m.payload) + 4 * ENTRY_SIZE for t in transactions for m in t.messages])
         self._journal.reserve(4096 + 128 * len(transactions) + size + self._state.withdrawals.room)
         names = {m.topic for t in transactions for m in t.messages}
         flush = max([topics[name].policy.flush for name in names], default=Flush.MEMORY)
@@ -151,10 +151,17 @@ class Halves:
                 by_id[transaction_id] = Pending(transaction_id, sender, own, now_us, due_us)
             halves += own
         if committed:
+            data = b"".join(chunks)
+            kind = RecordType.MESSAGE
+            if not state.withdrawals.are_none:
+                # How many entries there will be is not known, and where the payloads lie depends on it: they are stored
+                # as halves, and committed behind them in the same frame.
+                journal.append(RecordType.HALF, data, halves, None, "half")
+                kind, data = RecordType.OUTCOME, b""
             entries: list[bytes] = []
             queues: list[Queue | None] = []
             place(state, journal, halves, now_us, entries, queues)
-            append_commit(journal, RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
+            append_commit(journal, kind, data, entries, queues, "half")
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])
             journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")

@@ -284,17 +284,17 @@ def test_they_agree_with_a_list_over_restarts_and_retention(
         for _ in range(60):
             for _ in range(rng.randrange(15)):
                 due_us = now_us + rng.choice([1, 5, 5, 40, 3600, 86_400]) * SECOND
-                t = sent(b"%d" % number, deliver_at_us=due_us, committed=True)
-                if waiting and rng.random() < 0.6:
+                if over and rng.random() < 0.1:
+                    t = withdrawing(rng.choice(over), by=b"%d" % number, committed=True)  # in vain
+                elif waiting and rng.random() < 0.6:
                     target = rng.choice(list(waiting))
-                    by = b"%d" % number if rng.random() < 0.5 else None
-                    options = {"deliver_at_us": due_us} if by else {}
-                    t = withdrawing(target, by=by, committed=True, **options)
                     del waiting[target]
                     over.append(target)
-                if over and rng.random() < 0.1:
-                    t = withdrawing(rng.choice(over), by=b"%d" % number, committed=True)
-                elif t.messages[0].deliver_at_us:
+                    by = b"%d" % number if rng.random() < 0.5 else None
+                    t = withdrawing(target, by=by, committed=True, deliver_at_us=due_us if by else 0)
+                else:
+                    t = sent(b"%d" % number, deliver_at_us=due_us, committed=True)
+                if t.messages[0].deliver_at_us:
                     waiting[t.id] = due_us, number
                 await store.put([t], now_us)
                 number += 1
