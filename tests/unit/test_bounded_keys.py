@@ -85,7 +85,7 @@ BOUNDS = {
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
         spark/messages/shipped.py:self._read_page spark/messages/shipped.py:self._open_table
-        storage/log/withdrawals.py:waiting storage/log/withdrawals.py:recent storage/log/times.py:_withdrawn
+        storage/log/withdrawals.py:waiting storage/log/withdrawals.py:recent
         storage/memory/withdrawals.py:_waiting
     """,
     "calls that wait now; a group without one is dropped": """
@@ -150,8 +150,7 @@ BOUNDS = {
         storage/log/checkpoint.py:held storage/log/checkpoint.py:forgiven
         storage/log/frame.py:points storage/log/open_part.py:decided storage/log/open_part.py:rolled_back
         storage/log/pending.py:by_id storage/log/pending.py:_schedules storage/log/state.py:topics
-        storage/log/open_part.py:_by_message storage/log/times.py:leaving storage/log/withdrawals.py:asked
-        storage/log/withdrawals.py:counts storage/memory/withdrawals.py:delayed storage/memory/withdrawals.py:counts
+        storage/log/withdrawals.py:asked storage/memory/withdrawals.py:delayed
         storage/memory/withdrawals.py:_withdrawn storage/memory/withdrawals.py:_ends
         storage/log/state.py:subscriptions storage/log/state.py:patterns storage/log/state.py:priorities
         storage/log/state.py:progress storage/log/state.py:paused storage/log/state.py:bridges

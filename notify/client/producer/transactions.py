@@ -391,7 +391,8 @@ class TransactionClient:
                 self._queue_servers = self._queues()
             servers = self._queue_servers
             await servers.asked()  # the server at the address may have no queues, but knows those that have
-            lanes = [shard] if shard is not None and servers.is_apart(shard) else servers.places() or [None]
+            places: Sequence[str | None] = servers.places() or (None,)
+            lanes = [shard] if shard is not None and servers.is_apart(shard) else places
             unknown = NotFound(f"no server knows the withdrawal {message_id}", "unknown_withdrawal")
             for lane in lanes:  # without the shard, each log may be the one that has it
                 try:
