@@ -37,8 +37,9 @@ from tests.support.groups import subscribe
 from tests.support.http import admin, metric
 
 TOPIC, GROUP, PRODUCERS = "reminders", "withdrawn", "shop"
-AHEAD_SECONDS, AROUND_SECONDS = 0.5, 0.03
-"""How long before the instant of a round its messages are sent, and how close to it what happens around it is."""
+AHEAD_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 0.5, 0.2, 0.03
+"""How long before the instant of a round its messages are sent; and how long before and after it all else happens, of
+which much takes effect later, since the requests wait for each other."""
 WITHDRAWN_SHARE, REPLACED_SHARE, EARLY_SHARE = 0.5, 0.5, 0.05
 """The shares of messages that are withdrawn, of these that are replaced, and of these that are withdrawn before they
 come."""
@@ -145,7 +146,7 @@ async def play(process: ServerProcess, books: Books, messages: int, chance: rand
     early = {name for name in withdrawn if chance.random() < EARLY_SHARE}
 
     def around() -> float:
-        return instant + chance.uniform(-AROUND_SECONDS, AROUND_SECONDS)
+        return instant + chance.uniform(-BEFORE_SECONDS, AFTER_SECONDS)
 
     await asyncio.gather(*[withdraw(server, books, name, 0.0, chance) for name in early])
     await server.publish([{"id": name, "topic": TOPIC, "body": "later", "deliver_at": due} for name in names])

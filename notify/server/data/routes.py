@@ -396,7 +396,8 @@ class DataRoutes:
         found = self.core.queues.withdrawal(*ids.parse_message_id(message_id), self.core.clock())
         if found is None:
             raise NotFound(f"this server knows no withdrawal {message_id[:60]!r}", "unknown_withdrawal")
-        request.principal.check("publish", found.topic)
+        if not request.principal.may("publish", found.topic):  # whose name the answer does not tell
+            raise Forbidden("the right to publish to the topic of this withdrawal is missing")
         outcome = found.fate.name if found.fate is not None else "ROLLED_BACK" if found.rolled_back else "UNDECIDED"
         return request.encode(
             WithdrawalState(message_id, found.wanted.text, found.topic, outcome, found.wanted.replaces)
