@@ -110,6 +110,14 @@ class DelayStore(Protocol):
         """A message that withdraws another one, and what became of it; None if it is not known, or withdraws none."""
         ...
 
+    def collapsed(self) -> int:
+        """How many messages were collapsed into another one of their dedupe key since the storage was opened."""
+        ...
+
+    def is_full_of_keys(self) -> bool:
+        """Whether so many dedupe keys have a pending message that no further one may be taken now."""
+        ...
+
     def withdrawals(self) -> Mapping[Fate, int]:
         """How many withdrawals had each fate since the storage was opened."""
         ...

@@ -14,6 +14,10 @@ MOST_WAITING = 10_000
 """The most withdrawals that wait for their messages; a further one is NOT_FOUND at once."""
 
 
+MOST_PENDING = 100_000
+"""The most dedupe keys with a pending message; messages with further ones are refused for now."""
+
+
 class Standing(enum.StrEnum):
     """Where a message stands that somebody wants to withdraw."""
 
@@ -22,6 +26,7 @@ class Standing(enum.StrEnum):
     RELEASED = "released"
     WITHDRAWN = "withdrawn"
     ROLLED_BACK = "rolled back"
+    COLLAPSED = "collapsed"
 
 
 class Withdrawable(msgspec.Struct, gc=False):

@@ -31,6 +31,7 @@ _NOW = {
     "undecided": "The message's transaction is undecided: if it commits, the message is {done}.",
     "released": "It is too late: the message is in its queue.",
     "withdrawn": "The message is withdrawn already, since {withdrawn_at}.",
+    "collapsed": "It is too late: an earlier message of its dedupe key was pending, and it is never delivered.",
     "rolled back": "The message's transaction is rolled back: nobody ever gets it.",
 }
 _BECAME = {

@@ -190,6 +190,8 @@ def _add_queues(exposition: Exposition, core: Core) -> None:
         ["outcome"],
         [((fate.name,), fates.get(fate, 0)) for fate in Fate if fate is not Fate.WAITING],
     )
+    text = "Messages that were collapsed into another one of their dedupe key, or that a later one replaced"
+    exposition.counter("notify_collapsed", text, core.queues.collapsed())
     exposition.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
 
 

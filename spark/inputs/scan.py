@@ -177,7 +177,7 @@ class SegmentScan:
                 self._checks.append((answer.id, answer.attempts, answer.parked, time_us))
             elif kind == RecordType.META:
                 record = meta.plain(body[data_at:stop])
-                if record[:1] != [_WITHDRAWS]:  # there may be millions, and the entries say what became of them
+                if record[:1] not in _OF_MESSAGES:  # there may be millions, and the entries say what became of them
                     self.facts.meta.append([position + at, time_us, record])
             at = stop
 
@@ -323,7 +323,7 @@ class SegmentScan:
         return acks, entry, rows
 
 
-_WITHDRAWS = meta.Withdraws.__struct_config__.tag
+_OF_MESSAGES = [[kind.__struct_config__.tag] for kind in (meta.Withdraws, meta.Dedupes)]
 _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
 _WITH_PAYLOADS = (*_WITH_PRODUCER, RecordType.DEAD_LETTER, RecordType.CARRY)
 

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 
 from notify.errors import Corrupt
-from notify.protocol.withdrawal import Wanted
+from notify.protocol.withdrawal import Dedupe, Wanted
 from notify.storage import crash_point
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.holds import Hold
+from notify.storage.log.dedupes import PendingOne
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, HALF, EntryKind, tail_of
 from notify.storage.log.format import crc32c
@@ -123,6 +124,9 @@ class SavedState(msgspec.Struct, kw_only=True):
     asked: list[tuple[bytes, int, Wanted]] = []
     """Withdrawals of undecided transactions: transaction id, message number, what each wants."""
     waiting: list[Waiting] = []
+    dedupes: list[tuple[bytes, int, Dedupe]] = []
+    """Dedupe keys of undecided messages: transaction id, message number, key."""
+    pending_ones: list[PendingOne] = []
 
 
 class Checkpoint(msgspec.Struct):
@@ -231,6 +235,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     gaps = [(key, list(of_queue)) for key, of_queue in state.gaps.by_key.items()]
     asked = [(i, number, w) for i, some in state.withdrawals.asked.items() for number, w in some.items()]
     waiting = [w for some in state.withdrawals.waiting.values() for w in some]
+    dedupes, pending_ones = state.dedupes.saved()
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -261,6 +266,8 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             gaps=gaps,
             asked=asked,
             waiting=waiting,
+            dedupes=dedupes,
+            pending_ones=pending_ones,
         )
 
     return saved
@@ -314,6 +321,10 @@ def restore(state: LogState, saved: SavedState) -> None:
         state.withdrawals.ask(transaction_id, number, wanted)
     for waiting in saved.waiting:
         state.withdrawals.add(waiting)
+    for transaction_id, number, dedupe in saved.dedupes:
+        state.dedupes.ask(transaction_id, number, dedupe)
+    for one in saved.pending_ones:
+        state.dedupes.add(one)
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
 
 

@@ -79,6 +79,7 @@ FLAG_DELAY = 1
 FLAG_TTL = 2  # the payload says after how long the message expires
 FLAG_FORCED = 4  # an administrator decided the transaction
 FLAG_WITHDRAWS = 8  # the message withdraws another one
+FLAG_DEDUPE = 16  # the message has a dedupe key
 
 
 class Fixed(NamedTuple):

@@ -9,6 +9,7 @@ from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,
     ENTRY_SIZE,
+    FLAG_DEDUPE,
     FLAG_DELAY,
     FLAG_TTL,
     FLAG_WITHDRAWS,
@@ -20,7 +21,7 @@ from notify.storage.log.entry import (
 from notify.storage.log.format import crc32c
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import entries_of, state_of
-from notify.storage.log.meta import ProducerGroupNumbered, Withdraws, encoded
+from notify.storage.log.meta import Dedupes, ProducerGroupNumbered, Withdraws, encoded
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
 from notify.storage.log.placing import append_commit, place
@@ -117,6 +118,9 @@ class Halves:
                 if m.withdraws is not None:
                     state.withdrawals.ask(t.id, number, m.withdraws)
                     journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.withdraws)))
+                if m.dedupe is not None:
+                    state.dedupes.ask(t.id, number, m.dedupe)
+                    journal.append(RecordType.META, encoded(Dedupes(t.id, number, m.dedupe)))
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
@@ -136,6 +140,8 @@ class Halves:
                     flags |= FLAG_TTL
                 if m.withdraws is not None:
                     flags |= FLAG_WITHDRAWS
+                if m.dedupe is not None:
+                    flags |= FLAG_DEDUPE
                 hashed_key = key_hash(m.key) if m.key is not None else 0
                 queue = topics[m.topic].queue_for(hashed_key)
                 half = ENTRY.pack(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from notify.protocol.withdrawal import Wanted
+from notify.protocol.withdrawal import Dedupe, Wanted
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.records import encode
@@ -134,6 +134,14 @@ class Withdraws(msgspec.Struct, array_like=True, tag="withdraws"):
     wanted: Wanted
 
 
+class Dedupes(msgspec.Struct, array_like=True, tag="dedupes"):
+    """A message has a dedupe key: in the frame of the message, before its record."""
+
+    id: bytes
+    message_no: int
+    dedupe: Dedupe
+
+
 Meta = (
     TopicSet
     | StartSet
@@ -149,6 +157,7 @@ Meta = (
     | BridgeBased
     | Restored
     | Withdraws
+    | Dedupes
 )
 _TAGS = frozenset(kind.__struct_config__.tag for kind in Meta.__args__)
 _decode = msgspec.msgpack.Decoder(Meta).decode

@@ -83,7 +83,7 @@ class Outcomes:
                 head = ENTRY_HEAD.pack(_ROLLBACK, FLAG_FORCED if forced else 0, queue_no, topic_id, now_us, 0)
                 entries.append(head + tail_of(first))
                 queues.append(None)
-                if not state.withdrawals.are_none:
+                if state.dedupes.asked or not state.withdrawals.are_none:
                     not_to_come(state, journal, transaction_id, now_us, entries, queues, forced)
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from notify.protocol.withdrawal import ANY_TOPIC, Fate, Wanted
+from notify.protocol.withdrawal import ANY_TOPIC, Dedupe, Fate, Wanted
 from notify.storage.log.entry import (
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
+    FLAG_DEDUPE,
     FLAG_FORCED,
     FLAG_TTL,
     FLAG_WITHDRAWS,
@@ -53,7 +54,7 @@ def place(
     `halves`: their entries as halves. `entries`, `queues`: the record's entries, and of each the queue, None where the
     message is delayed. `forced`: an administrator decided the transactions.
     """
-    if state.withdrawals.are_none:
+    if state.withdrawals.are_none and not state.dedupes.asked:
         _place(state, journal.open, halves, now_us, entries, queues, forced)
     elif halves:
         Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
@@ -84,6 +85,7 @@ def not_to_come(
 ) -> None:
     """A transaction is rolled back: it withdraws nothing, and nobody waits for its messages any more."""
     state.withdrawals.asked.pop(transaction_id, None)
+    state.dedupes.asked.pop(transaction_id, None)
     ending = Withdrawing(state, journal, (), now_us, entries, queues, forced)
     for waiting in state.withdrawals.for_rolled_back(transaction_id):
         ending.end(waiting.half, waiting.wanted, Fate.NOT_FOUND)
@@ -159,14 +161,16 @@ class Withdrawing:
     def place(self) -> None:
         run: list[bytes] = []
         for number, half in enumerate(self._halves):
-            withdraws = half[1] & FLAG_WITHDRAWS
+            withdraws = half[1] & (FLAG_WITHDRAWS | FLAG_DEDUPE)
             if not withdraws and transaction_id_of(half) not in self._withdrawals.waiting:
                 run.append(half)
                 continue
             self._place_all(run)
             run = []
-            if withdraws:
+            if withdraws & FLAG_WITHDRAWS:
                 self._place_withdrawal(number, half)
+            elif withdraws:
+                self._place_one_of_a_key(half)
             else:
                 self._place_awaited(half)
         self._place_all(run)
@@ -183,6 +187,36 @@ class Withdrawing:
             return
         fate = self._fate(number, half, wanted)
         self.end(half, wanted, fate)
+
+    def _place_one_of_a_key(self, half: bytes) -> None:
+        """Place a message with a dedupe key, unless another one of the key is pending and stays."""
+        state = self._state
+        dedupe = state.dedupes.taken(half)
+        other = b"" if dedupe is None else self._pending(topic_of(half), dedupe)
+        if dedupe is not None and other and not dedupe.last:
+            state.dedupes.collapsed += 1
+            forced = FLAG_FORCED if self._forced else 0
+            self._entries.append(withdrawal_entry(half, Fate.COLLAPSED, self._now_us, forced))
+            self._queues.append(None)
+            self._end_waiting_for(half, is_placed=False)
+            return
+        if other:
+            state.dedupes.collapsed += 1
+            self._withdraw(other)
+        self._place_all([half])
+        if dedupe is not None and self._entries[-1][0] == EntryKind.DELAYED:
+            state.dedupes.note(self._entries[-1], dedupe, state.times.released)
+        self._end_waiting_for(half, is_placed=True)
+
+    def _pending(self, topic: int, dedupe: Dedupe) -> bytes:
+        """The entry of the message of a key that still is delayed; empty if there is none."""
+        state = self._state
+        one = state.dedupes.pending.get((topic, dedupe.key_hash))
+        if one is None or one.moment <= state.times.released:
+            return b""
+        frames = self._journal.on_their_way()
+        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, one.id, one.number)
+        return b"" if withdrawn else delayed
 
     def _fate(self, number: int, half: bytes, wanted: Wanted) -> Fate:
         state, withdrawals = self._state, self._withdrawals
@@ -252,9 +286,13 @@ class Withdrawing:
     def _place_awaited(self, half: bytes) -> None:
         """Place a message that a withdrawal may wait for."""
         self._place_all([half])
+        self._end_waiting_for(half, is_placed=True)
+
+    def _end_waiting_for(self, half: bytes, *, is_placed: bool) -> None:
+        """Decide the withdrawal that waits for a message. `is_placed`: whether the message is the last entry."""
         waiting = self._withdrawals.for_message(half, self._now_us)
         if waiting is not None:
-            self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed=True))
+            self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed))
 
     def _fate_of(self, waiting: Waiting, is_placed: bool) -> Fate:
         """What becomes of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none

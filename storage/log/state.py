@@ -13,6 +13,7 @@ import numpy as np
 from notify.errors import NotFound
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
+from notify.storage.log.dedupes import Dedupes
 from notify.storage.log.entry import group_number_of
 from notify.storage.log.gaps import OFFSETS_APART, Gaps
 from notify.storage.log.parts import Parts
@@ -52,6 +53,7 @@ class LogState:
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
         self.withdrawals = Withdrawals()
+        self.dedupes = Dedupes()
 
     def queue(self, topic: str, number: int) -> Queue:
         """Raises NotFound."""

@@ -156,6 +156,8 @@ class LogStore:
         self.withdrawable = withdrawn.withdrawable
         self.withdrawal = withdrawn.withdrawal
         self.withdrawals = withdrawn.counts
+        self.collapsed = withdrawn.collapsed
+        self.is_full_of_keys = withdrawn.is_full_of_keys
         self.subscriptions = groups.subscriptions
         self.subscription = groups.subscription
         self.subscribe_soon = groups.subscribe_soon

@@ -13,7 +13,7 @@ from notify.storage.log.payloads import Payloads
 from notify.storage.log.state import LogState
 from notify.storage.log.withdrawals import delayed_entry_of
 from notify.storage.records import State
-from notify.storage.withdrawals import Standing, Withdrawable, Withdrawal
+from notify.storage.withdrawals import MOST_PENDING, Standing, Withdrawable, Withdrawal
 
 
 class Withdrawn:
@@ -26,6 +26,15 @@ class Withdrawn:
 
     def counts(self) -> Mapping[Fate, int]:
         return self._state.withdrawals.counts
+
+    def collapsed(self) -> int:
+        return self._state.dedupes.collapsed
+
+    def is_full_of_keys(self) -> bool:
+        dedupes = self._state.dedupes
+        if len(dedupes.pending) >= MOST_PENDING:
+            dedupes.sweep(self._state.times.released)
+        return len(dedupes.pending) + len(dedupes.asked) >= MOST_PENDING
 
     def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
         state = self._state
@@ -48,7 +57,11 @@ class Withdrawn:
 
     def _never_delayed(self, transaction_id: bytes, number: int) -> Withdrawable | None:
         outcome = state_of(self._state, transaction_id)
-        entries = map(Entry.of, entries_of(self._state, self._journal, transaction_id)) if outcome is not None else ()
+        raw = entries_of(self._state, self._journal, transaction_id) if outcome is not None else ()
+        entries = [Entry.of(entry) for entry in raw]
+        for entry in entries:
+            if entry.message_no == number and entry.kind == EntryKind.WITHDRAWAL and entry.offset == Fate.COLLAPSED:
+                return Withdrawable(self._topic(entry.topic), Standing.COLLAPSED, at_us=entry.time_us)
         for entry in entries:
             if entry.message_no == number or outcome == State.ROLLED_BACK:
                 standing = Standing.ROLLED_BACK if outcome == State.ROLLED_BACK else Standing.RELEASED

@@ -64,6 +64,8 @@ class MemoryStore:
         self.withdrawable = queues.withdrawals.withdrawable
         self.withdrawal = queues.withdrawals.withdrawal
         self.withdrawals = queues.withdrawals.withdrawals
+        self.collapsed = queues.withdrawals.collapsed
+        self.is_full_of_keys = queues.withdrawals.is_full_of_keys
         self.subscriptions = groups.subscriptions
         self.subscription = groups.subscription
         self.subscribe_soon = groups.subscribe_soon

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from notify.protocol.withdrawal import ANY_TOPIC, Fate, Wanted
+from notify.protocol.withdrawal import ANY_TOPIC, Dedupe, Fate, Wanted
 from notify.storage.records import NewMessage, State
-from notify.storage.withdrawals import MOST_WAITING, WAIT_US, Standing, Withdrawable, Withdrawal
+from notify.storage.withdrawals import MOST_PENDING, MOST_WAITING, WAIT_US, Standing, Withdrawable, Withdrawal
 
 Key = tuple[bytes, int]
 """A message: its transaction id, and its number there."""
@@ -22,6 +22,10 @@ class MemoryWithdrawals:
         self.delayed: dict[Key, tuple[int, str]] = {}
         """Messages that are not due, and not withdrawn: when each is due, and its topic."""
         self.counts: Counter[Fate] = Counter()
+        self._pending: dict[tuple[str, int], Key] = {}
+        """By topic and the hash of a dedupe key, its message that came last."""
+        self._collapsed = 0
+        self._collapsed_at: dict[Key, int] = {}
         self._withdrawn: dict[Key, tuple[int, int, str]] = {}
         self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
         self._waiting: dict[Key, tuple[Key, NewMessage, int]] = {}
@@ -30,8 +34,34 @@ class MemoryWithdrawals:
     def commit(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
         """A message is committed; the topics that got some."""
         if message.withdraws is None:
+            if message.dedupe is not None and not self._stands_alone(key, message, message.dedupe, now_us):
+                return set()
             return self._place_awaited(key, message, now_us)
         return self._end(key, message, self._fate(key, message, message.withdraws, now_us), now_us)
+
+    def _stands_alone(self, key: Key, message: NewMessage, dedupe: Dedupe, now_us: int) -> bool:
+        """Whether a message with a dedupe key gets a place: no other one of the key is pending and stays."""
+        of_key = message.topic, dedupe.key_hash
+        other = self._pending.get(of_key)
+        if other is not None and other in self.delayed:
+            self._collapsed += 1
+            if not dedupe.last:
+                self._collapsed_at[key] = now_us
+                waiting = self._waiting.pop(key, None)
+                if waiting is not None:
+                    self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+                return False
+            self._withdraw(other, message.topic, now_us)
+        self._pending[of_key] = key
+        return True
+
+    def collapsed(self) -> int:
+        return self._collapsed
+
+    def is_full_of_keys(self) -> bool:
+        if len(self._pending) >= MOST_PENDING:
+            self._pending = {of_key: key for of_key, key in self._pending.items() if key in self.delayed}
+        return len(self._pending) >= MOST_PENDING
 
     def rolled_back(self, transaction_id: bytes, messages: Iterable[NewMessage], now_us: int) -> None:
         for number, _ in enumerate(messages):
@@ -114,6 +144,8 @@ class MemoryWithdrawals:
         if key in self._withdrawn:
             due_us, at_us, _ = self._withdrawn[key]
             return Withdrawable(topic, Standing.WITHDRAWN, due_us, at_us)
+        if key in self._collapsed_at:
+            return Withdrawable(topic, Standing.COLLAPSED, at_us=self._collapsed_at[key])
         if key in self.delayed:
             return Withdrawable(topic, Standing.DELAYED, self.delayed[key][0])
         return Withdrawable(topic, Standing.RELEASED)

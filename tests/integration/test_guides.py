@@ -141,6 +141,14 @@ def test_withdraw(server: InMemoryServer) -> None:
     assert sorted(m.text for m in server.messages("payment.remind")) == ["order 9", '{"order":8}']
 
 
+def test_dedupe(server: InMemoryServer) -> None:
+    server.freeze()
+    Guide("guides/dedupe.md", server.url).run()
+    server.advance(61)
+    assert [m.json() for m in server.messages("product.index")] == [{"product": 7, "change": 0}]
+    assert [m.json() for m in server.messages("digest.mail")] == [{"count": 9}]
+
+
 def test_held_keys(server: InMemoryServer) -> None:
     def of_17() -> bool:
         return is_subscribed(server.url, "ledger") and held() == ["17"]

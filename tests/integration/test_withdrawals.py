@@ -270,3 +270,24 @@ def test_nothing_is_known_of_strangers(memory: InMemoryServer, unique: str) -> N
         assert producer.withdrawal(foreign).outcome() is NOT_FOUND
     memory.advance(HOUR + 1)
     assert texts(memory, unique) == ["x"]
+
+
+def test_one_message_of_a_key_is_pending(shop: Shop) -> None:
+    producer, topic = shop.producer, shop.topic
+    for number in range(3):
+        with shop.sessions.begin() as session:
+            producer.send(session, Message(topic, f"first {number}", dedupe="user-7", within=60))
+            producer.send(session, Message(topic, f"last {number}", dedupe=8, within=60, keep="last"))
+        eventually(lambda: not shop.server.halves(topic), "the outcome of the half")
+    wrong = [
+        {"dedupe": "x"},
+        {"within": 5},
+        {"dedupe": "x", "within": 5, "delay": 5},
+        {"dedupe": "x" * 256, "within": 5},
+    ]
+    for fields in wrong:
+        with pytest.raises(InvalidRequest):
+            producer.publish(Message(topic, "x", **fields))  # type: ignore[arg-type]
+    shop.server.advance(61)
+    assert texts(shop.server, topic) == ["first 0", "last 2"]
+    assert "notify_collapsed_total" in str(ask(shop.server.url, "GET", "/metrics")[1])

@@ -94,7 +94,7 @@ def _withdrawal_events(core: Core, transaction_id: bytes, number: int) -> Iterat
         yield withdrawal.at_us, {"event": f"{verb} {withdrawal.wanted.text}: {withdrawal.fate.name}"}
     withdrawable = core.queues.withdrawable(transaction_id, number)
     if withdrawable is not None and withdrawable.at_us:
-        yield withdrawable.at_us, {"event": "withdrawn"}
+        yield withdrawable.at_us, {"event": withdrawable.standing.value}
 
 
 async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:

@@ -28,12 +28,14 @@ from notify.server.core.admission import (
     failed,
     keys_of,
     new_messages,
+    refuse_keys,
     refuse_withdrawals,
 )
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.bridged import UNNAMED
+from notify.storage.queues import queues_of
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
@@ -78,6 +80,7 @@ class Transactions:
         self._flow = flow
         self._gates = flow.gates
         self._with_spans = with_spans
+        self._queues = queues_of(store)
         self._no_withdrawals = KAFKA_REFUSES if over_kafka else NAMES_NO_KEY if key_shards else ""
         """Why withdrawals are refused, or where the keys are divided those without a key; "": they are taken."""
 
@@ -149,6 +152,8 @@ class Transactions:
                 new = new_messages(t.messages, now_us, has_topic, make_topic)
                 if self._no_withdrawals:
                     self._refuse_withdrawals(new, anywhere=t.committed)
+                if self._queues is not None and self._queues.is_full_of_keys():
+                    refuse_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -194,6 +199,8 @@ class Transactions:
                 new = new_messages((m,), now_us, has_topic, make_topic)
                 if self._no_withdrawals:
                     self._refuse_withdrawals(new, anywhere=anywhere)
+                if self._queues is not None and self._queues.is_full_of_keys():
+                    refuse_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
