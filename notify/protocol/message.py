@@ -42,7 +42,7 @@ class Message:
     (`key=lambda: order.id`). `tag`: subscriptions may filter by it. `delay`: seconds from the commit to the delivery;
     `deliver_at`: an instant with a time zone. `ttl`: seconds from when the message may be delivered; a group that
     reaches the message later skips it. `dedupe`: of the topic's messages with this key one is pending at a time, for
-    `within` seconds; `keep`: the `first` one stays, or the `last` one replaces it and begins to wait anew.
+    `within` seconds; `keep`: the `first` one stays, or the `last` one replaces it, and waits its own `within`.
     """
 
     topic: str

@@ -26,7 +26,7 @@ ANY_TOPIC = "notify-withdrawals"
 right to cancel in every topic; no message is ever delivered from it."""
 KAFKA_REFUSES = (
     "Kafka is the queue here, and a record that is written there can neither be withdrawn nor collapsed: have "
-    "the handler look in the database whether the message still counts, or use a topic of Notify's own queue for delayed "
+    "the handler look in the database whether the message still counts, or use a topic of Notify's own queue for such "
     "messages"
 )
 
