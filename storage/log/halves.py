@@ -159,7 +159,7 @@ class Halves:
         if committed:
             data = b"".join(chunks)
             kind = RecordType.MESSAGE
-            if not state.withdrawals.are_none:
+            if state.dedupes.asked or not state.withdrawals.are_none:
                 # How many entries there will be is not known, and where the payloads lie depends on it: they are stored
                 # as halves, and committed behind them in the same frame.
                 journal.append(RecordType.HALF, data, halves, None, "half")
