@@ -87,7 +87,6 @@ BOUNDS = {
         spark/messages/shipped.py:self._read_page spark/messages/shipped.py:self._open_table
         storage/log/withdrawals.py:waiting storage/log/withdrawals.py:recent
         storage/memory/withdrawals.py:_waiting storage/memory/withdrawals.py:_pending
-        storage/log/dedupes.py:pending
     """,
     "calls that wait now; a group without one is dropped": """
         server/core/checks.py:_pollers server/core/check_webhooks.py:_running server/core/pushes.py:_running
