@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store crash-withdraw matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -155,6 +155,11 @@ crash-schedules: install
 # Producers and sweeps of stored bodies that are killed, for SECONDS=300: no message whose body a sweep has deleted.
 crash-store: install
 	$(PY) -m tests.crash.bodies --seconds $(or $(SECONDS),300)
+
+# Delayed messages that are cancelled and replaced at the instant of their release, on a server that is killed just then: none is
+# delivered and withdrawn. ROUNDS=60 take 3 minutes.
+crash-withdraw: install
+	$(PY) -m tests.crash.withdraw --rounds $(or $(ROUNDS),60) --messages $(or $(MESSAGES),200)
 
 # A shop behind nginx with its default settings, whose server is killed every 10 s, for SECONDS=300: nothing is lost, doubled
 # or refused, and no one ends.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notify.protocol.wire import BridgeBatch
+from notify.protocol.withdrawal import Fate
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Progress, SettleKind, Settlement, Subscription
 from notify.storage.message_run import MessageRun
 from notify.storage.records import NewTransaction, PutResult, StoredMessage
 from notify.storage.topics import Topic
 from notify.storage.transactions import TopicStore, TransactionStore
+from notify.storage.withdrawals import Withdrawable, Withdrawal
 
 
 class MessageStore(Protocol):
@@ -109,7 +111,27 @@ class DelayStore(Protocol):
         ...
 
     def next_due_us(self) -> int | None:
-        """When the next delayed message is due."""
+        """When the next delayed message is due, or would be if it was not withdrawn."""
+        ...
+
+    def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
+        """Where a message stands that somebody wants to withdraw; None if it is not known."""
+        ...
+
+    def withdrawal(self, transaction_id: bytes, number: int, now_us: int) -> Withdrawal | None:
+        """A message that withdraws another one, and what became of it; None if it is not known, or withdraws none."""
+        ...
+
+    def collapsed(self) -> int:
+        """How many messages were collapsed into another one of their dedupe key since the storage was opened."""
+        ...
+
+    def is_full_of_keys(self) -> bool:
+        """Whether so many dedupe keys have a pending message that no further one may be taken now."""
+        ...
+
+    def withdrawals(self) -> Mapping[Fate, int]:
+        """How many withdrawals had each fate since the storage was opened."""
         ...
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Payload
+from notify.protocol.withdrawal import Dedupe, Wanted
 from notify.storage.topics import Flush
 
 
@@ -49,6 +50,8 @@ class NewMessage(msgspec.Struct, gc=False):
     deliver_at_us: int = 0
     ttl_us: int = 0  # counts from the time at which the message gets into its queue; the payload has the same value
     content: Payload | None = None
+    withdraws: Wanted | None = None  # the delayed message that this one cancels or replaces
+    dedupe: Dedupe | None = None  # the key of which one message is pending at a time
 
 
 class NewTransaction(msgspec.Struct):

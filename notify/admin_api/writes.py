@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from notify.admin_api import dead_letters, groups, held_keys, schedules, server, topics, transactions
+from notify.admin_api import dead_letters, groups, held_keys, messages, schedules, server, topics, transactions
 from notify.admin_api.declaration import AdminWrite
 from notify.admin_api.description import Description, is_table, label, table, text
 from notify.admin_api.words import count
 
 WRITES: Mapping[str, AdminWrite] = {
     write.name: write
-    for noun in (transactions, topics, groups, dead_letters, held_keys, schedules, server)
+    for noun in (transactions, topics, messages, groups, dead_letters, held_keys, schedules, server)
     for write in noun.WRITES
 }  # fmt: skip
 FORMS = {name: write for name, write in WRITES.items() if write.title}

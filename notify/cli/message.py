@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from notify.admin_api import messages
 from notify.admin_api.bodies import describe_body
 from notify.cli.api import (
     AS_JSON,
@@ -21,6 +22,7 @@ from notify.cli.api import (
     show,
     show_rows,
 )
+from notify.cli.writes import add_write
 
 BODY_CHARACTERS = 60
 COLUMNS: Columns = {
@@ -81,3 +83,13 @@ def find_messages(
     conditions = {"key": key, "topic": topic, "from": since, "to": until, "max": str(max)}
     query = "?" + urlencode({name: value for name, value in conditions.items() if value is not None})
     show_rows(call(url, "GET", "messages", query=query), as_json, "messages", COLUMNS, wide)
+
+
+add_write(
+    group, "cancel", messages.CANCEL, "Cancel a delayed message: if it is not due yet, nobody ever gets it.",
+    topic=str, message=str,
+)  # fmt: skip
+add_write(
+    group, "replace", messages.REPLACE, "Replace a delayed message by one with another body, or due at another time.",
+    topic=str, message=str,
+)  # fmt: skip

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from notify.client.producer.async_producer import AsyncTransactionProducer
     from notify.client.producer.handles import Prepared, SyncPrepared
     from notify.client.producer.producer import TransactionProducer
+    from notify.client.producer.sent import Sent
+    from notify.client.producer.withdrawals import (
+        AsyncWithdrawal,
+        Withdrawal,
+        WithdrawalOutcome,
+        cancellation,
+        replacement,
+    )
     from notify.client.tables.creation import create_tables
     from notify.errors import DeadLetter
     from notify.protocol.message import Message, ReceivedMessage
@@ -22,6 +30,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncReader",
     "AsyncTransactionProducer",
+    "AsyncWithdrawal",
     "Consumer",
     "DeadLetter",
     "Inbox",
@@ -29,9 +38,14 @@ __all__ = [
     "Prepared",
     "Reader",
     "ReceivedMessage",
+    "Sent",
     "SyncPrepared",
     "TransactionProducer",
+    "Withdrawal",
+    "WithdrawalOutcome",
+    "cancellation",
     "create_tables",
+    "replacement",
     "use_explicit_begin",
 ]
 
@@ -39,6 +53,14 @@ _MODULES = {
     "notify.client.producer.async_producer": ("AsyncTransactionProducer",),
     "notify.client.consumer.consumer": ("AsyncConsumer", "Consumer"),
     "notify.client.producer.handles": ("Prepared", "SyncPrepared"),
+    "notify.client.producer.sent": ("Sent",),
+    "notify.client.producer.withdrawals": (
+        "AsyncWithdrawal",
+        "Withdrawal",
+        "WithdrawalOutcome",
+        "cancellation",
+        "replacement",
+    ),
     "notify.client.inbox.inbox": ("Inbox",),
     "notify.client.tables.creation": ("create_tables",),
     "notify.client.producer.producer": ("TransactionProducer",),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -50,7 +50,8 @@ class Message:
     keep their order; a callable is called just before the commit, when an autoincrement id is known
     (`key=lambda: order.id`). `tag`: subscriptions may filter by it. `delay`: seconds from the commit to the delivery;
     `deliver_at`: an instant with a time zone. `ttl`: seconds from when the message may be delivered; a group that
-    reaches the message later skips it.
+    reaches the message later skips it. `dedupe`: of the topic's messages with this key one is pending at a time, for
+    `within` seconds; `keep`: the `first` one stays, or the `last` one replaces it, and waits its own `within`.
     """
 
     topic: str
@@ -61,6 +62,9 @@ class Message:
     delay: float | None = None
     deliver_at: datetime | None = None
     ttl: float | None = None
+    dedupe: str | int | None = None
+    within: float | None = None
+    keep: Literal["first", "last"] = "first"
 
 
 def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:

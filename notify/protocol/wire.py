@@ -330,6 +330,17 @@ class Items(Struct, omit_defaults=True):
     """The results of the outcomes in a request with halves."""
 
 
+class WithdrawalState(Struct, omit_defaults=True):
+    """What became of a message that withdraws another one: WITHDRAWN, TOO_LATE, NOT_FOUND, WAITING or ALREADY; or, as
+    its own transaction is, UNDECIDED or ROLLED_BACK."""
+
+    id: str
+    withdraws: str
+    topic: str
+    outcome: str
+    replaces: bool = False
+
+
 class SettledItem(Struct, omit_defaults=True, gc=False):
     receipt: str
     status: int

@@ -15,6 +15,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from notify.errors import Unavailable, WrongRole
 from notify.protocol.wire import JSON, encode_json
+from notify.protocol.withdrawal import Fate
 from notify.runtime import faults
 from notify.runtime.threads import in_thread
 from notify.server.cluster.workers import DIED, HUNG
@@ -186,6 +187,15 @@ def _add_groups(exposition: Exposition, groups: Sequence[GroupState], now_us: in
 def _add_queues(exposition: Exposition, core: Core) -> None:
     leased = sum(g.in_flight() for g in core.delivery.groups.values())
     exposition.gauge("notify_leased_messages", "Messages under a lease", leased)
+    fates = core.queues.withdrawals()
+    exposition.counters(
+        "notify_withdrawals",
+        "Withdrawals of delayed messages since the start, by what became of them",
+        ["outcome"],
+        [((fate.name,), fates.get(fate, 0)) for fate in Fate if fate is not Fate.WAITING],
+    )
+    text = "Messages that were collapsed into another one of their dedupe key, or that a later one replaced"
+    exposition.counter("notify_collapsed", text, core.queues.collapsed())
     exposition.gauge("notify_delayed_messages", "Delayed messages that are not due yet", core.queues.delayed())
     groups = core.delivery.groups.values()
     shares = [((group.name, share.topic), share) for group in groups for share in own_tenants.shares(group)]

@@ -24,7 +24,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     # An effect is late, or something hides whether it is missing.
     ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD", "LEFT_OUT"),
     ("DUP_ENQUEUE", "DISORDER", "ALTERED"),
-    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED", "FORGOTTEN", "UNGUARDED"),
+    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED", "WITHDRAWN", "FORGOTTEN", "UNGUARDED"),
 )
 """Classes by how much they matter; within a rank the cause with the most findings comes first."""
 _SUMMED = ("DEAD", "LEFT_OUT")

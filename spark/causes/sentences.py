@@ -21,6 +21,7 @@ _SENTENCES = {
     "LOST": "{who}: {n} committed and in no queue, {when}",
     "UNSENT": "{who}: {n} committed and not sent by the relay, bridge or producer, or refused, {when}",
     "DROPPED": "{who}: {n} dropped by a person, {when}",
+    "WITHDRAWN": "{who}: {n} withdrawn by the sender before their time, {when}",
     "CONFLICT": "{who}: {n} with opposite outcomes in the database and on the server, {when}",
     "IN_DOUBT": "{who}: {n} without an outcome, {when}",
     "GHOST": "{who}: {n} delivered that no database committed, {when}",

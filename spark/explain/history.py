@@ -14,7 +14,7 @@ from notify.spark.checks.late_inboxes import begins_us
 from notify.spark.checks.outbox_waiting import MOVED, WAITS, bridged_us, bridges_of, unmoved_of
 from notify.spark.digest import hashes
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
-from notify.spark.inputs.columns import ATTEMPTED, name_hash, origin_of
+from notify.spark.inputs.columns import ATTEMPTED, WITHDRAWN, name_hash, origin_of
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects, proven_of
 from notify.spark.inputs.kafka_input import KafkaInput
@@ -141,6 +141,10 @@ class _OfLog:
             history.note(m["half_us"], source, f"half of message {number} to {topic} stored for {sender}")
         if m["outcome"] == 1:
             trace.outcomes.add("COMMITTED")
+        if m["withdrawn"]:
+            trace.withdrawn |= m["withdrawn"]
+            what = "withdrawn" if m["withdrawn"] & WITHDRAWN else "a withdrawal that takes no place"
+            history.note(m["decided_us"], source, f"message {number} is {what}")
         if m["due_us"] is not None:
             trace.due_us = m["due_us"]
             history.note(m["decided_us"], source, f"COMMITTED recorded; message {number} waits for its time")

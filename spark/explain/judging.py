@@ -9,7 +9,7 @@ from typing import Any
 from notify.protocol import ids
 from notify.spark.checks.outbox_waiting import DROPPED, MOVED
 from notify.spark.explain.trace import Trace
-from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK, name_hash
+from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK, TAKES_NO_PLACE, name_hash
 from notify.spark.judge.evidence import detail, groups_of
 from notify.spark.judge.findings import BAD, classes_of, judged_row
 from notify.spark.judge.message_rows import (
@@ -17,6 +17,7 @@ from notify.spark.judge.message_rows import (
     DATABASE,
     HALF_DROPPED,
     HALF_WAITS,
+    MARKS,
     MASKS,
     PROVEN,
     UNKNOWN,
@@ -33,6 +34,7 @@ _OUTCOMES = {
     "LOST": "lost",
     "UNSENT": "is_unsent",
     "DROPPED": "is_dropped",
+    "WITHDRAWN": "is_withdrawn",
     "GHOST": "ghost",
     "FORGOTTEN": "is_forgotten",
     "ORPHAN_ROW": "orphan",
@@ -95,6 +97,7 @@ def row_of(trace: Trace, bounds: Bounds, groups: Groups) -> dict[str, Any]:
     """The trace as a row of an audit, see spark.judge.message_rows and spark.judge.findings.facts."""
     t, transaction = trace, ids.parse_message_id(trace.message_id)[0]
     outcomes = sum(_STATES.get(outcome, 0) for outcome in t.outcomes)
+    outcomes += t.withdrawn * MARKS
     if t.unmoved != MOVED:
         outcomes |= HALF_DROPPED if t.unmoved == DROPPED else HALF_WAITS
     states = [
@@ -218,6 +221,8 @@ def _life(t: Trace) -> Iterator[str]:
         yield f"queued at {instant_text(t.queued_us)} in {' and '.join(map(str, t.stands[:3]))}"
     elif t.due_us:
         yield f"due at {instant_text(t.due_us)}"
+    elif t.withdrawn & TAKES_NO_PLACE:
+        yield "a withdrawal of another message, and in no queue"
     else:
         yield "in no queue"
     for group in sorted(t.expected | t.settled.keys() | t.effects.keys() | t.letters.keys()):

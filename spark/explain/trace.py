@@ -70,6 +70,8 @@ class Trace:
     unmoved: int = MOVED
     """Whether a storage that has its half has sent it on (spark.checks.outbox_waiting)."""
     due_us: int = 0
+    withdrawn: int = 0
+    """WITHDRAWN, TAKES_NO_PLACE (spark.inputs.columns), or both."""
     stands: list[Stand] = field(default_factory=list)
     expected: set[str] = field(default_factory=set)
     """The groups that are to receive it."""

@@ -18,6 +18,8 @@ from notify.storage.log.entry import EntryKind, due_times
 ATTEMPTED = 100
 """A value of the column `kind` of ACKS: an attempt failed. The other values are those of SettleKind."""
 COMMITTED, ROLLED_BACK = 1, 2
+WITHDRAWN, TAKES_NO_PLACE = 1, 2
+"""A delayed message was withdrawn; a withdrawal takes no place in a queue."""
 
 MESSAGES = pa.schema(
     [
@@ -46,6 +48,7 @@ MESSAGES = pa.schema(
         ("acked_us", pa.int64()),
         ("last_acked_us", pa.int64()),
         ("groups", pa.int64()),  # number of that list, see list_number
+        ("withdrawn", pa.int8()),  # WITHDRAWN, TAKES_NO_PLACE or both; null: neither in this segment
     ]
 )
 ACKS = pa.schema(
@@ -183,7 +186,7 @@ def message_rows(
     queued = kind == EntryKind.QUEUE
     # A second place of a message gets a row of its own. So does the dead letter, in another topic, of a half without a
     # place.
-    has_topic = np.isin(kind[:-1], [EntryKind.HALF, EntryKind.DELAYED]) & (table["topic"][1:] != table["topic"][:-1])
+    has_topic = np.isin(kind[:-1], _WITH_TOPIC) & (table["topic"][1:] != table["topic"][:-1])
     new[1:] |= queued[1:] & (queued[:-1] | has_topic)
     row = np.cumsum(new) - 1
     row_of[chosen[order]] = row
@@ -210,6 +213,7 @@ def _message_table(
     half = kind == EntryKind.HALF
     queued = kind == EntryKind.QUEUE
     delayed = kind == EntryKind.DELAYED
+    withdrawn, withdraws = kind == EntryKind.WITHDRAWN, kind == EntryKind.WITHDRAWAL
     rolled = kind == EntryKind.ROLLBACK
     transactions = int(transaction[-1]) + 1 if len(transaction) else 0
     rolled_us, not_rolled = _spread(transactions, transaction[rolled], table["time_us"][rolled])
@@ -220,9 +224,12 @@ def _message_table(
     half_us, no_half = column(half, table["time_us"])
     queued_us, no_queue = column(queued, table["time_us"])
     offset, _ = column(queued, table["offset"])
-    due_us, not_delayed = column(delayed, due_times(table))
-    committed_us, not_committed = column(delayed | queued, table["time_us"])
-    delayed_us, _ = column(delayed, table["time_us"])
+    due_us, not_due = column(delayed | withdrawn, due_times(table))
+    committed_us, not_committed = column(delayed | queued | withdrawn | withdraws, table["time_us"])
+    delayed_us, not_delayed = column(delayed, table["time_us"])
+    marks = np.zeros(rows, np.int8)
+    marks[row[withdrawn]] |= WITHDRAWN
+    marks[row[withdraws]] |= TAKES_NO_PLACE
     committed_us = np.where(not_delayed, committed_us, delayed_us)
     has_rolled_back = ~not_rolled[transaction[first]] & not_committed
     decided_us = np.where(has_rolled_back, rolled_us[transaction[first]], committed_us)
@@ -236,7 +243,7 @@ def _message_table(
             pa.array(half_us, mask=no_half),
             pa.array(outcome),
             pa.array(decided_us, mask=outcome == 0),
-            pa.array(due_us, mask=not_delayed),
+            pa.array(due_us, mask=not_due),
             pa.array(queued_us, mask=no_queue),
             pa.array(base["topic"].astype(np.int64)),
             pa.array(base["queue"].astype(np.int32)),
@@ -247,6 +254,7 @@ def _message_table(
             pa.array(hashes_of_rows["digest"], mask=hashes_of_rows["digest"] == 0),
             *_hashes(base, hashes_of_rows["digest"]),
             *[pa.nulls(rows, pa.int64()) for _ in range(6)],
+            pa.array(marks, mask=marks == 0),
         ],
         schema=MESSAGES,
     )
@@ -272,9 +280,10 @@ def _spread(size: int, at: NDArray[np.int64], values: NDArray[Any]) -> tuple[NDA
     return column, is_missing
 
 
-_OF_MESSAGES = [int(k) for k in (EntryKind.HALF, EntryKind.QUEUE, EntryKind.ROLLBACK, EntryKind.DELAYED)]
+_WITH_TOPIC = [int(k) for k in (EntryKind.HALF, EntryKind.DELAYED, EntryKind.WITHDRAWN, EntryKind.WITHDRAWAL)]
+_OF_MESSAGES = [*_WITH_TOPIC, int(EntryKind.QUEUE), int(EntryKind.ROLLBACK)]
 _RANK = np.zeros(256, np.uint8)
-_RANK[[EntryKind.DELAYED, EntryKind.ROLLBACK, EntryKind.QUEUE]] = [1, 2, 3]
+_RANK[[EntryKind.DELAYED, EntryKind.WITHDRAWN, EntryKind.WITHDRAWAL, EntryKind.ROLLBACK, EntryKind.QUEUE]] = range(1, 6)
 
 
 def ids_of(rows: NDArray[np.void], missing: NDArray[np.bool_] | None) -> pa.Array:

@@ -22,7 +22,7 @@ from notify.spark.inputs.facts import Scanned
 from notify.spark.inputs.log_files import SegmentFile
 from notify.storage import crash_point
 
-_VERSION = 12
+_VERSION = 13
 _LEFT_SECONDS = 3600.0
 """A temporary file that is older was left behind by an audit that was killed."""
 decode_facts = msgspec.json.Decoder(Scanned).decode

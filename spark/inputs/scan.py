@@ -176,7 +176,9 @@ class SegmentScan:
                 answer = check_answered(body[data_at:stop])
                 self._checks.append((answer.id, answer.attempts, answer.parked, time_us))
             elif kind == RecordType.META:
-                self.facts.meta.append([position + at, time_us, meta.plain(body[data_at:stop])])
+                record = meta.plain(body[data_at:stop])
+                if record[:1] not in _OF_MESSAGES:  # there may be millions, and the entries say what became of them
+                    self.facts.meta.append([position + at, time_us, record])
             at = stop
 
     def _source_of(self, body: memoryview, at: int) -> int:
@@ -321,6 +323,7 @@ class SegmentScan:
         return acks, entry, rows
 
 
+_OF_MESSAGES = [[kind.__struct_config__.tag] for kind in (meta.Withdraws, meta.Dedupes)]
 _WITH_PRODUCER = (RecordType.HALF, RecordType.MESSAGE)
 _WITH_PAYLOADS = (*_WITH_PRODUCER, RecordType.DEAD_LETTER, RecordType.CARRY)
 

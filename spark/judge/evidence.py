@@ -9,6 +9,7 @@ from typing import Any
 
 from notify.protocol import ids
 from notify.spark.checks.outbox_waiting import DROPPED, WAITS, WHY
+from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK
 from notify.spark.judge.message_rows import DATABASE, PROVEN, UNKNOWN, UNMOVED, Groups
 from notify.spark.result import Found
 
@@ -45,6 +46,10 @@ def groups_of(name: str, row: Mapping[str, Any], groups: Groups, inbox_groups: C
 
 def detail(name: str, row: dict[str, Any], case: Found) -> str:
     local = LOCAL.get(row["local"], "nothing")
+    if name == "WITHDRAWN":
+        return "withdrawn by its sender before it was due"
+    if name == "CONFLICT" and row["outcomes"] == COMMITTED and row["local"] != ROLLED_BACK:
+        return "withdrawn by its sender, and in a queue all the same"
     if name == "CONFLICT":
         return f"the database says {local}, the server {STATES[row['outcomes']]}"
     if name == "IN_DOUBT":

@@ -17,8 +17,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from notify.spark.checks.outbox_waiting import DROPPED, REFUSED, WAITS
-from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK
-from notify.spark.judge.message_rows import ABROAD, DATABASE, HALF_DROPPED, HALF_WAITS, PROVEN, UNKNOWN, UNMOVED, Groups
+from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK, TAKES_NO_PLACE, WITHDRAWN
+from notify.spark.judge.message_rows import (
+    ABROAD,
+    DATABASE,
+    HALF_DROPPED,
+    HALF_WAITS,
+    MARKS,
+    PROVEN,
+    UNKNOWN,
+    UNMOVED,
+    Groups,
+)
 from notify.spark.judge.message_times import event_us
 from notify.spark.judge.terms import SKEW_US, Terms
 
@@ -39,8 +49,8 @@ class Finding:
 FINDINGS: tuple[Finding, ...] = (
     Finding(
         "CONFLICT",
-        "The database and the server recorded opposite outcomes, or the server recorded both. Either a business change "
-        "was not announced, or one that never happened was.",
+        "The database and the server recorded opposite outcomes, or the server recorded both; or a message that was "
+        "withdrawn is in a queue. Either a business change was not announced, or one that never happened was.",
         "Find out who forced the outcome (notify audit explain). Where the database committed, send the message again.",
         "republish",
         when="is_conflict AND is_closed",
@@ -131,6 +141,13 @@ FINDINGS: tuple[Finding, ...] = (
         "Nothing; who dropped it and why is in notify refused list --state DROPPED.",
         is_bad=False,
         when="is_dropped",
+    ),
+    Finding(
+        "WITHDRAWN",
+        "Its sender cancelled or replaced the delayed message in time: no consumer receives it.",
+        "Nothing. The message's page and notify audit explain show when; the withdrawal is a message of its own.",
+        is_bad=False,
+        when="is_withdrawn",
     ),
     Finding(
         "CORRUPT",
@@ -276,6 +293,8 @@ def facts(terms: Terms, groups: Groups) -> tuple[dict[str, str], ...]:
         "is_stranger": _is(_in("number", terms.strangers)),
         "waits_unsent": f"unmoved = {REFUSED} OR (unmoved = {WAITS} AND NOT {_passed(terms)}) "
         f"OR (outcome & {HALF_WAITS}) <> 0",  # a half in a storage waits, or was dropped
+        "was_withdrawn": f"(outcome & {WITHDRAWN * MARKS}) <> 0",
+        "takes_no_place": f"(outcome & {TAKES_NO_PLACE * MARKS}) <> 0",
         "was_dropped": f"unmoved = {DROPPED} OR (outcome & {HALF_DROPPED}) <> 0",
         "disk_lost": about("made_us", terms.lost, terms.slack_us),
         "is_late": f"coalesce(due_us, queued_us) < {terms.settled_before_us}",
@@ -283,7 +302,7 @@ def facts(terms: Terms, groups: Groups) -> tuple[dict[str, str], ...]:
     outcomes = {
         "in_doubt": "has_half AND outcome = 0 AND NOT is_queued",
         "is_conflict": "(committed_here OR committed_there) AND rolled_back_there "
-        "OR tombstone AND committed_there AND has_half",
+        "OR tombstone AND committed_there AND has_half OR was_withdrawn AND is_queued",
         # A delayed message that is not due yet is not in a queue.
         "waits": _is(f"committed_there AND NOT is_queued AND due_us >= {terms.closed_before_us}"),
         "is_alone": "NOT is_queued AND NOT committed_there AND NOT has_half AND outcome = 0 "
@@ -293,6 +312,7 @@ def facts(terms: Terms, groups: Groups) -> tuple[dict[str, str], ...]:
     }
     ghosts = {
         "absent": "committed_here AND NOT is_queued AND NOT is_conflict AND NOT in_doubt AND NOT waits "
+        "AND NOT was_withdrawn AND NOT takes_no_place "
         f"AND event_us >= {terms.log_from_us}",
         "ghost": "(is_queued OR committed_there) AND producer_group IS NOT NULL AND NOT is_conflict AND (without_half "
         f"OR t_state IS NULL AND is_covered AND {_made_since(terms.rows_from_us)})",
@@ -310,6 +330,7 @@ def facts(terms: Terms, groups: Groups) -> tuple[dict[str, str], ...]:
         "is_lost": _is("lost AND NOT near_hole"),
         "is_unsent": _is("absent AND waits_unsent"),
         "is_dropped": _is("absent AND was_dropped"),
+        "is_withdrawn": _is("was_withdrawn AND NOT is_queued"),
         "is_orphan": _is("orphan AND NOT after_hole"),
         "is_forgotten": _is("is_alone AND disk_lost"),
         "is_undelivered": _is("undelivered AND NOT before_hole"),

@@ -25,6 +25,8 @@ UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
 ABROAD = -1
 """The `origin` of halves from a database that was not given, or whose transactions are in no database."""
 HALF_WAITS, HALF_DROPPED = 4, 8
+MARKS = 16
+"""By which the column `withdrawn` of a log is multiplied, to be a part of `outcomes`."""
 """Parts of `outcomes` for a committed half in a storage: no bridge or relay has sent it on, or a person dropped it."""
 _PLACE_TOPIC, _PLACE_LOG = 16, 48
 
@@ -41,7 +43,7 @@ _SHAPE: dict[str, tuple[str, str]] = {
     "origin": ("int", "max"),  # number of the database that the half came from; ABROAD, or null: not known
     "digest": ("bigint", "max"),  # of the contents: body, key and tag
     "half_us": ("bigint", "min"),
-    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, + HALF_WAITS or HALF_DROPPED
+    "outcomes": ("int", "or"),  # 1 COMMITTED, 2 ROLLED_BACK, 3 both, + HALF_WAITS or HALF_DROPPED, + MARKS
     "due_us": ("bigint", "max"),
     "queued_us": ("bigint", "min"),
     "place": ("bigint", "min"),  # log, topic and queue
@@ -173,7 +175,9 @@ def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
         origin="origin",
         digest="digest",
         half_us="half_us",
-        outcomes=F.when(F.col("outcome") > 0, F.col("outcome")),
+        outcomes=F.when(
+            F.col("outcome") > 0, F.col("outcome").cast("int") + F.coalesce("withdrawn", F.lit(0)).cast("int") * MARKS
+        ),
         due_us="due_us",
         queued_us="queued_us",
         place=place,

@@ -56,7 +56,7 @@ OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT", "LEFT_OUT")
 """A finding of these is one for each group that it concerns."""
 MOST_NAMED = 20
 """The most inputs that one line names."""
-NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
+NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "WITHDRAWN", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
 """A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")

@@ -60,10 +60,11 @@ class Bridges:
             if in_use:
                 raise IdsInUse(in_use)
         # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
-        size = sum([len(m.payload) + 2 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
+        size = sum([len(m.payload) + 4 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         size += sum([2 * ENTRY_SIZE * len(by_id[i].entries) for i in (*commit, *rollback) if i in by_id])
         texts = (batch.position, known.position, batch.base or "")
-        self._journal.reserve(16384 + sum([len(text.encode()) for text in texts]) + size)
+        room = self._state.withdrawals.room
+        self._journal.reserve(16384 + sum([len(text.encode()) for text in texts]) + size + room)
         if rollback:
             self._outcomes.decide_soon([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
         if commit:  # before what follows them in the source

@@ -14,10 +14,12 @@ import msgspec
 import numpy as np
 
 from notify.errors import Corrupt
+from notify.protocol.withdrawal import Dedupe, Wanted
 from notify.storage import crash_point
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.holds import Hold
+from notify.storage.log.dedupes import PendingOne
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_HEAD, HALF, EntryKind, tail_of
 from notify.storage.log.format import crc32c
@@ -27,6 +29,7 @@ from notify.storage.log.pending import Pending
 from notify.storage.log.queues import LogTopic
 from notify.storage.log.records import Sender, encode
 from notify.storage.log.state import LogState
+from notify.storage.log.withdrawals import Waiting
 from notify.storage.progress import QueueProgress
 from notify.storage.topics import Flush
 
@@ -118,6 +121,12 @@ class SavedState(msgspec.Struct, kw_only=True):
     generation: int = 1
     gaps: list[tuple[int, list[Gap]]] = []
     """Queues by their keys, with the offsets that no message has."""
+    asked: list[tuple[bytes, int, Wanted]] = []
+    """Withdrawals of undecided transactions: transaction id, message number, what each wants."""
+    waiting: list[Waiting] = []
+    dedupes: list[tuple[bytes, int, Dedupe]] = []
+    """Dedupe keys of undecided messages: transaction id, message number, key."""
+    pending_ones: list[PendingOne] = []
 
 
 class Checkpoint(msgspec.Struct):
@@ -224,6 +233,9 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     dropped_to = state.dropped_to
     generation = state.generation
     gaps = [(key, list(of_queue)) for key, of_queue in state.gaps.by_key.items()]
+    asked = [(i, number, w) for i, some in state.withdrawals.asked.items() for number, w in some.items()]
+    waiting = [w for some in state.withdrawals.waiting.values() for w in some]
+    dedupes, pending_ones = state.dedupes.saved()
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -252,6 +264,10 @@ def capture(state: LogState) -> Callable[[], SavedState]:
             dropped_to=dropped_to,
             generation=generation,
             gaps=gaps,
+            asked=asked,
+            waiting=waiting,
+            dedupes=dedupes,
+            pending_ones=pending_ones,
         )
 
     return saved
@@ -301,6 +317,14 @@ def restore(state: LogState, saved: SavedState) -> None:
     state.moved = dict(saved.moved)
     state.dropped_to = saved.dropped_to or 0
     state.generation = saved.generation
+    for transaction_id, number, wanted in saved.asked:
+        state.withdrawals.ask(transaction_id, number, wanted)
+    for waiting in saved.waiting:
+        state.withdrawals.add(waiting)
+    for transaction_id, number, dedupe in saved.dedupes:
+        state.dedupes.ask(transaction_id, number, dedupe)
+    for one in saved.pending_ones:
+        state.dedupes.add(one)
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}
 
 

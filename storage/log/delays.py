@@ -32,7 +32,8 @@ class Delays:
         self._journal.reserve(4096 + ENTRY_SIZE * limit)
         entries: list[bytes] = []
         queues: list[Queue | None] = []
-        for raw in times.pop_due(now_us, limit):
+        due, taken = times.pop_due(now_us, limit)
+        for raw in due:
             entry = Entry.of(raw)
             queue = state.topics_by_id[entry.topic].queue_now(entry.queue, raw)
             offset = queue.next_offset
@@ -42,7 +43,7 @@ class Delays:
             entries.append(head + tail_of(raw))
             queues.append(queue)
         self._journal.append(RecordType.RELEASE, RELEASED.pack(*times.released), entries, queues)
-        return len(entries)
+        return taken
 
     def next_due_us(self) -> int | None:
         return self._state.times.next_due_us()

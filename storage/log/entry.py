@@ -58,6 +58,7 @@ HALF = struct.Struct("<xBHI32xQ")
 TOPIC_AT = 4
 TIME_AT = 8
 OFFSET_AT = 16
+NUMBER_AT = 36
 GROUP_AT = 38
 ID_AT = 48
 KEY_HASH_AT = 72
@@ -70,11 +71,15 @@ class EntryKind(enum.IntEnum):
     DELAYED = 4  # committed, not due yet
     CARRY = 5
     GONE = 6  # was in a queue whose room or time is over; only in sealed indexes, for its id
+    WITHDRAWN = 7  # was delayed, and its sender withdrew it in time
+    WITHDRAWAL = 8  # a withdrawal that takes no place in a queue; its offset is its Fate
 
 
 FLAG_DELAY = 1
 FLAG_TTL = 2  # the payload says after how long the message expires
 FLAG_FORCED = 4  # an administrator decided the transaction
+FLAG_WITHDRAWS = 8  # the message withdraws another one
+FLAG_DEDUPE = 16  # the message has a dedupe key
 
 
 class Fixed(NamedTuple):
@@ -147,6 +152,16 @@ def topic_of(entry: bytes) -> int:
     return int.from_bytes(entry[TOPIC_AT : TOPIC_AT + 4], "little")
 
 
+def message_key_of(entry: bytes) -> bytes:
+    """The transaction id and the message number, for a key of a dictionary."""
+    return entry[ID_AT : ID_AT + 16] + entry[NUMBER_AT : NUMBER_AT + 2]
+
+
+def message_key(transaction_id: bytes, number: int) -> bytes:
+    """The same of an id and a number."""
+    return transaction_id + number.to_bytes(2, "little")
+
+
 def tail_of(entry: bytes) -> bytes:
     """The part that the half fixes."""
     return entry[ENTRY_HEAD_SIZE:]
@@ -192,6 +207,12 @@ def due_times(table: NDArray[Any]) -> NDArray[np.uint64]:
     counted = np.where(table["flags"] & FLAG_DELAY, table["time_us"], np.uint64(0))
     due: NDArray[np.uint64] = counted + table["deliver_us"]
     return due
+
+
+def is_delayed(kinds: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of these kinds have a place in the order of due times: delayed messages, and that they were withdrawn."""
+    delayed: NDArray[np.bool_] = (kinds == EntryKind.DELAYED) | (kinds == EntryKind.WITHDRAWN)
+    return delayed
 
 
 def queue_keys(table: NDArray[Any]) -> NDArray[np.uint64]:

@@ -9,8 +9,10 @@ from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,
     ENTRY_SIZE,
+    FLAG_DEDUPE,
     FLAG_DELAY,
     FLAG_TTL,
+    FLAG_WITHDRAWS,
     Entry,
     EntryKind,
     Fixed,
@@ -19,10 +21,10 @@ from notify.storage.log.entry import (
 from notify.storage.log.format import crc32c
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import entries_of, state_of
-from notify.storage.log.meta import ProducerGroupNumbered, encoded
+from notify.storage.log.meta import Dedupes, ProducerGroupNumbered, Withdraws, encoded
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
-from notify.storage.log.placing import place
+from notify.storage.log.placing import append_commit, place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType, Sender, sender_head
 from notify.storage.log.state import LogState
@@ -51,8 +53,9 @@ class Halves:
     def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
         """Everything of `put` but the wait; the results, and what has to be waited for."""
         topics = self._state.topics
-        size = sum([len(m.payload) + 2 * ENTRY_SIZE for t in transactions for m in t.messages])
-        self._journal.reserve(4096 + 128 * len(transactions) + size)
+        # An entry as a half and one with a place; of a withdrawal also the one of its message, and what it wants.
+        size = sum([len(m.payload) + 4 * ENTRY_SIZE for t in transactions for m in t.messages])
+        self._journal.reserve(4096 + 128 * len(transactions) + size + self._state.withdrawals.room)
         names = {m.topic for t in transactions for m in t.messages}
         flush = max([topics[name].policy.flush for name in names], default=Flush.MEMORY)
         results: list[PutResult] = []
@@ -110,6 +113,14 @@ class Halves:
         sender = Sender(first.producer_group, first.source, first.instance, first.check_after_us)
         head = sender_head(sender)
         group_number = self._number_of(sender.group)
+        for t in run:
+            for number, m in enumerate(t.messages):
+                if m.withdraws is not None:
+                    state.withdrawals.ask(t.id, number, m.withdraws)
+                    journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.withdraws)))
+                if m.dedupe is not None:
+                    state.dedupes.ask(t.id, number, m.dedupe)
+                    journal.append(RecordType.META, encoded(Dedupes(t.id, number, m.dedupe)))
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
@@ -127,6 +138,10 @@ class Halves:
                 flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
                 if m.ttl_us:
                     flags |= FLAG_TTL
+                if m.withdraws is not None:
+                    flags |= FLAG_WITHDRAWS
+                if m.dedupe is not None:
+                    flags |= FLAG_DEDUPE
                 hashed_key = key_hash(m.key) if m.key is not None else 0
                 queue = topics[m.topic].queue_for(hashed_key)
                 half = ENTRY.pack(
@@ -142,10 +157,17 @@ class Halves:
                 by_id[transaction_id] = Pending(transaction_id, sender, own, now_us, due_us)
             halves += own
         if committed:
+            data = b"".join(chunks)
+            kind = RecordType.MESSAGE
+            if state.dedupes.asked or not state.withdrawals.are_none:
+                # How many entries there will be is not known, and where the payloads lie depends on it: they are stored
+                # as halves, and committed behind them in the same frame.
+                journal.append(RecordType.HALF, data, halves, None, "half")
+                kind, data = RecordType.OUTCOME, b""
             entries: list[bytes] = []
             queues: list[Queue | None] = []
-            place(state, opened, halves, now_us, entries, queues)
-            journal.append(RecordType.MESSAGE, b"".join(chunks), entries, queues, "half")
+            place(state, journal, halves, now_us, entries, queues)
+            append_commit(journal, kind, data, entries, queues, "half")
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])
             journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")

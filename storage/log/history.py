@@ -41,7 +41,8 @@ class History:
         stored = [e for e in entries if e[0] == EntryKind.HALF]
         ended = [e for e in entries if e[0] not in (EntryKind.HALF, EntryKind.CARRY)]
         rolled_back = bool(ended) and ended[0][0] == EntryKind.ROLLBACK  # which has one entry, for its first message
-        shown = [self._payloads.message(e) for e in (stored if rolled_back and stored else ended or stored)]
+        placed = [e for e in ended if e[0] != EntryKind.WITHDRAWN] or ended
+        shown = [self._payloads.message(e) for e in (stored if rolled_back and stored else placed or stored)]
         if pending is not None:
             return Transaction(
                 transaction_id,

@@ -14,7 +14,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from notify.storage.log.entry import EntryKind, due_times, queue_keys, table_of
+from notify.storage.log.entry import EntryKind, due_times, is_delayed, queue_keys, table_of
 
 MAGIC = b"NTFYIDX1"
 VERSION = 2
@@ -126,7 +126,7 @@ def _ids(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
 
 
 def _delayed(table: NDArray[Any], place: NDArray[np.uint32]) -> NDArray[Any]:
-    numbers = np.flatnonzero(table["kind"] == EntryKind.DELAYED)
+    numbers = np.flatnonzero(is_delayed(table["kind"]))
     chosen = table[numbers]
     due = due_times(chosen)
     order = np.lexsort((chosen["position"], due))

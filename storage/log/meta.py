@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from notify.protocol.withdrawal import Dedupe, Wanted
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
 from notify.storage.log.records import encode
@@ -125,6 +126,22 @@ class Restored(msgspec.Struct, array_like=True, tag="restored"):
     known_to_us: int
 
 
+class Withdraws(msgspec.Struct, array_like=True, tag="withdraws"):
+    """A message withdraws another one, if it is committed: in the frame of the message, before its record."""
+
+    id: bytes
+    message_no: int
+    wanted: Wanted
+
+
+class Dedupes(msgspec.Struct, array_like=True, tag="dedupes"):
+    """A message has a dedupe key: in the frame of the message, before its record."""
+
+    id: bytes
+    message_no: int
+    dedupe: Dedupe
+
+
 Meta = (
     TopicSet
     | StartSet
@@ -139,6 +156,8 @@ Meta = (
     | BridgeMoved
     | BridgeBased
     | Restored
+    | Withdraws
+    | Dedupes
 )
 _TAGS = frozenset(kind.__struct_config__.tag for kind in Meta.__args__)
 _decode = msgspec.msgpack.Decoder(Meta).decode

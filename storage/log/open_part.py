@@ -16,6 +16,9 @@ from notify.storage.log.entry import (
     KEY_HASH_AT,
     EntryKind,
     due_times,
+    is_delayed,
+    message_key,
+    message_key_of,
     queue_keys,
     table_of,
 )
@@ -58,6 +61,9 @@ class OpenPart:
         self._due_us = array("Q")
         self._due_position = array("Q")
         self._due_number = array("I")
+        self._withdrawn_due = array("Q")
+        self._by_message: tuple[dict[bytes, int], dict[bytes, int]] | None = None
+        """The entries of delayed messages, and of withdrawn ones, by message; made when one is first asked for."""
 
     def publish(self, entries: list[bytes], queues: list[Queue | None], delayed: list[tuple[int, int, int]]) -> None:
         """Take over the entries of a frame that has become durable, with the queue of each that is in one.
@@ -68,6 +74,11 @@ class OpenPart:
         number = self.count
         for due_us, position, in_frame in delayed:
             self._delay(due_us, position, number + in_frame)
+            is_withdrawn = entries[in_frame][0] == EntryKind.WITHDRAWN
+            if is_withdrawn:
+                self._withdrawn_due.append(due_us)
+            if self._by_message is not None:
+                self._by_message[is_withdrawn][message_key_of(entries[in_frame])] = number + in_frame
         runs = self.runs
         for queue in queues:
             if queue is not None:
@@ -94,13 +105,15 @@ class OpenPart:
         kinds = table["kind"]
         self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
         rolled_back = kinds == EntryKind.ROLLBACK
-        decided = rolled_back | (kinds == EntryKind.QUEUE) | (kinds == EntryKind.DELAYED)
+        decided = rolled_back | (kinds == EntryKind.QUEUE) | is_delayed(kinds) | (kinds == EntryKind.WITHDRAWAL)
         # Some entries of a transaction name no group: its dead letters do not.
         named = decided & (table["producer_group"] != 0)
         self.decided = dict.fromkeys(self._ids(np.flatnonzero(decided)), 0)
         self.decided |= zip(self._ids(np.flatnonzero(named)), table["producer_group"][named].tolist(), strict=True)
         self.rolled_back = set(self._ids(np.flatnonzero(rolled_back)))
-        delayed = np.flatnonzero(kinds == EntryKind.DELAYED)
+        delayed = np.flatnonzero(is_delayed(kinds))
+        self._withdrawn_due = array("Q", table["deliver_us"][kinds == EntryKind.WITHDRAWN].tobytes())
+        self._by_message = None
         self._due_us = array("Q", due_times(table[delayed]).tobytes())
         self._due_position = array("Q", np.ascontiguousarray(table["position"][delayed]).tobytes())
         self._due_number = array("I", delayed.astype(np.uint32).tobytes())
@@ -202,6 +215,25 @@ class OpenPart:
         """How many delayed messages were due up to an instant, released ones included."""
         due = np.frombuffer(self._due_us, np.uint64) if self._due_us else np.empty(0, np.uint64)
         return int((due <= np.uint64(until_us)).sum())
+
+    def withdrawn_count_until(self, until_us: int) -> int:
+        """How many messages that were due up to an instant were withdrawn here."""
+        due = np.frombuffer(self._withdrawn_due, np.uint64) if self._withdrawn_due else np.empty(0, np.uint64)
+        return int((due <= np.uint64(until_us)).sum())
+
+    def delayed_of(self, transaction_id: bytes, number: int) -> tuple[bytes, bytes]:
+        """The entries of one message as delayed and as withdrawn; each empty if it is not here."""
+        if self._by_message is None:
+            self._by_message = {}, {}
+            for place in self._due_number:
+                entry = self.delayed_entry(place)
+                self._by_message[entry[0] == EntryKind.WITHDRAWN][message_key_of(entry)] = place
+        key = message_key(transaction_id, number)
+        delayed, withdrawn = (places.get(key) for places in self._by_message)
+        return (
+            b"" if delayed is None else self.delayed_entry(delayed),
+            b"" if withdrawn is None else self.delayed_entry(withdrawn),
+        )
 
     def delayed_entry(self, number: int) -> bytes:
         """The entry of a delayed message."""

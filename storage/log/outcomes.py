@@ -8,7 +8,7 @@ from notify.storage.log.entry import ENTRY_HEAD, ENTRY_SIZE, FLAG_FORCED, HALF, 
 from notify.storage.log.halves import ENTRIES_PER_RECORD
 from notify.storage.log.journal import Journal
 from notify.storage.log.lookup import state_of, state_of_pending
-from notify.storage.log.placing import place
+from notify.storage.log.placing import append_commit, not_to_come, place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
@@ -49,14 +49,13 @@ class Outcomes:
         by_id = state.pending.by_id
         undecided = [by_id.get(outcome[0]) for outcome in outcomes]
         size = sum([len(pending.entries) for pending in undecided if pending is not None])
-        journal.reserve(4096 + 2 * ENTRY_SIZE * size)
+        journal.reserve(4096 + 2 * ENTRY_SIZE * size + state.withdrawals.room)
         results: list[Decided] = []
         halves: list[bytes] = []
         """Messages of committed transactions that have no place yet, as their entries."""
         entries: list[bytes] = []
         queues: list[Queue | None] = []
-        opened = journal.open
-        live = opened.part
+        live = journal.open.part
         numbers = state.producer_numbers
         committed = State.COMMITTED
         committed_result = Decided(True, committed, True)
@@ -77,24 +76,26 @@ class Outcomes:
                 halves += pending.entries
                 results.append(committed_result)
             else:
-                place(state, opened, halves, now_us, entries, queues, forced)
-                halves.clear()
+                place(state, journal, halves, now_us, entries, queues, forced)
+                halves = []
                 first = pending.entries[0]
                 _, queue_no, topic_id, _ = HALF.unpack_from(first)
                 head = ENTRY_HEAD.pack(_ROLLBACK, FLAG_FORCED if forced else 0, queue_no, topic_id, now_us, 0)
                 entries.append(head + tail_of(first))
                 queues.append(None)
+                if state.dedupes.asked or not state.withdrawals.are_none:
+                    not_to_come(state, journal, transaction_id, now_us, entries, queues, forced)
                 live.rolled_back.add(transaction_id)
                 results.append(rolled_back_result)
             if len(entries) + len(halves) > ENTRIES_PER_RECORD:
-                place(state, opened, halves, now_us, entries, queues, forced)
+                place(state, journal, halves, now_us, entries, queues, forced)
                 halves = []
-                journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
+                append_commit(journal, RecordType.OUTCOME, b"", entries, queues, "outcome")
                 entries, queues = [], []
         if halves:
-            place(state, opened, halves, now_us, entries, queues, forced)
+            place(state, journal, halves, now_us, entries, queues, forced)
         if entries:
-            journal.append(RecordType.OUTCOME, b"", entries, queues, "outcome")
+            append_commit(journal, RecordType.OUTCOME, b"", entries, queues, "outcome")
         return results
 
     def _decided_before(self, transaction_id: bytes, group: str | None) -> Decided:

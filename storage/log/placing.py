@@ -1,30 +1,49 @@
-"""The places of committed messages: in its queue, or among the delayed ones."""
+"""The places of committed messages: in its queue, or among the delayed ones; and withdrawals, which take such a place
+away from a message, or take none themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from notify.protocol.withdrawal import ANY_TOPIC, Dedupe, Fate, Wanted
 from notify.storage.log.entry import (
     ENTRY_HEAD,
     ENTRY_HEAD_SIZE,
+    FLAG_DEDUPE,
     FLAG_FORCED,
     FLAG_TTL,
+    FLAG_WITHDRAWS,
     HALF,
     Entry,
     EntryKind,
     Fixed,
+    message_key,
+    message_key_of,
+    topic_of,
+    transaction_id_of,
 )
 from notify.storage.log.frame import Frame
+from notify.storage.log.journal import Journal
 from notify.storage.log.queues import Queue
+from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
+from notify.storage.log.withdrawals import (
+    Waiting,
+    delayed_entry_of,
+    is_waited_for,
+    may_withdraw,
+    withdrawal_entry,
+    withdrawn_entry,
+)
 
+MOST_ENTRIES = 0xFFFF
 _QUEUE, _DELAYED = int(EntryKind.QUEUE), int(EntryKind.DELAYED)
 
 
 def place(
     state: LogState,
-    frame: Frame,
-    halves: Iterable[bytes],
+    journal: Journal,
+    halves: Sequence[bytes],
     now_us: int,
     entries: list[bytes],
     queues: list[Queue | None],
@@ -35,6 +54,52 @@ def place(
     `halves`: their entries as halves. `entries`, `queues`: the record's entries, and of each the queue, None where the
     message is delayed. `forced`: an administrator decided the transactions.
     """
+    if state.withdrawals.are_none and not state.dedupes.asked:
+        _place(state, journal.open, halves, now_us, entries, queues, forced)
+    elif halves:
+        Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
+
+
+def append_commit(
+    journal: Journal, kind: RecordType, data: bytes, entries: list[bytes], queues: list[Queue | None], point: str
+) -> None:
+    """Append the record of a commit. Entries beyond what a record's count can say, which only withdrawals bring, go
+    into further records of the same frame."""
+    if len(entries) <= MOST_ENTRIES:
+        journal.append(kind, data, entries, queues, point)
+        return
+    journal.append(kind, data, entries[:MOST_ENTRIES], queues[:MOST_ENTRIES], point)
+    for first in range(MOST_ENTRIES, len(entries), MOST_ENTRIES):
+        last = first + MOST_ENTRIES
+        journal.append(RecordType.OUTCOME, b"", entries[first:last], queues[first:last], point)
+
+
+def not_to_come(
+    state: LogState,
+    journal: Journal,
+    transaction_id: bytes,
+    now_us: int,
+    entries: list[bytes],
+    queues: list[Queue | None],
+    forced: bool,
+) -> None:
+    """A transaction is rolled back: it withdraws nothing, and nobody waits for its messages any more."""
+    state.withdrawals.asked.pop(transaction_id, None)
+    state.dedupes.asked.pop(transaction_id, None)
+    ending = Withdrawing(state, journal, (), now_us, entries, queues, forced)
+    for waiting in state.withdrawals.for_rolled_back(transaction_id):
+        ending.end(waiting.half, waiting.wanted, Fate.NOT_FOUND)
+
+
+def _place(
+    state: LogState,
+    frame: Frame,
+    halves: Iterable[bytes],
+    now_us: int,
+    entries: list[bytes],
+    queues: list[Queue | None],
+    forced: bool,
+) -> None:
     before = len(frame.entries)
     first = before + len(entries)
     topics, times = state.topics_by_id.rows, state.times
@@ -64,3 +129,175 @@ def place(
         queues.append(queue)
     if before + len(entries) > first:
         frame.commits.append((now_us, first, before + len(entries)))
+
+
+class Withdrawing:
+    """Places messages among which withdrawals may be, or messages that withdrawals wait for."""
+
+    def __init__(
+        self,
+        state: LogState,
+        journal: Journal,
+        halves: Sequence[bytes],
+        now_us: int,
+        entries: list[bytes],
+        queues: list[Queue | None],
+        forced: bool,
+    ) -> None:
+        """The arguments are those of `place`."""
+        self._state = state
+        self._withdrawals = state.withdrawals
+        self._journal = journal
+        self._halves = halves
+        self._now_us = now_us
+        self._entries = entries
+        self._queues = queues
+        self._forced = forced
+        any_topic = state.topics.get(ANY_TOPIC)
+        self._any_topic = None if any_topic is None else any_topic.id
+        self._places: dict[bytes, int] | None = None
+        """By message, its number among the halves; made when it is first asked for."""
+
+    def place(self) -> None:
+        run: list[bytes] = []
+        for number, half in enumerate(self._halves):
+            withdraws = half[1] & (FLAG_WITHDRAWS | FLAG_DEDUPE)
+            if not withdraws and transaction_id_of(half) not in self._withdrawals.waiting:
+                run.append(half)
+                continue
+            self._place_all(run)
+            run = []
+            if withdraws & FLAG_WITHDRAWS:
+                self._place_withdrawal(number, half)
+            elif withdraws:
+                self._place_one_of_a_key(half)
+            else:
+                self._place_awaited(half)
+        self._place_all(run)
+
+    def _place_all(self, halves: Sequence[bytes]) -> None:
+        if halves:
+            frame = self._journal.open
+            _place(self._state, frame, halves, self._now_us, self._entries, self._queues, self._forced)
+
+    def _place_withdrawal(self, number: int, half: bytes) -> None:
+        wanted = self._withdrawals.taken(half)
+        if wanted is None:
+            self._place_all([half])  # damage took the record of what it wants: a replacement is delivered as it is
+            return
+        fate = self._fate(number, half, wanted)
+        self.end(half, wanted, fate)
+
+    def _place_one_of_a_key(self, half: bytes) -> None:
+        """Place a message with a dedupe key, unless another one of the key is pending and stays."""
+        state = self._state
+        dedupe = state.dedupes.taken(half)
+        other = b"" if dedupe is None else self._pending(topic_of(half), dedupe)
+        if dedupe is not None and other and not dedupe.last:
+            state.dedupes.collapsed += 1
+            forced = FLAG_FORCED if self._forced else 0
+            self._entries.append(withdrawal_entry(half, Fate.COLLAPSED, self._now_us, forced))
+            self._queues.append(None)
+            self._end_waiting_for(half, is_placed=False)
+            return
+        if other:
+            state.dedupes.collapsed += 1
+            self._withdraw(other)
+        self._place_all([half])
+        if dedupe is not None and self._entries[-1][0] == EntryKind.DELAYED:
+            state.dedupes.note(self._entries[-1], dedupe, state.times.released)
+        self._end_waiting_for(half, is_placed=True)
+
+    def _pending(self, topic: int, dedupe: Dedupe) -> bytes:
+        """The entry of the message of a key that still is delayed; empty if there is none."""
+        state = self._state
+        one = state.dedupes.pending.get((topic, dedupe.key_hash))
+        if one is None or one.moment <= state.times.released:
+            return b""
+        frames = self._journal.on_their_way()
+        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, one.id, one.number)
+        return b"" if withdrawn else delayed
+
+    def _fate(self, number: int, half: bytes, wanted: Wanted) -> Fate:
+        state, withdrawals = self._state, self._withdrawals
+        own_topic = topic_of(half)
+        pending = state.pending.by_id.get(wanted.id)
+        if pending is not None:
+            if wanted.number >= len(pending.entries):
+                return Fate.NOT_FOUND
+            target = pending.entries[wanted.number]
+            if not may_withdraw(own_topic, topic_of(target), self._any_topic):
+                return Fate.NOT_FOUND
+            return withdrawals.wait(half, wanted, self._now_us, for_ever=is_waited_for(pending, wanted.number))
+        if self._place_of(wanted) > number:
+            return withdrawals.wait(half, wanted, self._now_us, for_ever=True)
+        frames = self._journal.on_their_way()
+        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, wanted.id, wanted.number)
+        if delayed and not may_withdraw(own_topic, topic_of(delayed), self._any_topic):
+            return Fate.NOT_FOUND
+        if withdrawn:
+            return Fate.ALREADY
+        if not delayed:
+            outcome = state.parts.outcome(wanted.id)
+            if outcome is None:
+                return withdrawals.wait(half, wanted, self._now_us)
+            return Fate.TOO_LATE if outcome else Fate.NOT_FOUND
+        return self._withdraw(delayed)
+
+    def _place_of(self, wanted: Wanted) -> int:
+        """The number of a message among the halves that are placed now, -1 if it is none of them."""
+        if self._places is None:
+            self._places = {message_key_of(half): number for number, half in enumerate(self._halves)}
+        return self._places.get(message_key(wanted.id, wanted.number), -1)
+
+    def _withdraw(self, delayed: bytes) -> Fate:
+        """Withdraw a delayed message, if it is not released."""
+        entry, times = Entry.of(delayed), self._state.times
+        moment = entry.due_us, entry.position
+        if moment <= times.released:
+            return Fate.TOO_LATE
+        times.withdraw(*moment)
+        frame = self._journal.open
+        frame.delayed.append((*moment, len(frame.entries) + len(self._entries)))
+        self._entries.append(withdrawn_entry(delayed, self._now_us))
+        self._queues.append(None)
+        return Fate.WITHDRAWN
+
+    def end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
+        """Note what became of a withdrawal. A replacement in time takes a place; nothing else does.
+
+        Then the same of the withdrawal that waits to withdraw this one, and so on: in a loop, because a sender may have
+        chained any number of them.
+        """
+        while True:
+            self._withdrawals.note(half, wanted, fate, self._now_us)
+            is_placed = fate is Fate.WITHDRAWN and wanted.replaces
+            if is_placed:
+                self._place_all([half])
+            else:
+                forced = FLAG_FORCED if self._forced else 0
+                self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
+                self._queues.append(None)
+            waiting = None if fate is Fate.WAITING else self._withdrawals.for_message(half, self._now_us)
+            if waiting is None:
+                return
+            half, wanted, fate = waiting.half, waiting.wanted, self._fate_of(waiting, is_placed)
+
+    def _place_awaited(self, half: bytes) -> None:
+        """Place a message that a withdrawal may wait for."""
+        self._place_all([half])
+        self._end_waiting_for(half, is_placed=True)
+
+    def _end_waiting_for(self, half: bytes, *, is_placed: bool) -> None:
+        """Decide the withdrawal that waits for a message. `is_placed`: whether the message is the last entry."""
+        waiting = self._withdrawals.for_message(half, self._now_us)
+        if waiting is not None:
+            self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed))
+
+    def _fate_of(self, waiting: Waiting, is_placed: bool) -> Fate:
+        """What becomes of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none
+        otherwise."""
+        placed = self._entries[-1]
+        if not is_placed or not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
+            return Fate.NOT_FOUND
+        return self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE

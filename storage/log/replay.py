@@ -46,6 +46,9 @@ class Replay:
                 pop = state.pending.by_id.pop
                 for transaction_id in transaction_ids_of(entries):
                     pop(transaction_id, None)
+                self._withdrawals(entries)
+            elif kind == RecordType.MESSAGE:
+                self._withdrawals(entries)
             elif kind == RecordType.RELEASE:
                 state.times.released = max(state.times.released, RELEASED.unpack(data))
             elif kind in (RecordType.PROGRESS, RecordType.DEAD_LETTER):
@@ -89,6 +92,13 @@ class Replay:
             self._known_topic(entry.topic, entry.queue)
             pending.entries.append(raw)
         self._state.pending.schedule(sender.group, due_us, batch)
+
+    def _withdrawals(self, entries: memoryview) -> None:
+        state = self._state
+        if not state.withdrawals.are_none:
+            state.withdrawals.replay(entries, state.pending.by_id)
+        if state.dedupes.asked:
+            state.dedupes.replay(entries, state.times.released)
 
     def _known_topic(self, number: int, queue: int) -> LogTopic:
         """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
@@ -146,5 +156,9 @@ class Replay:
                 state.bridge_bases[record.source] = record.base
             case meta.Restored():
                 state.begin_generation(record.generation)
+            case meta.Withdraws():
+                state.withdrawals.ask(record.id, record.message_no, record.wanted)
+            case meta.Dedupes():
+                state.dedupes.ask(record.id, record.message_no, record.dedupe)
             case None:
                 return  # of a version that knows more

@@ -122,6 +122,7 @@ class Rewriter:
         state = self._state
         tails = [tail_of(entry) for pending in state.pending.by_id.values() for entry in pending.entries]
         tails += [tail_of(entry) for _, entry in state.times.unpublished.values()]
+        tails += state.withdrawals.tails()
         for part in state.parts:
             tails += [tail_of(part.delayed_entry(number)) for number in still_delayed(state, part)]
         return [Fixed.of(tail) for tail in tails]

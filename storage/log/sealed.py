@@ -11,7 +11,16 @@ import structlog
 from numpy.typing import NDArray
 
 from notify.storage.log.disk import Disk
-from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, OFFSET_AT, EntryKind, due_times, group_number_of
+from notify.storage.log.entry import (
+    ENTRY_SIZE,
+    ENTRY_TYPE,
+    NUMBER_AT,
+    OFFSET_AT,
+    EntryKind,
+    due_times,
+    group_number_of,
+    is_delayed,
+)
 from notify.storage.log.index import (
     DUE_TYPE,
     HEADER_TYPE,
@@ -28,6 +37,9 @@ log = structlog.get_logger("notify.log")
 
 ABOVE_ALL = 1 << 64
 """Above all positions."""
+
+COMMITTED = frozenset({EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.GONE, EntryKind.WITHDRAWN, EntryKind.WITHDRAWAL})
+"""The kinds of entries that only committed transactions have."""
 
 _U64 = struct.Struct("<Q")
 _RUN = struct.Struct("<QQIIQ")
@@ -69,6 +81,7 @@ class SealedPart:
         self._tables_crc = int(header["tables_crc"])
         self._is_sound: bool | None = True if is_fresh else None
         self._lowest_payload: int | None = None
+        self._withdrawn_due: NDArray[np.uint64] | None = None
         self.id_min = int(header["id_min_high"])
         self.id_max = int(header["id_max_high"])
         self.time_min = int(header["time_min"])
@@ -199,7 +212,7 @@ class SealedPart:
         if not self.delayed_count:
             return []
         if not self._tables_are_sound():
-            numbers = np.flatnonzero(self.entries["kind"] == EntryKind.DELAYED)
+            numbers = np.flatnonzero(is_delayed(self.entries["kind"]))
             rows = sorted(
                 zip(
                     due_times(self.entries[numbers]).tolist(),
@@ -227,6 +240,27 @@ class SealedPart:
             return self.delayed_count
         return self._first_at_least(until_us + 1, self._delayed_at, DUE_TYPE.itemsize, 0, self.delayed_count)
 
+    def withdrawn_count_until(self, until_us: int) -> int:
+        """How many messages that were due up to an instant were withdrawn here. Looked for once: it changes no more."""
+        if not self.delayed_count:
+            return 0
+        if self._withdrawn_due is None:
+            rows = np.frombuffer(self._map, DUE_TYPE, self.delayed_count, self._delayed_at)
+            kinds = self.entries["kind"][rows["entry"]]
+            self._withdrawn_due = rows["due_us"][kinds == EntryKind.WITHDRAWN].copy()
+        return int(np.searchsorted(self._withdrawn_due, np.uint64(until_us), side="right"))
+
+    def delayed_of(self, transaction_id: bytes, number: int) -> tuple[bytes, bytes]:
+        """The entries of one message as delayed and as withdrawn; each empty if it is not here."""
+        delayed = withdrawn = b""
+        for entry in self.lookup(transaction_id):
+            if int.from_bytes(entry[NUMBER_AT : NUMBER_AT + 2], "little") == number:
+                if entry[0] == EntryKind.DELAYED:
+                    delayed = entry
+                elif entry[0] == EntryKind.WITHDRAWN:
+                    withdrawn = entry
+        return delayed, withdrawn
+
     def delayed_entry(self, number: int) -> bytes:
         """The entry of a delayed message."""
         return self._entry(number)
@@ -239,7 +273,7 @@ class SealedPart:
     def outcome(self, transaction_id: bytes) -> bool | None:
         """True committed, False rolled back, None not decided in this part."""
         for entry in self.lookup(transaction_id):
-            if entry[0] in (EntryKind.QUEUE, EntryKind.DELAYED, EntryKind.GONE):
+            if entry[0] in COMMITTED:
                 return True
             if entry[0] == EntryKind.ROLLBACK:
                 return False

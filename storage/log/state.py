@@ -13,12 +13,14 @@ import numpy as np
 from notify.errors import NotFound
 from notify.storage.bridged import BridgeState
 from notify.storage.groups import Priorities, Subscription
+from notify.storage.log.dedupes import Dedupes
 from notify.storage.log.entry import group_number_of
 from notify.storage.log.gaps import OFFSETS_APART, Gaps
 from notify.storage.log.parts import Parts
 from notify.storage.log.pending import PendingTable
 from notify.storage.log.queues import LogTopic, Queue, TopicsById, queue_key
 from notify.storage.log.times import TimeIndex
+from notify.storage.log.withdrawals import Withdrawals
 from notify.storage.progress import QueueProgress
 
 
@@ -50,6 +52,8 @@ class LogState:
         self.gaps = Gaps()
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
+        self.withdrawals = Withdrawals()
+        self.dedupes = Dedupes()
 
     def queue(self, topic: str, number: int) -> Queue:
         """Raises NotFound."""

@@ -44,6 +44,7 @@ from notify.storage.log.state import LogState
 from notify.storage.log.threads import Threads
 from notify.storage.log.topics import Topics
 from notify.storage.log.verify import verify
+from notify.storage.log.withdrawn import Withdrawn
 
 log = structlog.get_logger("notify.log")
 
@@ -107,6 +108,7 @@ class LogStore:
         bridges = Bridges(state, journal, halves, outcomes)
         reader = Reader(state, payloads)
         delays = Delays(state, journal)
+        withdrawn = Withdrawn(state, journal, payloads)
         history = History(state, journal, self.disk, segments, payloads, reader)
         carrier = Rewriter(state, segments, journal, payloads)
         dropper = Dropper(self.disk, segments, state, carrier, self._checkpoints, self._sealer)
@@ -153,6 +155,11 @@ class LogStore:
         self.delayed = delays.delayed
         self.release_due = delays.release_due
         self.next_due_us = delays.next_due_us
+        self.withdrawable = withdrawn.withdrawable
+        self.withdrawal = withdrawn.withdrawal
+        self.withdrawals = withdrawn.counts
+        self.collapsed = withdrawn.collapsed
+        self.is_full_of_keys = withdrawn.is_full_of_keys
         self.subscriptions = groups.subscriptions
         self.subscription = groups.subscription
         self.subscribe_soon = groups.subscribe_soon
@@ -317,8 +324,8 @@ class LogStore:
         """A frame is on the disk: its entries become visible."""
         if frame.entries:
             frame.part.publish(frame.entries, frame.queues, frame.delayed)
-            for _, position, _ in frame.delayed:
-                self.state.times.unpublished.pop(position, None)
+            for _, position, number in frame.delayed:
+                self.state.times.published(frame.entries[number][0], position)
             topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
             for placed in self._placed_callbacks:
                 for committed_us, first, end in frame.commits:

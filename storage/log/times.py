@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 
+from notify.storage.log.entry import EntryKind
 from notify.storage.log.parts import Parts
 
 LOAD = 20_000
@@ -31,10 +32,15 @@ class TimeIndex:
         self._near: list[tuple[int, int, bytes]] = []
         self.unpublished: dict[int, tuple[int, bytes]] = {}
         """Payload position to (due, entry) of delayed messages on their way to the disk: in no part yet."""
+        self.leaving: dict[int, int] = {}
+        """Payload position to due of withdrawn messages on their way to the disk."""
+        self._withdrawn: set[Moment] = set()
+        """Those in memory that were withdrawn: they get no place when they are due."""
 
     def load(self) -> None:
         """Forget what is in memory and begin anew behind what is released: after the parts were read back."""
         self._near.clear()
+        self._withdrawn.clear()
         self._horizon = self.released
         self._load_more()
 
@@ -47,30 +53,55 @@ class TimeIndex:
                 self._near.sort()  # a sorted list is a heap
                 del self._near[2 * LOAD :]
                 self._horizon = self._near[-1][:2]
+                self._withdrawn = {moment for moment in self._withdrawn if moment <= self._horizon}
+
+    def withdraw(self, due_us: int, position: int) -> None:
+        """A message that is not released yet was withdrawn."""
+        self.leaving[position] = due_us
+        if (due_us, position) <= self._horizon:
+            self._withdrawn.add((due_us, position))
+
+    def published(self, kind: int, position: int) -> None:
+        """The entry of a delayed or withdrawn message is on the disk, and in a part."""
+        if kind == EntryKind.WITHDRAWN:
+            self.leaving.pop(position, None)
+        else:
+            self.unpublished.pop(position, None)
 
     def next_due_us(self) -> int | None:
-        """When the next one is due."""
-        if not self._near and self._horizon < _END:
+        """When the next one is due, or would be if it was not withdrawn."""
+        while not self._near and self._horizon < _END:
             self._load_more()
         return self._near[0][0] if self._near else None
 
-    def pop_due(self, now_us: int, limit: int) -> list[bytes]:
-        """Entries that are due, in order, at most `limit` of them."""
+    def pop_due(self, now_us: int, limit: int) -> tuple[list[bytes], int]:
+        """Entries that are due, in order, and how many messages were taken for it: at most `limit`. The others of these
+        were withdrawn."""
         found: list[bytes] = []
-        while len(found) < limit:
+        taken = 0
+        while taken < limit:
             due_us = self.next_due_us()
             if due_us is None or due_us > now_us:
                 break
             due_us, position, entry = heapq.heappop(self._near)
-            self.released = (due_us, position)
-            found.append(entry)
-        return found
+            self.released = moment = (due_us, position)
+            taken += 1
+            if moment in self._withdrawn:
+                self._withdrawn.remove(moment)
+            else:
+                found.append(entry)
+        return found, taken
 
     def waiting(self) -> int:
         """How many are delayed, roughly: those of the same instant as the last released one may count twice."""
         parts = list(self._parts)
+        released_us = self.released[0]
         total = sum(part.delayed_count_until(FOR_EVER_US) for part in parts)
-        return max(0, total - sum(part.delayed_count_until(self.released[0]) for part in parts))
+        released = sum(part.delayed_count_until(released_us) for part in parts)
+        # A withdrawn message has an entry as a delayed one, and another one as withdrawn.
+        withdrawn = sum(part.withdrawn_count_until(FOR_EVER_US) for part in parts)
+        withdrawn -= sum(part.withdrawn_count_until(released_us) for part in parts)
+        return max(0, total - released - 2 * withdrawn)
 
     def _load_more(self) -> None:
         """Take the next few thousand behind the horizon from all parts."""
@@ -93,7 +124,10 @@ class TimeIndex:
         ]
         rows.sort(key=lambda row: row[:2])
         is_cut = len(rows) > LOAD
-        del rows[LOAD:]
+        end = LOAD
+        while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
+            end += 1  # a delayed message, and that it was withdrawn, are loaded together
+        del rows[end:]
         if is_cut:
             self._horizon = rows[-1][:2]
         else:
@@ -102,5 +136,9 @@ class TimeIndex:
         for at, (due_us, entry) in self.unpublished.items():
             if (begin_us, position) < (due_us, at) <= self._horizon:
                 near.append((due_us, at, entry))
+        withdrawn = {row[:2] for row in near if row[2][0] == EntryKind.WITHDRAWN}
+        withdrawn |= {(due_us, at) for at, due_us in self.leaving.items()}
+        if withdrawn:
+            near = [row for row in near if row[:2] not in withdrawn]
         self._near += near
         heapq.heapify(self._near)

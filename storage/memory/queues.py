@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.keys import key_hash
 from notify.storage.hashing import tag_hash
+from notify.storage.memory.withdrawals import MemoryWithdrawals
 from notify.storage.message_run import LEAST, MessageRun, run_of
 from notify.storage.records import NewMessage, StoredMessage
 from notify.storage.topics import Topic, with_growth
@@ -36,6 +37,7 @@ class MemoryQueues:
         self._turns: dict[str, int] = {}
         self._delayed: list[tuple[int, int, int, bytes, int, NewMessage]] = []
         """Heap of (due, number of the commit, number of the message, transaction id, queue, message)."""
+        self.withdrawals = MemoryWithdrawals(self._place)
         self._commits = 0
         self._placed: dict[bytes, list[StoredMessage]] = {}
         """The places of each transaction's messages."""
@@ -102,18 +104,23 @@ class MemoryQueues:
     def commit(self, transaction_id: bytes, messages: Sequence[NewMessage], now_us: int) -> set[str]:
         """Put a transaction's messages in their queues, or among the delayed ones; the topics that got some."""
         self._commits += 1
-        touched = set()
+        touched: set[str] = set()
         for number, message in enumerate(messages):
-            queue = self._queue_for(message)
-            due_us = now_us + message.delay_us if message.delay_us else message.deliver_at_us
-            if due_us > now_us:
-                heapq.heappush(self._delayed, (due_us, self._commits, number, transaction_id, queue, message))
-            else:
-                self.enqueue(message, queue, transaction_id, number, now_us)
-                touched.add(message.topic)
-                for placed in self._placed_callbacks:
-                    placed(message.topic, now_us, 1)
+            touched |= self.withdrawals.commit((transaction_id, number), message, now_us)
         return touched
+
+    def _place(self, key: tuple[bytes, int], message: NewMessage, now_us: int) -> set[str]:
+        transaction_id, number = key
+        queue = self._queue_for(message)
+        due_us = now_us + message.delay_us if message.delay_us else message.deliver_at_us
+        if due_us > now_us:
+            heapq.heappush(self._delayed, (due_us, self._commits, number, transaction_id, queue, message))
+            self.withdrawals.delayed[key] = due_us, message.topic
+            return set()
+        self.enqueue(message, queue, transaction_id, number, now_us)
+        for placed in self._placed_callbacks:
+            placed(message.topic, now_us, 1)
+        return {message.topic}
 
     def _queue_for(self, message: NewMessage) -> int:
         count = self._topics[message.topic].queues
@@ -140,7 +147,7 @@ class MemoryQueues:
         self._placed.setdefault(transaction_id, []).append(stored)
 
     def delayed(self) -> int:
-        return len(self._delayed)
+        return len(self.withdrawals.delayed)
 
     def next_due_us(self) -> int | None:
         return self._delayed[0][0] if self._delayed else None
@@ -150,7 +157,8 @@ class MemoryQueues:
         touched: set[str] = set()
         while self._delayed and self._delayed[0][0] <= now_us and released < limit:
             _, _, number, transaction_id, queue, message = heapq.heappop(self._delayed)
-            if message.topic in self._topics:
+            is_delayed = self.withdrawals.delayed.pop((transaction_id, number), None) is not None
+            if is_delayed and message.topic in self._topics:
                 queue = queue if message.key is None else self._queue_for(message)
                 self.enqueue(message, queue, transaction_id, number, now_us)
                 touched.add(message.topic)

@@ -63,6 +63,11 @@ class MemoryStore:
         self.delayed = queues.delayed
         self.release_due = queues.release_due
         self.next_due_us = queues.next_due_us
+        self.withdrawable = queues.withdrawals.withdrawable
+        self.withdrawal = queues.withdrawals.withdrawal
+        self.withdrawals = queues.withdrawals.withdrawals
+        self.collapsed = queues.withdrawals.collapsed
+        self.is_full_of_keys = queues.withdrawals.is_full_of_keys
         self.subscriptions = groups.subscriptions
         self.subscription = groups.subscription
         self.subscribe_soon = groups.subscribe_soon

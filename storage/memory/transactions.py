@@ -14,6 +14,7 @@ from notify.storage.memory.queues import MemoryQueues
 from notify.storage.records import (
     Decided,
     InDoubt,
+    NewMessage,
     NewTransaction,
     Put,
     PutResult,
@@ -45,6 +46,11 @@ class MemoryTransactions:
         self._records: dict[bytes, _Record] = {}
         self._bridges: dict[str, BridgeState] = {}
         self._bridge_bases: dict[str, str] = {}
+        queues.withdrawals.transaction_of = self._content
+
+    def _content(self, transaction_id: bytes) -> tuple[State, Sequence[NewMessage]] | None:
+        record = self._records.get(transaction_id)
+        return None if record is None else (record.state, record.new.messages)
 
     def payloads(self) -> Iterator[bytes]:
         """Those of all messages that a transaction still has."""
@@ -111,6 +117,7 @@ class MemoryTransactions:
                     touched |= self._commit(record, now_us)
                 else:
                     record.state, record.decided_us = State.ROLLED_BACK, now_us
+                    self._queues.withdrawals.rolled_back(transaction_id, record.new.messages, now_us)
                 record.forced = forced
                 results.append(Decided(True, outcome, True))
         self._queues.tell(touched)

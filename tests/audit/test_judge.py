@@ -18,7 +18,7 @@ from notify.protocol import ids
 from notify.spark.checks.outbox_waiting import DROPPED, REFUSED, WAITS
 from notify.spark.explain.judging import Bounds, judge, row_of
 from notify.spark.explain.trace import Row, Settled, Stand, Trace
-from notify.spark.inputs.columns import name_hash
+from notify.spark.inputs.columns import TAKES_NO_PLACE, WITHDRAWN, name_hash
 from notify.spark.judge import findings
 from notify.spark.judge.findings import BY_NAME, FINDINGS, classes_of, judged_row
 from notify.spark.judge.message_rows import BITS, MASKS, PROVEN, Groups
@@ -109,6 +109,11 @@ CASES = [
     Case("as old as the log", "PENDING", ROWS, terms={"log_from_us": T - SECOND}),
     Case("delayed, and not due", "", ROWS, ONLY_HALF | {"due_us": T + 2 * HOUR}),
     Case("delayed, and overdue", "LOST", ROWS, ONLY_HALF | {"due_us": T + SECOND}),
+    Case("withdrawn in time", "WITHDRAWN", ROWS, ONLY_HALF | {"due_us": T + SECOND, "withdrawn": WITHDRAWN}),
+    Case("withdrawn, and not due", "WITHDRAWN", ROWS, ONLY_HALF | {"due_us": T + 2 * HOUR, "withdrawn": WITHDRAWN}),
+    Case("a cancellation", "", ROWS, ONLY_HALF | {"withdrawn": TAKES_NO_PLACE}),
+    Case("a replacement that waited", "", ROWS, QUEUE | {"withdrawn": TAKES_NO_PLACE}, INBOX),
+    Case("withdrawn, and in a queue", "CONFLICT", ROWS, QUEUE | {"withdrawn": WITHDRAWN}, INBOX),
     # Outboxes.
     Case("its relay has not come to it", "UNSENT", {"rows": [local(unmoved=WAITS)]}),
     Case("its target refuses it", "UNSENT", {"rows": [local(unmoved=REFUSED)]}),
@@ -210,6 +215,8 @@ def test_every_class_of_one_row_has_a_case() -> None:
     [
         ("in no log", "LOST: committed in the database; the server has no record of it"),
         ("both outcomes there", "the database says COMMITTED, the server COMMITTED and ROLLED_BACK"),
+        ("withdrawn in time", "WITHDRAWN: withdrawn by its sender before it was due"),
+        ("withdrawn, and in a queue", "withdrawn by its sender, and in a queue all the same"),
         ("without a row", "GHOST: in a queue; the database has no row for it"),
         ("its half waits in a storage", "UNSENT: committed in the database; its relay or bridge has not sent it"),
         ("not settled", "UNDELIVERED: not settled by points"),

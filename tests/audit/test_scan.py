@@ -13,8 +13,9 @@ import pytest
 from notify.errors import InvalidRequest
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
+from notify.protocol.withdrawal import Wanted
 from notify.spark.inputs import log_input
-from notify.spark.inputs.columns import ATTEMPTED, name_hash
+from notify.spark.inputs.columns import ATTEMPTED, TAKES_NO_PLACE, WITHDRAWN, name_hash
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.log_source import NotifyLogSource
 from notify.storage import crash_point
@@ -134,6 +135,32 @@ def test_delayed_and_undecided_and_published(log: Any, read: LogInput) -> None:
     assert (doubt["half_us"], doubt["outcome"], doubt["queued_us"]) == (T0, 0, None)
     (published,) = read.entries_of(log[1]["published"])["messages"]
     assert published["producer_group"] == 0 and published["outcome"] == 1
+
+
+def test_withdrawn_and_withdrawing(tmp_path: Path) -> None:
+    """A withdrawn message keeps its due time; a cancellation takes no place; a replacement in time takes one."""
+
+    async def write() -> list[bytes]:
+        store = LogStore(tmp_path / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("a"))
+        targets = [transaction(ids.new_id(), ["a"], delay_us=5 * SECOND) for _ in range(2)]
+        by: list[NewTransaction] = []
+        for target, replaces in zip(targets, (False, True), strict=True):
+            message = NewMessage("a", b"\x82\xa5topic\xa1a\xa4body\xc4\x00", withdraws=Wanted(target.id, 0, replaces))
+            by.append(NewTransaction(ids.new_id(), "shop", [message]))
+        await store.put([*targets, *by], T0)
+        await store.decide([(t.id, "shop", State.COMMITTED) for t in (*targets, *by)], T0 + 1)
+        await store.close()
+        return [t.id for t in (*targets, *by)]
+
+    made = asyncio.run(write())
+    read = LogInput(tmp_path / "log")
+    read.prepare(None, tmp_path / "copies")
+    rows = [row for (row,) in (read.entries_of(name)["messages"] for name in made)]
+    assert [row["withdrawn"] for row in rows] == [WITHDRAWN, WITHDRAWN, TAKES_NO_PLACE, None]
+    assert [row["due_us"] for row in rows] == [T0 + 1 + 5 * SECOND] * 2 + [None] * 2
+    assert [row["outcome"] for row in rows] == [1] * 4 and [row["offset"] for row in rows] == [None, None, None, 0]
 
 
 def test_who_settled_what_in_which_segment(log: Any, read: LogInput) -> None:

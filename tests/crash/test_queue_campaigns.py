@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notify.protocol.wire import Delivered
-from tests.crash import fair, held, ordered
+from tests.crash import fair, held, ordered, withdraw
 from tools.bench import delayed
 
 
@@ -27,6 +27,20 @@ def test_order_per_key_with_killed_consumers() -> None:
 @pytest.mark.crash
 def test_held_keys_keep_their_order_over_skips_and_kills() -> None:
     held.run(keys=60, steps=8, consumers=3, kills=3, seed=7)
+
+
+@pytest.mark.crash
+def test_withdrawals_at_the_instant_of_release() -> None:
+    withdraw.run(rounds=4, messages=40, seed=9)
+
+
+def test_a_message_that_is_withdrawn_and_delivered_is_found() -> None:
+    """The planted faults: both, neither, a replacement too many, and an answer that changes."""
+    books = withdraw.Books({"m": "later"}, {"w": ("m", True)})
+    books.delivered.update(["m", "w"])
+    assert len(withdraw.judged(books, "w", "m", True, "WITHDRAWN")) == 1
+    assert len(withdraw.judged(books, "w", "m", True, "TOO_LATE")) == 2
+    assert len(withdraw.judged(withdraw.Books(), "w", "m", True, "WITHDRAWN")) == 1
 
 
 @pytest.mark.long

@@ -143,6 +143,23 @@ def test_order(server: InMemoryServer) -> None:
     assert len(admin(server.url, "GET", "topics/order")["queues"]) == 8
 
 
+def test_withdraw(server: InMemoryServer) -> None:
+    server.freeze()
+    names = Guide("guides/withdraw.md", server.url).run()
+    names["engine"].dispose()
+    assert names["outcomes"] == ["WITHDRAWN", "WITHDRAWN"]
+    server.advance(7201)
+    assert sorted(m.text for m in server.messages("payment.remind")) == ["order 9", '{"order":8}']
+
+
+def test_dedupe(server: InMemoryServer) -> None:
+    server.freeze()
+    Guide("guides/dedupe.md", server.url).run()
+    server.advance(61)
+    assert [m.json() for m in server.messages("product.index")] == [{"product": 7, "change": 0}]
+    assert [m.json() for m in server.messages("digest.mail")] == [{"count": 9}]
+
+
 def test_held_keys(server: InMemoryServer) -> None:
     def of_17() -> bool:
         return is_subscribed(server.url, "ledger") and held() == ["17"]

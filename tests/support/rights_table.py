@@ -106,6 +106,12 @@ def producing(room: Room) -> list[Case]:
     def unschedule(t: Things, o: Things) -> Asked:
         return Asked("DELETE", declare("{topic}", "{topic}")(t, o).path)
 
+    def withdrawal(t: Things, o: Things) -> Asked:
+        headers = {"notify-cancels": f"{new_id()}.0"}
+        body = {"messages": [{"topic": t.topic, "body": "", "key": t.secret, "headers": headers}]}
+        (item,) = room.do("POST", "/v1/messages", body)["items"]
+        return Asked("GET", f"/v1/withdrawals/{item['id']}")
+
     own, others = needs("publish:{topic}"), needs("publish:{other_topic}")
     both = needs("publish:{topic} publish:{other_topic}")
     mixed = (Part(KNOWN, 200), Part(KNOWN, 409, is_foreign=True))
@@ -133,6 +139,7 @@ def producing(room: Room) -> list[Case]:
         Case(post + "/states", CHECK, states, what="of another's too", parts=mixed),
         Case(post + "/left-behind", CHECK, leave),
         Case("POST /v1/checks/poll", CHECK, poll, shows=SECRET),
+        Case("GET /v1/withdrawals/{id}", own, withdrawal),
         Case("GET /v1/members", SOME, lambda t, o: Asked("GET", "/v1/members"), is_of_things=False),
     ]  # fmt: skip
 
@@ -298,6 +305,9 @@ def _topics(add: Add) -> None:
     add("PUT /topics/{name}", ADMIN_TOPIC, "/topics/{topic}", {"queues": 1})
     add("DELETE /topics/{name}", needs("admin:{private}"), "/topics/{private}", {}, spoils=True)
     add("POST /topics/{name}/messages", ADMIN_TOPIC, "/topics/{topic}/messages", {"body": "x"})
+    for action in ("cancel", "replace"):
+        add("POST /topics/{name}/messages/{message_id}/" + action, ADMIN_TOPIC,
+            "/topics/{topic}/messages/{message}/" + action, {"dry_run": True})  # fmt: skip
     add("POST /topics/{name}/purge", ADMIN_TOPIC, "/topics/{topic}/purge", {"before": 0})
 
 

@@ -86,6 +86,8 @@ BOUNDS = {
         movers/sinks/queue_server.py:_not_passed
         storage/sql/checks.py:_look_us storage/sql/store.py:_topics storage/sql/writer.py:_known
         spark/messages/shipped.py:self._read_page spark/messages/shipped.py:self._open_table
+        storage/log/withdrawals.py:waiting storage/log/withdrawals.py:recent
+        storage/memory/withdrawals.py:_waiting storage/memory/withdrawals.py:_pending
     """,
     "calls that wait now; a group without one is dropped": """
         server/core/checks.py:_pollers server/core/check_webhooks.py:_running server/core/pushes.py:_running
@@ -151,6 +153,9 @@ BOUNDS = {
         storage/log/checkpoint.py:held storage/log/checkpoint.py:forgiven
         storage/log/frame.py:points storage/log/open_part.py:decided storage/log/open_part.py:rolled_back
         storage/log/pending.py:by_id storage/log/pending.py:_schedules storage/log/state.py:topics
+        storage/log/dedupes.py:asked storage/memory/withdrawals.py:_collapsed_at
+        storage/log/withdrawals.py:asked storage/memory/withdrawals.py:delayed
+        storage/memory/withdrawals.py:_withdrawn storage/memory/withdrawals.py:_ends
         storage/log/state.py:subscriptions storage/log/state.py:patterns storage/log/state.py:priorities
         storage/log/state.py:progress storage/log/state.py:paused storage/log/state.py:bridges
         storage/log/state.py:bridge_bases storage/memory/groups.py:_paused storage/memory/groups.py:_patterns

@@ -11,6 +11,8 @@ from notify.client.django.engine import django_engine_of
 from notify.client.django.transactions import DjangoHalfSender, listener_of
 from notify.client.producer.options import ProducerOptions, ProducerPlan, takes_options
 from notify.client.producer.producer import ThreadProducer
+from notify.client.producer.sent import Sent
+from notify.client.producer.withdrawals import Target, Withdrawal, cancellation, replacement, withdrawing
 from notify.protocol.message import Message
 
 
@@ -37,8 +39,9 @@ class DjangoProducer(ThreadProducer):
         self.outgoing.start()
 
     @async_unsafe
-    def send(self, message: Message) -> None:
-        """Send a message with the current transaction: consumers get it if and only if the transaction commits.
+    def send(self, message: Message) -> Sent:
+        """Send a message with the current transaction: consumers get it if and only if the transaction commits. What is
+        returned has the message's id.
 
         The message belongs to the innermost `atomic` block, or savepoint, that it was sent in. Raises BindingRefused
         outside of a transaction, InvalidRequest for an invalid message, Closed after `close`. The message is encoded
@@ -48,4 +51,14 @@ class DjangoProducer(ThreadProducer):
         the whole transaction, as with any transaction of Django.
         """
         wrapper: Any = connections[self.using]
-        listener_of(wrapper).send(self._half_sender, message)
+        return listener_of(wrapper).send(self._half_sender, message)
+
+    @async_unsafe
+    def cancel(self, message: Target, *, topic: str | None = None, key: str | int | None = None) -> Withdrawal:
+        """Cancel a delayed message with the current transaction; see TransactionProducer.cancel."""
+        return withdrawing(self.send(cancellation(message, topic=topic, key=key)), self.outgoing.outcome_of_withdrawal)
+
+    @async_unsafe
+    def replace(self, message: Target, by: Message) -> Withdrawal:
+        """Replace a delayed message with the current transaction; see TransactionProducer.replace."""
+        return withdrawing(self.send(replacement(message, by)), self.outgoing.outcome_of_withdrawal)

@@ -24,6 +24,7 @@ from notify.client.django.tables import MAKE_TABLES
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, undone
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.outgoing import ThreadOutgoing
+from notify.client.producer.sent import Sent
 from notify.errors import BindingRefused, Closed
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
@@ -86,7 +87,7 @@ class Listener:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def send(self, half_sender: DjangoHalfSender, message: Message) -> None:
+    def send(self, half_sender: DjangoHalfSender, message: Message) -> Sent:
         """Add a message to the connection's transaction, in its current savepoint.
 
         Raises BindingRefused without a transaction, InvalidRequest for an invalid message, Closed if the producer is
@@ -115,7 +116,7 @@ class Listener:
             sent.half_sender = half_sender
         elif sent.half_sender is not half_sender:
             raise BindingRefused("this transaction already carries messages of another producer")
-        half_sender.add(sent.pending, (), packed, message)
+        return Sent(sent.pending, half_sender.add(sent.pending, (), packed, message), packed)
 
     def _current(self) -> _Sent | None:
         """The messages of the current transaction; None if Django has opened another driver's connection since."""

@@ -26,7 +26,15 @@ from notify.client.producer.options import (
 )
 from notify.client.producer.outgoing import LoopOutgoing
 from notify.client.producer.packing import pack, pack_all, pack_schedule
+from notify.client.producer.sent import Sent
 from notify.client.producer.transactional import check_factory, check_made, check_transactional
+from notify.client.producer.withdrawals import (
+    AsyncWithdrawal,
+    Target,
+    async_withdrawing,
+    cancellation,
+    replacement,
+)
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
@@ -87,18 +95,41 @@ class AsyncTransactionProducer:
         self._plan.add_listener(listener)
         self.outgoing.start_in_a_loop()
 
-    def send(self, session: Any, message: Message) -> Coroutine[Any, Any, None]:
+    def send(self, session: Any, message: Message) -> Coroutine[Any, Any, Sent]:
         """Send a message with the transaction of an AsyncSession, or of the current session of an
         async_scoped_session; see TransactionProducer.send. Await the result: if it is not awaited, the transaction's
         commit raises BindingRefused."""
-        session = unscoped(session)
-        if not hasattr(session, "sync_session"):
-            raise BindingRefused(no_session(session, "AsyncSession"))
+        session = _checked(session)
         return Sending(self._send(session, message), functools.partial(refuse_commit, session.sync_session))
 
-    async def _send(self, session: Any, message: Message) -> None:
+    async def _send(self, session: Any, message: Message) -> Sent:
         self.outgoing.start()
-        await session.run_sync(self.binding.send_in_session, message)
+        sent: Sent = await session.run_sync(self.binding.send_in_session, message)
+        return sent
+
+    def cancel(
+        self, session: Any, message: Target, *, topic: str | None = None, key: str | int | None = None
+    ) -> Coroutine[Any, Any, AsyncWithdrawal]:
+        """Cancel a delayed message with the transaction of an AsyncSession; see TransactionProducer.cancel. Await the
+        result, as that of `send`."""
+        return self._withdraw(session, cancellation(message, topic=topic, key=key))
+
+    def replace(self, session: Any, message: Target, by: Message) -> Coroutine[Any, Any, AsyncWithdrawal]:
+        """Replace a delayed message with the transaction of an AsyncSession; see TransactionProducer.replace. Await the
+        result, as that of `send`."""
+        return self._withdraw(session, replacement(message, by))
+
+    def _withdraw(self, session: Any, message: Message) -> Coroutine[Any, Any, AsyncWithdrawal]:
+        session = _checked(session)
+
+        async def withdraw() -> AsyncWithdrawal:
+            return async_withdrawing(await self._send(session, message), self.outgoing.outcome_of_withdrawal)
+
+        return Sending(withdraw(), functools.partial(refuse_commit, session.sync_session))
+
+    def withdrawal(self, message_id: str) -> AsyncWithdrawal:
+        """A withdrawal that was sent earlier, by its id: its `outcome` says what became of it."""
+        return AsyncWithdrawal(None, 0, None, self.outgoing.outcome_of_withdrawal, message_id)
 
     @contextlib.asynccontextmanager
     async def transaction(self, target: Any) -> AsyncIterator[AsyncTransactionHandle]:
@@ -107,7 +138,9 @@ class AsyncTransactionProducer:
         self.outgoing.start()
         target = unscoped(target)
         if hasattr(target, "sync_session"):
-            session_handle = AsyncTransactionHandle(functools.partial(self.send, target))
+            session_handle = AsyncTransactionHandle(
+                functools.partial(self.send, target), self.outgoing.outcome_of_withdrawal
+            )
             if target.in_transaction():
                 yield session_handle
                 session_handle.check()
@@ -119,7 +152,9 @@ class AsyncTransactionProducer:
         if not hasattr(target, "sync_connection"):
             raise BindingRefused(no_session(target, "AsyncSession"))
         binding = self.binding
-        handle = AsyncTransactionHandle(functools.partial(target.run_sync, binding.send_in_connection))
+        handle = AsyncTransactionHandle(
+            functools.partial(target.run_sync, binding.send_in_connection), self.outgoing.outcome_of_withdrawal
+        )
         if target.in_transaction():
             yield handle
             handle.check()
@@ -228,3 +263,11 @@ class AsyncTransactionProducer:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def _checked(session: Any) -> Any:
+    """The AsyncSession. Raises BindingRefused for another object."""
+    session = unscoped(session)
+    if not hasattr(session, "sync_session"):
+        raise BindingRefused(no_session(session, "AsyncSession"))
+    return session

@@ -24,6 +24,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
+from notify.client.producer.sent import Sent
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
@@ -173,7 +174,7 @@ class Binding:
 
     # --- sending ----------------------------------------------------------------------------------------------
 
-    def send_in_session(self, session: Session, message: Message) -> None:
+    def send_in_session(self, session: Session, message: Message) -> Sent:
         """Add a message to the session's transaction, in its current savepoint.
 
         Raises BindingRefused for a session that cannot carry it safely, InvalidRequest for an invalid message, Closed
@@ -197,9 +198,10 @@ class Binding:
         carried = session.info.get(INFO_KEY)
         if carried is not None and carried[0] is not self and carried[1].is_active:
             raise BindingRefused("this session's transaction already carries messages of another producer")
-        pending = self._add(connection, packed, message)
+        pending, number = self._add(connection, packed, message)
         pending.session = weakref.ref(session)
         session.info[INFO_KEY] = (self, pending)
+        return Sent(pending, number, packed)
 
     def _connection_of(self, session: Session) -> Connection:
         """The session's only connection that is not a reader's, or a first one from the engine that it uses."""
@@ -230,7 +232,7 @@ class Binding:
             return self._engine
         return bind if base_of(bind) is self._base else self._engine
 
-    def send_in_connection(self, connection: Connection, message: Message) -> PendingMessages:
+    def send_in_connection(self, connection: Connection, message: Message) -> Sent:
         """Add a message to the connection's transaction.
 
         Raises BindingRefused if the connection has no transaction or cannot carry the message, InvalidRequest for an
@@ -238,9 +240,11 @@ class Binding:
         """
         if not connection.in_transaction():
             raise BindingRefused("the connection has no transaction; use producer.transaction(connection)")
-        return self._add(connection, self._half_sender.pack(message), message)
+        packed = self._half_sender.pack(message)
+        return Sent(*self._add(connection, packed, message), packed)
 
-    def _add(self, connection: Connection, packed: PackedMessage, message: Message) -> PendingMessages:
+    def _add(self, connection: Connection, packed: PackedMessage, message: Message) -> tuple[PendingMessages, int]:
+        """The messages of the connection's transaction, and the number of this one among them."""
         root = connection.get_transaction()
         pending = self._by_connection.get(connection)
         if pending is None or pending.root is not root:
@@ -248,8 +252,7 @@ class Binding:
             pending = self._begin(connection)
         if pending.undone is not None:
             raise undone(pending.undone)
-        self._half_sender.add(pending, _open_savepoints(connection), packed, message)
-        return pending
+        return pending, self._half_sender.add(pending, _open_savepoints(connection), packed, message)
 
     def _begin(self, connection: Connection) -> PendingMessages:
         root: Any = connection.get_transaction()

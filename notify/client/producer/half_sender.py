@@ -70,8 +70,8 @@ class PendingMessages:
     """The messages of one root transaction."""
 
     __slots__ = (
-        "_root", "dropped", "failed", "id", "is_left", "prepared", "rolled_back", "sends", "session", "shard", "stored",
-        "undone",
+        "_root", "dropped", "failed", "id", "is_left", "is_named", "prepared", "rolled_back", "sends", "session",
+        "shard", "stored", "undone",
     )  # fmt: skip
 
     def __init__(self, root: Callable[[], Any]) -> None:
@@ -93,6 +93,8 @@ class PendingMessages:
         """The messages that a rollback of the whole transaction discarded."""
         self.prepared = False
         self.id = ""
+        self.is_named = False
+        """Whether the id was read before the commit, so that it has to stay."""
         self.shard: str | None = None
         self.is_left = False
         """Whether it is left behind: its rows have the messages, since the server may have no half of it."""
@@ -108,6 +110,13 @@ class PendingMessages:
     def root(self) -> Any:
         """The transaction; None once it is garbage."""
         return self._root()
+
+    def name(self) -> str:
+        """The id under which the transaction commits, if it does."""
+        if not self.id:
+            self.id = ids.to_text(ids.new_id())
+        self.is_named = self.is_named or not self.prepared
+        return self.id
 
     @property
     def is_active(self) -> bool:
@@ -182,8 +191,9 @@ class HalfSender:
         """Encode a message, without its key. Raises InvalidRequest."""
         return pack_unkeyed(message, self._bodies)
 
-    def add(self, pending: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> None:
-        """Add a message to a transaction, within these savepoints.
+    def add(self, pending: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> int:
+        """Add a message to a transaction, within these savepoints, and return its number there: if a savepoint is
+        rolled back, the messages within it are the last ones.
 
         `packed`: the encoded message, still without its key; `late`: the original message, which has the key. Raises
         Closed if the producer is closed, BindingRefused if the transaction is being committed, and InvalidRequest for a
@@ -202,6 +212,7 @@ class HalfSender:
         if self._mode != "half":
             _check_outbox(packed, pending.messages)
         pending.sends.append((savepoints, packed, late if callable(late.key) else None))
+        return len(pending.sends) - 1
 
     # --- committing -------------------------------------------------------------------------------------------
 
@@ -231,6 +242,13 @@ class HalfSender:
             if self._is_written(connection, pending, messages, place):
                 pending.prepared = True
                 return
+            if pending.is_named:
+                refused = TransactionRefused(
+                    f"nothing is committed: the transaction can commit under another id than {pending.id} only, which "
+                    "was read before; repeat the transaction"
+                )
+                refused.retryable = True
+                raise refused
             place = self._places.again(connection, place)
         raise BindingRefused(
             f"nothing is committed: the row of half_message goes to another schema than {place.schema!r}, although the "
@@ -241,7 +259,9 @@ class HalfSender:
         self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage], place: Place
     ) -> bool:
         """Store the half with the place's source, and insert the rows; False if they would not go to this place."""
-        pending.id, pending.shard = ids.to_text(ids.new_id()), None
+        if not pending.is_named:
+            pending.id = ids.to_text(ids.new_id())
+        pending.shard = None
         if self._left_behind is not None:
             self._store_or_leave(pending, messages, place.source, self._left_behind)
         elif self._mode == "half":

@@ -6,12 +6,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from notify.check.listener import Outcome
+from notify.client.producer.sent import Sent
+from notify.client.producer.withdrawals import (
+    AsyncWithdrawal,
+    Target,
+    Withdrawal,
+    WithdrawalOutcome,
+    async_withdrawing,
+    cancellation,
+    replacement,
+    withdrawing,
+)
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 
@@ -20,19 +31,22 @@ FORGOTTEN = (
 )
 
 
-class Sending(Coroutine[Any, Any, None]):
+T = TypeVar("T")
+
+
+class Sending(Coroutine[Any, Any, T]):
     """The awaitable that the asynchronous `send` returns. If it is dropped before it has begun, it calls `forgotten`,
     so that the transaction is refused; otherwise Python would only warn, and the transaction would commit without its
     message."""
 
     __slots__ = ("_coroutine", "_forgotten", "_has_begun")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], forgotten: Callable[[], None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], forgotten: Callable[[], None]) -> None:
         self._coroutine = coroutine
         self._forgotten = forgotten
         self._has_begun = False
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[Any, None, T]:
         self._has_begun = True
         return self._coroutine.__await__()
 
@@ -72,31 +86,58 @@ def refuse_commit(session: Session) -> None:
 class TransactionHandle:
     """The object of `with producer.transaction(…) as tx`, which sends messages with this transaction."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_ask", "_send")
 
-    def __init__(self, send: Callable[[Message], object]) -> None:
+    def __init__(self, send: Callable[[Message], Sent], ask: Callable[[Withdrawal, float], WithdrawalOutcome]) -> None:
         self._send = send
+        self._ask = ask
 
-    def send(self, message: Message) -> None:
-        """Send a message with this transaction."""
-        self._send(message)
+    def send(self, message: Message) -> Sent:
+        """Send a message with this transaction; what is returned has its id."""
+        return self._send(message)
+
+    def cancel(self, message: Target, *, topic: str | None = None, key: str | int | None = None) -> Withdrawal:
+        """Cancel a delayed message with this transaction; see TransactionProducer.cancel."""
+        return withdrawing(self._send(cancellation(message, topic=topic, key=key)), self._ask)
+
+    def replace(self, message: Target, by: Message) -> Withdrawal:
+        """Replace a delayed message with this transaction; see TransactionProducer.replace."""
+        return withdrawing(self._send(replacement(message, by)), self._ask)
 
 
 class AsyncTransactionHandle:
     """The object of `async with producer.transaction(…) as tx`."""
 
-    __slots__ = ("_has_forgotten", "_send")
+    __slots__ = ("_ask", "_has_forgotten", "_send")
 
-    def __init__(self, send: Callable[[Message], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        send: Callable[[Message], Awaitable[Sent]],
+        ask: Callable[[AsyncWithdrawal, float], Awaitable[WithdrawalOutcome]],
+    ) -> None:
         self._send = send
+        self._ask = ask
         self._has_forgotten = False
 
-    def send(self, message: Message) -> Coroutine[Any, Any, None]:
+    def send(self, message: Message) -> Coroutine[Any, Any, Sent]:
         """Send a message with this transaction. Await the result: if it is not awaited, nothing is committed."""
         return Sending(self._call(message), self._forget)
 
-    async def _call(self, message: Message) -> None:
-        await self._send(message)
+    def cancel(
+        self, message: Target, *, topic: str | None = None, key: str | int | None = None
+    ) -> Coroutine[Any, Any, AsyncWithdrawal]:
+        """Cancel a delayed message with this transaction; see TransactionProducer.cancel. Await the result."""
+        return Sending(self._withdraw(cancellation(message, topic=topic, key=key)), self._forget)
+
+    def replace(self, message: Target, by: Message) -> Coroutine[Any, Any, AsyncWithdrawal]:
+        """Replace a delayed message with this transaction; see TransactionProducer.replace. Await the result."""
+        return Sending(self._withdraw(replacement(message, by)), self._forget)
+
+    async def _call(self, message: Message) -> Sent:
+        return await self._send(message)
+
+    async def _withdraw(self, message: Message) -> AsyncWithdrawal:
+        return async_withdrawing(await self._send(message), self._ask)
 
     def _forget(self) -> None:
         self._has_forgotten = True

@@ -30,7 +30,9 @@ from notify.client.producer.blocking import BlockingSender
 from notify.client.producer.half_sender import CLOSED
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.running import Running
+from notify.client.producer.sent import Sent
 from notify.client.producer.transactions import accepted
+from notify.client.producer.withdrawals import WithdrawalOutcome, outcome_of
 from notify.client.threads.loop import LoopThread, home, instance_name
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage, PackedSchedule
@@ -204,6 +206,12 @@ class ThreadOutgoing:
         if interrupted is not None and self._started is not None and self._blocking is interrupted:
             self._blocking = BlockingSender(*self._started, self._plan.half_timeout)
             interrupted.close(0.0)
+
+    def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
+        """What became of a withdrawal; waits at most `seconds` until it is decided. Raises Closed, and the server's
+        errors."""
+        thread, running = self.start()
+        return thread.run(outcome_of(running.client.asking_for(withdrawal.id, withdrawal.shard), seconds))
 
     def publish(self, message: PackedMessage) -> str:
         """Send a message without a transaction, wait, and return its id. Raises InvalidRequest, Unavailable, Closed."""
@@ -432,6 +440,10 @@ class LoopOutgoing:
                 log.warning(NOT_STORED, transaction_id, why)
         else:
             self._running.queue_outcome(transaction_id, shard, outcome)
+
+    async def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
+        """What became of a withdrawal; waits at most `seconds` until it is decided."""
+        return await outcome_of(self.start().client.asking_for(withdrawal.id, withdrawal.shard), seconds)
 
     async def flush(self, seconds: float) -> list[str]:
         """Wait at most `seconds` until all that was queued has reached the server; see ThreadProducer.flush. Raises

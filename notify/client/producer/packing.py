@@ -14,6 +14,7 @@ from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.protocol.wire import PackedMessage, PackedSchedule
+from notify.protocol.withdrawal import DEDUPE, KEEP, dedupe_of
 
 
 def pack(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
@@ -63,6 +64,8 @@ def pack_unkeyed(message: Message, bodies: LargeBodies | None = None) -> PackedM
     if ttl is not None:
         ttl = number_of_seconds("ttl", ttl)
         check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
+    if message.dedupe is not None or message.within is not None:
+        headers, delay = _deduped(message, headers)
     return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
 
 
@@ -94,6 +97,23 @@ def pack_schedule(
         catch_up=as_text("catch_up", catch_up),
         catch_up_most=catch_up_most,
     )
+
+
+def _deduped(message: Message, headers: dict[str, str] | None) -> tuple[dict[str, str], float]:
+    """The headers and the delay of a message of which one is pending at a time. Raises InvalidRequest."""
+    if message.dedupe is None or message.within is None or message.delay is not None or message.deliver_at is not None:
+        raise InvalidRequest(
+            "dedupe needs within, the seconds for which one message of the key is pending, and no delay or deliver_at",
+            "invalid_dedupe",
+        )
+    key = as_text("dedupe", message.dedupe if isinstance(message.dedupe, str) else str(message.dedupe))
+    utf8("dedupe", key)
+    headers = (headers or {}) | {DEDUPE: key, KEEP: message.keep}
+    dedupe_of(headers)
+    check_headers(headers)
+    within = number_of_seconds("within", message.within)
+    check_between("within", within, LIMITS.ttl_min_seconds, LIMITS.delay_seconds)
+    return headers, within
 
 
 def pack_all(messages: Sequence[Message], bodies: LargeBodies | None = None) -> list[PackedMessage]:

@@ -27,7 +27,9 @@ from notify.client.producer.options import (
 )
 from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.producer.packing import pack, pack_all, pack_schedule
+from notify.client.producer.sent import Sent
 from notify.client.producer.transactional import check_factory, check_made, check_transactional, refuse_coroutine
+from notify.client.producer.withdrawals import Target, Withdrawal, cancellation, replacement, withdrawing
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
@@ -99,6 +101,10 @@ class ThreadProducer:
     def unschedule(self, name: str) -> bool:
         """Delete a schedule; whether there was one. Raises InvalidRequest, Unavailable, and Closed after `close`."""
         return self.outgoing.unschedule(name)
+
+    def withdrawal(self, message_id: str) -> Withdrawal:
+        """A withdrawal that was sent earlier, by its id: its `outcome` says what became of it."""
+        return Withdrawal(None, 0, None, self.outgoing.outcome_of_withdrawal, message_id)
 
     def prepare(self, messages: Sequence[Message], *, check_after: float | None = None) -> SyncPrepared:
         """Store a half for a transaction that is not in a database; end it with commit() or rollback().
@@ -203,15 +209,42 @@ class TransactionProducer(ThreadProducer):
         """The binding of messages to transactions of the engine. Raises BindingRefused if there is no engine."""
         return existing(self._binding)
 
-    def send(self, session: Session | scoped_session[Any], message: Message) -> None:
-        """Send a message with the session's transaction: consumers get it if and only if the transaction commits.
+    def send(self, session: Session | scoped_session[Any], message: Message) -> Sent:
+        """Send a message with the session's transaction: consumers get it if and only if the transaction commits. What
+        is returned has the message's id.
 
         Raises InvalidRequest for an invalid message, BindingRefused for a session that cannot carry it, Closed after
         `close`. The message is encoded now; only a callable key is called later, at the commit. The commit raises
         TransactionRefused if the server refused the half, and Backpressure if the server accepts no halves at the
         moment: then the transaction may be retried.
         """
-        self.binding.send_in_session(unscoped(session), message)
+        return self.binding.send_in_session(unscoped(session), message)
+
+    def cancel(
+        self,
+        session: Session | scoped_session[Any],
+        message: Target,
+        *,
+        topic: str | None = None,
+        key: str | int | None = None,
+    ) -> Withdrawal:
+        """Cancel a delayed message with the session's transaction: if that commits before the message is due, nobody
+        gets the message; if it rolls back, nothing is cancelled.
+
+        `message`: its id, or what `send` returned; `topic`, `key`: see `cancellation`. The `outcome` of what is
+        returned says after the commit whether it was in time. Raises what `send` raises.
+        """
+        return withdrawing(
+            self.send(session, cancellation(message, topic=topic, key=key)), self.outgoing.outcome_of_withdrawal
+        )
+
+    def replace(self, session: Session | scoped_session[Any], message: Target, by: Message) -> Withdrawal:
+        """Replace a delayed message with the session's transaction: if that commits before the message is due, `by`
+        is delivered in its place, after its own delay; otherwise `by` is not delivered.
+
+        The `outcome` of what is returned says after the commit whether it was in time. Raises what `send` raises.
+        """
+        return withdrawing(self.send(session, replacement(message, by)), self.outgoing.outcome_of_withdrawal)
 
     @contextlib.contextmanager
     def transaction(self, target: Session | scoped_session[Any] | Connection) -> Iterator[TransactionHandle]:
@@ -224,7 +257,7 @@ class TransactionProducer(ThreadProducer):
         session: Session = unscoped(target)
         if not isinstance(session, Session):
             raise BindingRefused(no_session(session))
-        handle = TransactionHandle(functools.partial(self.send, session))
+        handle = TransactionHandle(functools.partial(self.send, session), self.outgoing.outcome_of_withdrawal)
         if session.in_transaction():
             yield handle
         else:
@@ -234,7 +267,9 @@ class TransactionProducer(ThreadProducer):
     @contextlib.contextmanager
     def _connection_transaction(self, connection: Connection) -> Iterator[TransactionHandle]:
         binding = self.binding
-        handle = TransactionHandle(functools.partial(binding.send_in_connection, connection))
+        handle = TransactionHandle(
+            functools.partial(binding.send_in_connection, connection), self.outgoing.outcome_of_withdrawal
+        )
         if connection.in_transaction():
             yield handle  # the owner commits; SQLAlchemy has no event after a COMMIT, so check-back finds the outcome
             return

@@ -19,7 +19,7 @@ from notify.client.transport.batch import Later, ShardBatchers, by_shard
 from notify.client.transport.http import error_of, items_for, items_for_both, read_answer
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Chooser, Servers, more_telling, room_then_load
-from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotifyError, TransactionRefused, Unavailable
+from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotFound, NotifyError, TransactionRefused, Unavailable
 from notify.protocol import ids
 from notify.protocol.limits import check_name
 from notify.protocol.sources import NO_DATABASE
@@ -36,11 +36,13 @@ from notify.protocol.wire import (
     PackedTransactions,
     ScheduleDeclared,
     ScheduleDeleted,
+    WithdrawalState,
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
 
 T = TypeVar("T")
+_decode_withdrawal = msgspec.msgpack.Decoder(WithdrawalState).decode
 HALF_SECONDS = 3.0
 OUTCOME_SECONDS = 10.0
 OUTCOME_TRIES = 5
@@ -93,6 +95,9 @@ class TransactionClient:
         chooser: Chooser = room_then_load,
     ) -> None:
         self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
+        self._queues = functools.partial(Servers, url, "queue", tls=tls, token=token, chooser=chooser)
+        self._queue_servers: Servers | None = None
+        """The servers with queues, once a withdrawal was asked for."""
         self.group = group
         self.instance = instance
         self._half_seconds = half_seconds
@@ -409,6 +414,27 @@ class TransactionClient:
         read = functools.partial(read_answer, decode)
         return await self._retried(path, body, deadline, None, read, is_one=True, method=method)
 
+    def asking_for(self, message_id: str, shard: str | None) -> Callable[[float], Awaitable[WithdrawalState]]:
+        """A function that asks once, within some seconds, what became of a withdrawal."""
+        path = f"/v1/withdrawals/{message_id}"
+
+        async def ask(seconds: float) -> WithdrawalState:
+            if self._queue_servers is None:
+                self._queue_servers = self._queues()
+            servers = self._queue_servers
+            await servers.asked()  # the server at the address may have no queues, but knows those that have
+            places: Sequence[str | None] = servers.places() or (None,)
+            lanes = [shard] if shard is not None and servers.is_apart(shard) else places
+            unknown = NotFound(f"no server knows the withdrawal {message_id}", "unknown_withdrawal")
+            for lane in lanes:  # without the shard, each log may be the one that has it
+                try:
+                    return read_answer(_decode_withdrawal, await servers.call("GET", path, b"", seconds, shard=lane))
+                except NotFound as error:
+                    unknown = error
+            raise unknown
+
+        return ask
+
     async def published(self) -> None:
         """Wait until all queued messages without a transaction are answered or have failed."""
         await self._messages.drain()
@@ -425,6 +451,8 @@ class TransactionClient:
             async with asyncio.timeout(seconds):
                 await self.flush()
         await self.http.aclose()
+        if self._queue_servers is not None:
+            await self._queue_servers.aclose()
 
 
 def _may_be_smaller(error: NotifyError, items: int) -> bool:

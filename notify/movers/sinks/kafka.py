@@ -34,6 +34,7 @@ from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import LATE_US, WHEELS
 from notify.protocol.limits import check_name
 from notify.protocol.wire import Bridged, BridgedTransaction, Item, PackedBridgeBatch, RefusedReport
+from notify.protocol.withdrawal import CANCELS, DEDUPE, KAFKA_REFUSES, REPLACES
 from notify.runtime.clock import wall_clock
 
 log = logging.getLogger("notify.binlog_bridge")
@@ -48,6 +49,8 @@ OF_A_RECORD = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATIO
 """Permanent errors of a record. All records of a request may get the error of one of them."""
 FOR_GOOD = OF_A_RECORD | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
 """All permanent errors: of a record, or of a topic."""
+_OF_OWN_QUEUES = frozenset((CANCELS, REPLACES, DEDUPE))
+"""The headers of messages that withdraw or collapse others, which only the queues of a Notify server can do."""
 BY_KEY = -1
 """The partition that the client's partitioner chooses."""
 T = TypeVar("T")
@@ -255,8 +258,10 @@ class KafkaSink:
         return records, never
 
     def _record(self, transaction: BridgedTransaction, number: int, *, now_us: int) -> Record:
-        """A message as a record. Raises InvalidRequest if its topic refuses it."""
+        """A message as a record. Raises InvalidRequest if its topic refuses it, or if it withdraws another one."""
         message = transaction.messages[number]
+        if message.headers and not _OF_OWN_QUEUES.isdisjoint(message.headers):
+            raise InvalidRequest(KAFKA_REFUSES, "withdrawal_refused")
         topic = message.topic
         key, value = message.key.encode() if message.key is not None else None, message.body or b""
         headers = headers_of(transaction, number, message, now_us)

@@ -33,6 +33,7 @@ from notify.server.admin import (
     settings,
     topics,
     transactions,
+    withdrawing,
 )
 from notify.server.admin.writes import Desk
 from notify.server.json_body import JsonRoute
@@ -50,6 +51,7 @@ def router(running: Callable[[], Running]) -> APIRouter:
     purge.add_routes(routes, desk)  # before routes with {action}, which would match its paths
     repairs.add_routes(routes, desk)
     sending.add_routes(routes, desk)
+    withdrawing.add_routes(routes, desk)
     held_keys.add_routes(routes, desk)  # before the groups' {action}
     groups.add_routes(routes, services, desk)
     decisions.add_routes(routes, desk)

@@ -20,6 +20,7 @@ from notify.server.groups.own_letters import OwnLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import StoredMessage, Transaction
+from notify.storage.withdrawals import Standing
 
 Event = tuple[int, dict[str, Any]]
 """A time in microseconds since 1970, and the event at that time."""
@@ -46,7 +47,10 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
     half = halves[0]
     schedule = "" if half.corrupt or not half.payload else schedule_of(decode_payload(half.payload).headers)
-    events = list(_transaction_events(transaction, schedule))
+    events = [
+        *_transaction_events(transaction, schedule),
+        *_withdrawal_events(core, transaction_id, number),
+    ]
     groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
     is_timeline_whole = True
@@ -72,7 +76,13 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         "timeline_whole": is_timeline_whole,
         "consumers_known_since": instant(recent.since_us),
         "groups": groups,
-    }
+    } | _due(core, transaction_id, number)
+
+
+def _due(core: Core, transaction_id: bytes, number: int) -> dict[str, Any]:
+    """When a delayed message is due; nothing for others."""
+    found = core.queues.withdrawable(transaction_id, number)
+    return {"due_at": instant(found.due_us)} if found is not None and found.standing is Standing.DELAYED else {}
 
 
 def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Event]:
@@ -80,6 +90,17 @@ def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Eve
     yield transaction.stored_us, {"event": f"sent by schedule {schedule}" if schedule else event}
     if transaction.decided_us:
         yield transaction.decided_us, {"event": transaction.state.name}
+
+
+def _withdrawal_events(core: Core, transaction_id: bytes, number: int) -> Iterator[Event]:
+    """That a message was withdrawn, or what became of it as a withdrawal of another one."""
+    withdrawal = core.queues.withdrawal(transaction_id, number, core.clock())
+    if withdrawal is not None and withdrawal.fate is not None:
+        verb = "replaces" if withdrawal.wanted.replaces else "cancels"
+        yield withdrawal.at_us, {"event": f"{verb} {withdrawal.wanted.text}: {withdrawal.fate.name}"}
+    withdrawable = core.queues.withdrawable(transaction_id, number)
+    if withdrawable is not None and withdrawable.at_us:
+        yield withdrawable.at_us, {"event": withdrawable.standing.value}
 
 
 async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:

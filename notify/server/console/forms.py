@@ -105,6 +105,9 @@ async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
     if name in ("message.send", "dead-letters.edit"):
         await _fill_in_content(api, fields, fields.pop("like", "") or fields.get("id", ""))
         return change
+    if name == "message.replace":
+        await _fill_in_content(api, fields, fields.get("message", ""))
+        return change
     if name == "schedule.put":
         await _fill_in_schedule(api, change, fields)
     if name != "settings.put":

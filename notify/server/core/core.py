@@ -109,6 +109,7 @@ class Core:
             flow=self.flow,
             with_spans=settings.tracing,
             key_shards=settings.key_shards,
+            over_kafka=bool(settings.kafka),
         )
         self.outcomes = Outcomes(
             store,

@@ -18,6 +18,7 @@ from notify.protocol.wire import (
     PackedTransaction,
     PackedTransactions,
 )
+from notify.protocol.withdrawal import KAFKA_REFUSES
 from notify.runtime import tracing
 from notify.runtime.clock import Clock
 from notify.server.access.principal import Principal
@@ -27,11 +28,14 @@ from notify.server.core.admission import (
     failed,
     keys_of,
     new_messages,
+    refuse_keys,
+    refuse_withdrawals,
 )
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
 from notify.server.topics import Topics
 from notify.storage.bridged import UNNAMED
+from notify.storage.queues import queues_of
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
@@ -39,6 +43,10 @@ from notify.storage.transactions import TransactionStore
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 CHECK_AFTER_US = 5_000_000
 """How long after a half its first check is due, if the producer does not say."""
+NAMES_NO_KEY = (
+    "this server has several workers, each with the delayed messages of its own keys: give the key of the message that "
+    "is withdrawn; one without a key cannot be withdrawn here"
+)
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
 _Accepted = tuple[list[Item | None], list[NewTransaction]]
@@ -59,8 +67,10 @@ class Transactions:
         flow: Flow,
         with_spans: bool = False,
         key_shards: Sequence[str] = (),
+        over_kafka: bool = False,
     ) -> None:
-        """`with_spans`: add spans to the traces that messages carry. `key_shards`: the shards that divide the keys."""
+        """`with_spans`: add spans to the traces that messages carry. `key_shards`: the shards that divide the keys.
+        `over_kafka`: whether the messages go to Kafka's topics."""
         self.shard = shard
         self._key_shards = key_shards
         self._store = store
@@ -70,6 +80,9 @@ class Transactions:
         self._flow = flow
         self._gates = flow.gates
         self._with_spans = with_spans
+        self._queues = queues_of(store)
+        self._no_withdrawals = KAFKA_REFUSES if over_kafka else NAMES_NO_KEY if key_shards else ""
+        """Why withdrawals are refused, or where the keys are divided those without a key; "": they are taken."""
 
     async def put(
         self, request: JsonTransactions | PackedTransactions, principal: Principal | None = None
@@ -137,6 +150,10 @@ class Transactions:
                 if is_limited:
                     self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic)
+                if self._no_withdrawals:
+                    self._refuse_withdrawals(new, anywhere=t.committed)
+                if self._queues is not None and self._queues.is_full_of_keys():
+                    refuse_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -180,6 +197,10 @@ class Transactions:
                 if not anywhere:
                     self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic)
+                if self._no_withdrawals:
+                    self._refuse_withdrawals(new, anywhere=anywhere)
+                if self._queues is not None and self._queues.is_full_of_keys():
+                    refuse_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -191,6 +212,13 @@ class Transactions:
         items, stored = await self._store_all(item_ids, refused, accepted, now_us, "the id is used already")
         self._metrics.published += stored
         return items
+
+    def _refuse_withdrawals(self, messages: Sequence[NewMessage], *, anywhere: bool) -> None:
+        """Raises InvalidRequest for withdrawals that cannot work here. `anywhere`: their message is here, whatever its
+        key: a relay sends all to one worker."""
+        is_kafka = self._no_withdrawals is KAFKA_REFUSES
+        if is_kafka or not anywhere:
+            refuse_withdrawals(messages, self._no_withdrawals, without_key=not is_kafka)
 
     async def _wait_for_room(self, messages: list[NewMessage], now_us: int) -> None:
         """Raises Backpressure if a message's topic has a rate or a bounded backlog, and no room."""

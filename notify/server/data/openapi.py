@@ -145,6 +145,7 @@ def _add(document: dict[str, Any]) -> None:
         ("/v1/bridge/{source}", "Where a bridge's source stands", [_named("source")]),
         ("/v1/members", "Who is there: servers, bridges, relays, consumers", []),
         ("/v1/topics/{topic}", "A topic: its queues with the offsets they hold, and its policy", [_named("topic")]),
+        ("/v1/withdrawals/{id}", "What became of a message that cancels or replaces a delayed one", [_named("id")]),
         ("/v1/limits", "The bounds of what clients send, and the rates that concern who asks", []),
     ):
         document["paths"][path] = {

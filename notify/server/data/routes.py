@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, WrongRole
+from notify.protocol import ids
 from notify.protocol.latency import HANDLED, WAITED, parsed
 from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.protocol.wire import (
@@ -43,6 +44,7 @@ from notify.protocol.wire import (
     States,
     Subscribe,
     WholeInbox,
+    WithdrawalState,
     encode_json,
 )
 from notify.runtime.visible import one_line
@@ -151,6 +153,7 @@ class DataRoutes:
         ("PUT", "/v1/groups/{group}/subscriptions/{topic}/inbox", "tell_inbox"),
         ("GET", "/v1/topics/{topic}", "topic"),
         ("GET", "/v1/topics/{topic}/queues/{queue}/messages", "pull"),
+        ("GET", "/v1/withdrawals/{id}", "withdrawal"),
         ("GET", "/v1/limits", "limits"),
     )
     """(method, path, name of the method that answers) of every data route."""
@@ -425,6 +428,18 @@ class DataRoutes:
         if found_topic is None:
             raise NotFound(f"there is no topic {topic[:100]!r}")
         return request.encode(described(self.core.queues, found_topic))
+
+    async def withdrawal(self, request: Request, message_id: str) -> bytes:
+        """What became of a message that withdraws another one, for those who may send to its topic."""
+        found = self.core.queues.withdrawal(*ids.parse_message_id(message_id), self.core.clock())
+        if found is None:
+            raise NotFound(f"this server knows no withdrawal {message_id[:60]!r}", "unknown_withdrawal")
+        if not request.principal.may("publish", found.topic):  # whose name the answer does not tell
+            raise Forbidden("the right to publish to the topic of this withdrawal is missing")
+        outcome = found.fate.name if found.fate is not None else "ROLLED_BACK" if found.rolled_back else "UNDECIDED"
+        return request.encode(
+            WithdrawalState(message_id, found.wanted.text, found.topic, outcome, found.wanted.replaces)
+        )
 
     async def pull(self, request: Request, topic: str, queue: str) -> bytes:
         check_name("topic", topic)

@@ -1,0 +1,53 @@
+"""What `send` returns: the id of a message of a transaction, before and after its commit."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from notify.protocol.wire import PackedMessage
+
+
+class Named(Protocol):
+    """The messages of a transaction (`PendingMessages`)."""
+
+    shard: str | None
+
+    def name(self) -> str:
+        """The id under which the transaction commits, if it does."""
+        ...
+
+
+class Sent:
+    """A message that was sent with a transaction."""
+
+    __slots__ = ("_id", "_number", "_packed", "_pending")
+
+    def __init__(self, pending: Named | None, number: int, packed: PackedMessage | None, message_id: str = "") -> None:
+        self._pending = pending
+        self._number = number
+        self._packed = packed
+        self._id = message_id
+
+    @property
+    def id(self) -> str:
+        """The id that the message has if the transaction commits, for example to be stored with what it is about.
+
+        A transaction whose id was read before its commit keeps it; in the rare case that it could commit under another
+        id only, its commit raises TransactionRefused, and may be retried.
+        """
+        return self._id if self._pending is None else f"{self._pending.name()}.{self._number}"
+
+    @property
+    def topic(self) -> str:
+        """The topic of the message."""
+        return "" if self._packed is None else self._packed.topic
+
+    @property
+    def key(self) -> str | None:
+        """The key of the message; None also before the commit, if the key is a callable."""
+        return None if self._packed is None else self._packed.key
+
+    @property
+    def shard(self) -> str | None:
+        """The shard that has the half; None if that is not known."""
+        return None if self._pending is None else self._pending.shard

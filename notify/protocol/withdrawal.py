@@ -1,0 +1,84 @@
+"""Withdrawals: messages that cancel or replace a delayed message. Two headers make a message one, so that it goes every
+way that messages go: as a half, as a row of an outbox, through a relay or a bridge."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from notify.errors import InvalidRequest
+from notify.protocol import ids
+from notify.protocol.keys import key_hash
+
+CANCELS = "notify-cancels"
+"""The header of a message that cancels the delayed message whose id it names. It is never delivered."""
+REPLACES = "notify-replaces"
+"""The header of a message that replaces the delayed message whose id it names: one of the two is delivered."""
+DEDUPE = "notify-dedupe"
+"""The header with the key of a message of which one is pending at a time."""
+KEEP = "notify-dedupe-keep"
+"""The header that says whether the `first` message of a dedupe key stays (the default), or the `last` replaces it."""
+DEDUPE_CHARACTERS = 255
+ANY_TOPIC = "notify-withdrawals"
+"""The topic of a cancellation whose sender does not name the topic of the delayed message. Its right to publish is the
+right to cancel in every topic; no message is ever delivered from it."""
+KAFKA_REFUSES = (
+    "Kafka is the queue here, and a record that is written there can neither be withdrawn nor collapsed: have "
+    "the handler look in the database whether the message still counts, or use a topic of Notify's own queue for such "
+    "messages"
+)
+
+
+class Fate(enum.IntEnum):
+    """What became of a withdrawal, or is to become of it."""
+
+    WITHDRAWN = 1  # in time: the delayed message is never delivered; a replacement takes its place
+    TOO_LATE = 2  # the message was in its queue already, or had no delay
+    NOT_FOUND = 3  # rolled back, of another topic, or never arrived
+    WAITING = 4  # the message is undecided, or has not arrived yet
+    ALREADY = 5  # another withdrawal of the message came first
+    COLLAPSED = 6  # not a withdrawal: a message of the same dedupe key was pending
+
+
+class Dedupe(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The key of a message of which one is pending at a time. `last`: whether it replaces the pending one."""
+
+    key_hash: int
+    last: bool = False
+
+
+class Wanted(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The delayed message that a withdrawal names. `replaces`: whether the withdrawal is a message itself."""
+
+    id: bytes
+    number: int
+    replaces: bool = False
+
+    @property
+    def text(self) -> str:
+        return ids.message_id(self.id, self.number)
+
+
+def dedupe_of(headers: Mapping[str, str]) -> Dedupe | None:
+    """The dedupe key in headers; None if they have none. Raises InvalidRequest."""
+    key, keep = headers.get(DEDUPE), headers.get(KEEP, "first")
+    if key is None:
+        return None
+    if not 0 < len(key) <= DEDUPE_CHARACTERS:
+        raise InvalidRequest(f"a dedupe key has 1 to {DEDUPE_CHARACTERS} characters", "invalid_dedupe")
+    if keep not in ("first", "last"):
+        raise InvalidRequest(f"{KEEP} is first or last, not {keep[:20]!r}", "invalid_dedupe")
+    return Dedupe(key_hash(key), keep == "last")
+
+
+def wanted_of(headers: Mapping[str, str]) -> Wanted | None:
+    """The message that headers withdraw; None if they withdraw none. Raises InvalidRequest."""
+    cancels, replaces = headers.get(CANCELS), headers.get(REPLACES)
+    if cancels is None and replaces is None:
+        return None
+    if cancels is not None and replaces is not None:
+        raise InvalidRequest(f"give {CANCELS} or {REPLACES}, not both", "invalid_withdrawal")
+    transaction_id, number = ids.parse_message_id(cancels or replaces or "")
+    return Wanted(transaction_id, number, replaces is not None)

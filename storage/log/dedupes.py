@@ -1,0 +1,95 @@
+"""Messages of which one is pending at a time: the pending one of each key, and those whose transaction is undecided.
+
+The pending messages are a hint by key: whether one still is delayed is looked up in the index, so that neither a
+release nor a withdrawal has anything to do here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from notify.protocol.withdrawal import Dedupe
+from notify.storage.log.entry import Entry, EntryKind, each_of, transaction_id_of
+from notify.storage.log.times import Moment
+from notify.storage.withdrawals import MOST_PENDING
+
+LEAST_SWEPT = 1000
+
+
+class PendingOne(msgspec.Struct, array_like=True, gc=False):
+    """The delayed message of a key that came last; `topic` and `key` are the topic's number and the hash of the key."""
+
+    topic: int
+    key: int
+    id: bytes
+    number: int
+    due_us: int
+    position: int
+
+    @property
+    def moment(self) -> Moment:
+        return self.due_us, self.position
+
+
+class Dedupes:
+    """What `place` and replay need to know."""
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, dict[int, Dedupe]] = {}
+        """By transaction id and message number, the keys of undecided messages."""
+        self.pending: dict[tuple[int, int], PendingOne] = {}
+        """By topic number and the hash of a key."""
+        self._sweep_at = LEAST_SWEPT
+        self.collapsed = 0
+        """How many messages were collapsed into another one since the start."""
+
+    def ask(self, transaction_id: bytes, number: int, dedupe: Dedupe) -> None:
+        """A message with a key was stored."""
+        self.asked.setdefault(transaction_id, {})[number] = dedupe
+
+    def taken(self, half: bytes) -> Dedupe | None:
+        """The key of a message that is committed now; None if it is not known, because damage took it."""
+        entry = Entry.of(half)
+        of_transaction = self.asked.get(entry.transaction_id)
+        if of_transaction is None:
+            return None
+        dedupe = of_transaction.pop(entry.message_no, None)
+        if not of_transaction:
+            del self.asked[entry.transaction_id]
+        return dedupe
+
+    def note(self, delayed: bytes, dedupe: Dedupe, released: Moment) -> None:
+        """A message is the pending one of its key now; at the bound it is not noted, and delivered all the same."""
+        if len(self.pending) >= self._sweep_at:
+            self.sweep(released)
+        if len(self.pending) < MOST_PENDING:
+            entry = Entry.of(delayed)
+            self.add(
+                PendingOne(
+                    entry.topic, dedupe.key_hash, entry.transaction_id, entry.message_no, entry.due_us, entry.position
+                )
+            )
+
+    def add(self, one: PendingOne) -> None:
+        self.pending[one.topic, one.key] = one
+
+    def sweep(self, released: Moment) -> None:
+        """Forget the keys whose messages are released."""
+        self.pending = {key: one for key, one in self.pending.items() if one.moment > released}
+        self._sweep_at = min(MOST_PENDING, max(LEAST_SWEPT, 2 * len(self.pending)))
+
+    def replay(self, entries: memoryview, released: Moment) -> None:
+        """Do again what the entries of a commit did."""
+        for raw in each_of(entries):
+            if transaction_id_of(raw) not in self.asked:
+                continue
+            if raw[0] == EntryKind.ROLLBACK:
+                del self.asked[transaction_id_of(raw)]
+            elif raw[0] != EntryKind.WITHDRAWN:
+                dedupe = self.taken(raw)
+                if dedupe is not None and raw[0] == EntryKind.DELAYED:
+                    self.note(raw, dedupe, released)
+
+    def saved(self) -> tuple[list[tuple[bytes, int, Dedupe]], list[PendingOne]]:
+        asked = [(i, number, dedupe) for i, some in self.asked.items() for number, dedupe in some.items()]
+        return asked, list(self.pending.values())

@@ -1,0 +1,232 @@
+"""Withdrawals in the log's memory: those whose transaction is undecided, and those that wait for their message.
+
+What is decided stands in entries: WITHDRAWN says that a delayed message gets no place, WITHDRAWAL what became of a
+withdrawal that takes no place itself. Both stand in the record of the commit that decided them, so the order of the log
+decides between a withdrawal and the release of its message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from notify.protocol.withdrawal import Fate, Wanted
+from notify.storage.log.entry import (
+    ENTRY_HEAD,
+    ENTRY_SIZE,
+    ENTRY_TAIL,
+    FLAG_DELAY,
+    FLAG_WITHDRAWS,
+    Entry,
+    EntryKind,
+    Fixed,
+    each_of,
+    message_key,
+    message_key_of,
+    tail_of,
+    topic_of,
+    transaction_id_of,
+)
+from notify.storage.log.frame import Frame
+from notify.storage.log.parts import Parts
+from notify.storage.log.pending import Pending
+from notify.storage.withdrawals import MOST_WAITING, WAIT_US
+
+FORGET_EVERY_US = 60_000_000
+MOST_RECENT = 20_000
+"""How many withdrawals are remembered with what became of them; others are looked for in the index."""
+
+
+class Waiting(msgspec.Struct, array_like=True, gc=False):
+    """A committed withdrawal whose message is undecided, or not there yet."""
+
+    half: bytes
+    """Its entry as a half."""
+    wanted: Wanted
+    since_us: int
+    """0: its message is there, undecided, and is waited for as long as that takes."""
+
+
+class Withdrawals:
+    """What `place` and replay need to know."""
+
+    def __init__(self) -> None:
+        self.asked: dict[bytes, dict[int, Wanted]] = {}
+        """By transaction id and message number, the withdrawals of undecided transactions."""
+        self.waiting: dict[bytes, list[Waiting]] = {}
+        """By the transaction id of the message that they wait for. Changed by the methods here only."""
+        self.waiting_count = 0
+        self._forgot_us = 0
+        self.recent: OrderedDict[bytes, tuple[Fate, Wanted, int, int]] = OrderedDict()
+        """By message: what became of a withdrawal, what it wanted, the number of its topic, and when."""
+        self.counts: Counter[Fate] = Counter()
+        """How many withdrawals had each end since the start."""
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no withdrawal is under way."""
+        return not self.asked and not self.waiting
+
+    @property
+    def room(self) -> int:
+        """How many bytes of entries a commit may need besides its own, for withdrawals that waited for its messages:
+        each withdraws a message, and gets an entry itself; a replacement may be waited for in turn."""
+        return 2 * ENTRY_SIZE * self.waiting_count
+
+    def ask(self, transaction_id: bytes, number: int, wanted: Wanted) -> None:
+        """A withdrawal was stored."""
+        self.asked.setdefault(transaction_id, {})[number] = wanted
+
+    def taken(self, half: bytes) -> Wanted | None:
+        """What a message wants to withdraw that is committed now; None if it is not known, because damage took it."""
+        entry = Entry.of(half)
+        of_transaction = self.asked.get(entry.transaction_id)
+        if of_transaction is None:
+            return None
+        wanted = of_transaction.pop(entry.message_no, None)
+        if not of_transaction:
+            del self.asked[entry.transaction_id]
+        return wanted
+
+    def note(self, half: bytes, wanted: Wanted, fate: Fate, now_us: int) -> None:
+        """Remember what became of a withdrawal."""
+        key = message_key_of(half)
+        self.recent.pop(key, None)
+        self.recent[key] = fate, wanted, topic_of(half), now_us
+        if len(self.recent) > MOST_RECENT:
+            self.recent.popitem(last=False)
+        if fate is not Fate.WAITING:
+            self.counts[fate] += 1
+
+    def wait(self, half: bytes, wanted: Wanted, now_us: int, *, for_ever: bool = False) -> Fate:
+        """Have a withdrawal wait, if it may. `for_ever`: as long as its message is undecided."""
+        others = self.waiting.get(wanted.id, [])
+        if any(other.wanted.number == wanted.number and is_in_time(other, now_us) for other in others):
+            return Fate.ALREADY
+        if self.waiting_count >= MOST_WAITING:
+            self._forget(now_us)
+        if self.waiting_count >= MOST_WAITING:
+            return Fate.NOT_FOUND
+        self.add(Waiting(half, wanted, 0 if for_ever else now_us))
+        return Fate.WAITING
+
+    def add(self, waiting: Waiting) -> None:
+        """A withdrawal waits."""
+        self.waiting.setdefault(waiting.wanted.id, []).append(waiting)
+        self.waiting_count += 1
+
+    def is_waiting(self, wanted: Wanted, key: bytes, now_us: int) -> bool:
+        """Whether the withdrawal of a key (`message_key`) still waits for its message."""
+        return any(message_key_of(w.half) == key and is_in_time(w, now_us) for w in self.waiting.get(wanted.id, ()))
+
+    def _forget(self, now_us: int) -> None:
+        """Drop those that have waited too long; once in a while, since all are looked at."""
+        if now_us - self._forgot_us < FORGET_EVERY_US:
+            return
+        self._forgot_us = now_us
+        for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
+            self.for_rolled_back(transaction_id)
+
+    def for_message(self, half: bytes, now_us: int) -> Waiting | None:
+        """Take the withdrawal that waits for a message, which has its place now."""
+        entry = Entry.of(half)
+        some = self.waiting.get(entry.transaction_id)
+        if some is None:
+            return None
+        found = None
+        for waiting in [w for w in some if w.wanted.number == entry.message_no]:
+            some.remove(waiting)
+            self.waiting_count -= 1
+            if is_in_time(waiting, now_us):
+                found = waiting
+        if not some:
+            del self.waiting[entry.transaction_id]
+        return found
+
+    def for_rolled_back(self, transaction_id: bytes) -> list[Waiting]:
+        """Take those that wait for messages of a transaction that is rolled back."""
+        some = self.waiting.pop(transaction_id, [])
+        self.waiting_count -= len(some)
+        return some
+
+    def tails(self) -> Iterator[bytes]:
+        """The tails of the entries of messages that wait to replace others: their payloads are needed."""
+        for some in self.waiting.values():
+            for waiting in some:
+                yield tail_of(waiting.half)
+
+    def replay(self, entries: memoryview, undecided: Mapping[bytes, Pending]) -> None:
+        """Do again what the entries of a commit did. `undecided`: the transactions that still are, by id."""
+        for raw in each_of(entries):
+            kind, transaction_id = raw[0], transaction_id_of(raw)
+            if kind == EntryKind.ROLLBACK:
+                self.asked.pop(transaction_id, None)
+                self.for_rolled_back(transaction_id)
+            elif kind != EntryKind.WITHDRAWN:
+                entry = Entry.of(raw)
+                wanted = self.taken(raw) if transaction_id in self.asked else None
+                waits = kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING
+                if waits and wanted is not None:
+                    half = ENTRY_HEAD.pack(EntryKind.HALF, entry.flags, entry.queue, entry.topic, entry.time_us, 0)
+                    pending = undecided.get(wanted.id)
+                    for_ever = pending is not None and is_waited_for(pending, wanted.number)
+                    self.add(Waiting(half + tail_of(raw), wanted, 0 if for_ever else entry.time_us))
+                elif not waits and transaction_id in self.waiting:
+                    self.for_message(raw, entry.time_us)
+
+
+def is_waited_for(pending: Pending, number: int) -> bool:
+    """Whether a withdrawal waits for an undecided message as long as that takes. For one that is a withdrawal itself,
+    which may wait in turn, it waits a day."""
+    return number < len(pending.entries) and not pending.entries[number][1] & FLAG_WITHDRAWS
+
+
+def is_in_time(waiting: Waiting, now_us: int) -> bool:
+    """Whether a withdrawal may still wait."""
+    return not waiting.since_us or now_us <= waiting.since_us + WAIT_US
+
+
+def may_withdraw(withdrawal: int, target: int, any_topic: int | None) -> bool:
+    """Whether a message of one topic may withdraw one of another, by their numbers."""
+    return withdrawal in (target, any_topic)
+
+
+def withdrawal_entry(half: bytes, fate: Fate, now_us: int, forced: int) -> bytes:
+    """The entry of a withdrawal that takes no place in a queue."""
+    entry = Entry.of(half)
+    flags = entry.flags | forced
+    return ENTRY_HEAD.pack(EntryKind.WITHDRAWAL, flags, entry.queue, entry.topic, now_us, fate) + tail_of(half)
+
+
+def withdrawn_entry(delayed: bytes, now_us: int) -> bytes:
+    """The entry that withdraws a message, from its entry as a delayed one. It has the same place among due times."""
+    entry = Entry.of(delayed)
+    tail = Fixed.of(tail_of(delayed))._replace(deliver_us=entry.due_us)
+    flags = entry.flags & ~FLAG_DELAY
+    return ENTRY_HEAD.pack(EntryKind.WITHDRAWN, flags, entry.queue, entry.topic, now_us, 0) + ENTRY_TAIL.pack(*tail)
+
+
+def delayed_entry_of(
+    parts: Parts, frames: Iterable[Frame], entries: list[bytes], transaction_id: bytes, number: int
+) -> tuple[bytes, bytes]:
+    """The entries of a message as delayed and as withdrawn; each empty if there is none.
+
+    `frames`: those on their way to the disk; `entries`: those that come after them.
+    """
+    delayed = withdrawn = b""
+    key = message_key(transaction_id, number)
+    recent = [frame.entries[place] for frame in frames for *_, place in frame.delayed if place < len(frame.entries)]
+    for raw in (*recent, *entries):
+        if message_key_of(raw) == key:
+            if raw[0] == EntryKind.DELAYED:
+                delayed = raw
+            elif raw[0] == EntryKind.WITHDRAWN:
+                withdrawn = raw
+    for part in parts.holding(transaction_id):
+        if delayed and withdrawn:
+            break
+        of_part = part.delayed_of(transaction_id, number)
+        delayed, withdrawn = delayed or of_part[0], withdrawn or of_part[1]
+    return delayed, withdrawn

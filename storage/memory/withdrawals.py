@@ -1,0 +1,170 @@
+"""Withdrawals of delayed messages, decided as the log decides them (storage/log/placing.py)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from notify.protocol.withdrawal import ANY_TOPIC, Dedupe, Fate, Wanted
+from notify.storage.records import NewMessage, State
+from notify.storage.withdrawals import MOST_PENDING, MOST_WAITING, WAIT_US, Standing, Withdrawable, Withdrawal
+
+Key = tuple[bytes, int]
+"""A message: its transaction id, and its number there."""
+
+
+class MemoryWithdrawals:
+    """Who wants to withdraw what, and what became of it."""
+
+    def __init__(self, place: Callable[[Key, NewMessage, int], set[str]]) -> None:
+        """`place` puts a message into its queue or among the delayed ones; the topics that got some."""
+        self._place = place
+        self.delayed: dict[Key, tuple[int, str]] = {}
+        """Messages that are not due, and not withdrawn: when each is due, and its topic."""
+        self.counts: Counter[Fate] = Counter()
+        self._pending: dict[tuple[str, int], Key] = {}
+        """By topic and the hash of a dedupe key, its message that came last."""
+        self._collapsed = 0
+        self._collapsed_at: dict[Key, int] = {}
+        self._withdrawn: dict[Key, tuple[int, int, str]] = {}
+        self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
+        self._waiting: dict[Key, tuple[Key, NewMessage, int]] = {}
+        self.transaction_of: Callable[[bytes], tuple[State, Sequence[NewMessage]] | None] = lambda _: None
+
+    def commit(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
+        """A message is committed; the topics that got some."""
+        if message.withdraws is None:
+            if message.dedupe is not None and not self._stands_alone(key, message, message.dedupe, now_us):
+                return set()
+            return self._place_awaited(key, message, now_us)
+        return self._end(key, message, self._fate(key, message, message.withdraws, now_us), now_us)
+
+    def _stands_alone(self, key: Key, message: NewMessage, dedupe: Dedupe, now_us: int) -> bool:
+        """Whether a message with a dedupe key gets a place: no other one of the key is pending and stays."""
+        of_key = message.topic, dedupe.key_hash
+        other = self._pending.get(of_key)
+        if other is not None and other in self.delayed:
+            self._collapsed += 1
+            if not dedupe.last:
+                self._collapsed_at[key] = now_us
+                waiting = self._waiting.pop(key, None)
+                if waiting is not None:
+                    self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+                return False
+            self._withdraw(other, message.topic, now_us)
+        self._pending[of_key] = key
+        return True
+
+    def collapsed(self) -> int:
+        return self._collapsed
+
+    def is_full_of_keys(self) -> bool:
+        if len(self._pending) >= MOST_PENDING:
+            self._pending = {of_key: key for of_key, key in self._pending.items() if key in self.delayed}
+        return len(self._pending) >= MOST_PENDING
+
+    def rolled_back(self, transaction_id: bytes, messages: Iterable[NewMessage], now_us: int) -> None:
+        for number, _ in enumerate(messages):
+            waiting = self._waiting.pop((transaction_id, number), None)
+            if waiting is not None:
+                self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+
+    def _fate(self, key: Key, message: NewMessage, wanted: Wanted, now_us: int) -> Fate:
+        target = wanted.id, wanted.number
+        transaction = self.transaction_of(wanted.id)
+        if transaction is None:
+            return self._wait(target, key, message, now_us, is_there=False)
+        state, messages = transaction
+        is_ahead = wanted.id == key[0] and key[1] < wanted.number < len(messages)
+        if state in (State.PREPARED, State.PARKED) or is_ahead:
+            if wanted.number >= len(messages) or message.topic not in (messages[wanted.number].topic, ANY_TOPIC):
+                return Fate.NOT_FOUND
+            return self._wait(target, key, message, now_us, is_there=True)
+        if target in self._withdrawn:
+            return Fate.ALREADY
+        if target not in self.delayed:
+            return Fate.TOO_LATE if state == State.COMMITTED else Fate.NOT_FOUND
+        return self._withdraw(target, message.topic, now_us)
+
+    def _wait(self, target: Key, key: Key, message: NewMessage, now_us: int, *, is_there: bool) -> Fate:
+        other = self._waiting.get(target)
+        if other is not None and _is_in_time(other[2], now_us):
+            return Fate.ALREADY
+        if len(self._waiting) >= MOST_WAITING:
+            return Fate.NOT_FOUND
+        self._waiting[target] = key, message, 0 if is_there else now_us
+        return Fate.WAITING
+
+    def _withdraw(self, target: Key, topic: str, now_us: int) -> Fate:
+        if target not in self.delayed:
+            return Fate.TOO_LATE
+        due_us, its_topic = self.delayed[target]
+        if topic not in (its_topic, ANY_TOPIC):
+            return Fate.NOT_FOUND
+        del self.delayed[target]
+        self._withdrawn[target] = due_us, now_us, its_topic
+        return Fate.WITHDRAWN
+
+    def _end(self, key: Key, message: NewMessage, fate: Fate, now_us: int) -> set[str]:
+        assert message.withdraws is not None
+        self._ends[key] = fate, message.withdraws, message.topic, now_us
+        if fate is not Fate.WAITING:
+            self.counts[fate] += 1
+        if fate is Fate.WITHDRAWN and message.withdraws.replaces:
+            return self._place_awaited(key, message, now_us)
+        if fate is not Fate.WAITING:
+            waiting = self._waiting.pop(key, None)
+            if waiting is not None:
+                self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+        return set()
+
+    def _place_awaited(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
+        touched = self._place(key, message, now_us)
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None and _is_in_time(waiting[2], now_us):
+            fate = self._withdraw(key, waiting[1].topic, now_us)
+            touched |= self._end(*waiting[:2], fate, now_us)
+        return touched
+
+    # --- for those who ask ------------------------------------------------------------------------------------
+
+    def withdrawals(self) -> Counter[Fate]:
+        return self.counts
+
+    def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
+        key = transaction_id, number
+        transaction = self.transaction_of(transaction_id)
+        if transaction is None or number >= len(transaction[1]):
+            return None
+        state, topic = transaction[0], transaction[1][number].topic
+        if state in (State.PREPARED, State.PARKED):
+            return Withdrawable(topic, Standing.UNDECIDED)
+        if state == State.ROLLED_BACK:
+            return Withdrawable(topic, Standing.ROLLED_BACK)
+        if key in self._withdrawn:
+            due_us, at_us, _ = self._withdrawn[key]
+            return Withdrawable(topic, Standing.WITHDRAWN, due_us, at_us)
+        if key in self._collapsed_at:
+            return Withdrawable(topic, Standing.COLLAPSED, at_us=self._collapsed_at[key])
+        if key in self.delayed:
+            return Withdrawable(topic, Standing.DELAYED, self.delayed[key][0])
+        return Withdrawable(topic, Standing.RELEASED)
+
+    def withdrawal(self, transaction_id: bytes, number: int, now_us: int) -> Withdrawal | None:
+        ended = self._ends.get((transaction_id, number))
+        if ended is not None:
+            fate, wanted, topic, at_us = ended
+            waiting = self._waiting.get((wanted.id, wanted.number))
+            is_over = fate is Fate.WAITING and (waiting is None or not _is_in_time(waiting[2], now_us))
+            return Withdrawal(topic, wanted, Fate.NOT_FOUND if is_over else fate, at_us=at_us)
+        transaction = self.transaction_of(transaction_id)
+        if transaction is None or number >= len(transaction[1]):
+            return None
+        message = transaction[1][number]
+        if message.withdraws is None:
+            return None
+        return Withdrawal(message.topic, message.withdraws, None, transaction[0] == State.ROLLED_BACK)
+
+
+def _is_in_time(since_us: int, now_us: int) -> bool:
+    return not since_us or now_us <= since_us + WAIT_US

@@ -1,0 +1,49 @@
+"""Delayed messages and withdrawals of them, as a storage shows both."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from notify.protocol.withdrawal import Fate, Wanted
+
+WAIT_US = 24 * 3600 * 1_000_000
+"""How long a withdrawal waits for a message that this storage has not met: a relay may bring them in another order."""
+MOST_WAITING = 10_000
+"""The most withdrawals that wait for their messages; a further one is NOT_FOUND at once."""
+
+
+MOST_PENDING = 100_000
+"""The most dedupe keys with a pending message; messages with further ones are refused for now."""
+
+
+class Standing(enum.StrEnum):
+    """Where a message stands that somebody wants to withdraw."""
+
+    UNDECIDED = "undecided"
+    DELAYED = "delayed"
+    RELEASED = "released"
+    WITHDRAWN = "withdrawn"
+    ROLLED_BACK = "rolled back"
+    COLLAPSED = "collapsed"
+
+
+class Withdrawable(msgspec.Struct, gc=False):
+    """A message that somebody wants to withdraw. `due_us` is 0 unless it is delayed, or was until it was withdrawn."""
+
+    topic: str
+    standing: Standing
+    due_us: int = 0
+    at_us: int = 0  # when it was withdrawn; 0: it was not
+
+
+class Withdrawal(msgspec.Struct, gc=False):
+    """A withdrawal that a storage has. `fate` is None while its own transaction is undecided, or if it is rolled back
+    (`rolled_back`)."""
+
+    topic: str
+    wanted: Wanted
+    fate: Fate | None
+    rolled_back: bool = False
+    at_us: int = 0

@@ -1,0 +1,293 @@
+"""Delayed messages that are cancelled and replaced: by each producer, over HTTP, by administrators, and over kills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from notify.client import (
+    AsyncTransactionProducer,
+    Message,
+    TransactionProducer,
+    WithdrawalOutcome,
+    cancellation,
+    create_tables,
+    replacement,
+    use_explicit_begin,
+)
+from notify.errors import InvalidRequest
+from notify.movers.relay.relay import Relay
+from notify.movers.sinks.kafka import KafkaSink
+from notify.protocol.wire import BridgedTransaction, PackedMessage
+from notify.protocol.withdrawal import CANCELS, REPLACES
+from notify.server.core.core import Core
+from notify.server.settings import Settings
+from notify.storage.memory import MemoryStore
+from notify.testing import InMemoryServer
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually
+from tests.support.commands import cli
+from tests.support.groups import bodies, drain, subscribe
+from tests.support.http import admin, ask, post, refusal
+from tests.support.servers import stop_if_running
+from tests.support.shop import Order, Shop
+from tests.support.transactions import new_id
+
+HOUR = 3600.0
+WITHDRAWN, TOO_LATE, NOT_FOUND = WithdrawalOutcome.WITHDRAWN, WithdrawalOutcome.TOO_LATE, WithdrawalOutcome.NOT_FOUND
+
+
+def texts(server: InMemoryServer, topic: str) -> list[str]:
+    return sorted(m.text for m in server.messages(topic))
+
+
+def test_they_share_the_fate_of_their_transaction(shop: Shop) -> None:
+    producer, topic = shop.producer, shop.topic
+    with shop.sessions.begin() as session:
+        session.add(Order(item="a"))
+        sent = [producer.send(session, Message(topic, text, delay=HOUR)) for text in ("kept", "dropped", "first")]
+        kept, dropped, first = [message.id for message in sent]
+    with shop.sessions.begin() as session:
+        cancel = producer.cancel(session, dropped, topic=topic)
+        replace = producer.replace(session, first, Message(topic, "second", delay=HOUR / 2))
+        assert cancel.outcome(timeout=0) is WithdrawalOutcome.UNDECIDED
+    with pytest.raises(ZeroDivisionError), shop.sessions.begin() as session:
+        producer.cancel(session, kept, topic=topic)
+        raise ZeroDivisionError
+    assert (cancel.outcome(), replace.outcome()) == (WITHDRAWN, WITHDRAWN)
+    shop.server.advance(HOUR + 1)
+    eventually(lambda: texts(shop.server, topic) == ["kept", "second"], "what is left of them")
+    with producer.transaction(shop.sessions()) as tx:
+        late = tx.cancel(kept, topic=topic)
+    assert late.outcome() is TOO_LATE
+    assert producer.withdrawal(late.id).outcome() is TOO_LATE
+    assert texts(shop.server, topic) == ["kept", "second"]
+
+
+def test_what_send_returns_is_enough(shop: Shop) -> None:
+    """Its id is that of the message, also after a savepoint was rolled back, and within the transaction itself."""
+    with shop.sessions.begin() as session:
+        first = shop.producer.send(session, Message(shop.topic, "first", delay=HOUR))
+        with contextlib.suppress(ZeroDivisionError), session.begin_nested():
+            shop.producer.send(session, Message(shop.topic, "lost"))
+            raise ZeroDivisionError
+        second = shop.producer.send(session, Message(shop.topic, "second", key=lambda: 7))
+        unnamed = shop.producer.cancel(session, first)
+    assert second.key == "7" and unnamed.outcome() is WITHDRAWN
+    assert [(m.id, m.text) for m in shop.server.messages(shop.topic)] == [(second.id, "second")]
+    with shop.sessions.begin() as session:
+        replace = shop.producer.replace(session, second, Message(shop.topic, "third"))
+    assert replace.outcome() is TOO_LATE
+    with shop.sessions() as session, pytest.raises(InvalidRequest, match="same topic"):
+        shop.producer.replace(session, second, Message("another", "x"))
+    for wrong in ("", "x", "0" * 36 + ".0"):
+        with shop.sessions() as session, pytest.raises(InvalidRequest):
+            shop.producer.cancel(session, wrong, topic=shop.topic)
+
+
+def test_without_a_transaction_and_without_the_topic(memory: InMemoryServer, unique: str) -> None:
+    with TransactionProducer(memory.url, group=unique) as producer:
+        message = producer.publish(Message(unique, "x", delay=HOUR))
+        other = producer.publish(Message(unique, "y", delay=HOUR))
+        cancel = producer.publish(cancellation(message))
+        prepared = producer.prepare([replacement(other, Message(unique, "z"))])
+        asked = producer.withdrawal(f"{prepared.id}.0")
+        assert asked.outcome(timeout=0) is WithdrawalOutcome.UNDECIDED
+        prepared.commit()
+        assert asked.outcome() is WITHDRAWN and producer.withdrawal(cancel).outcome() is WITHDRAWN
+        never = producer.withdrawal(producer.publish(cancellation(f"{new_id()}.0", topic=unique)))
+        assert never.outcome(timeout=0) is WithdrawalOutcome.WAITING
+    assert texts(memory, unique) == ["z"]
+
+
+def test_coroutines_cancel_and_replace(tmp_path: Path, memory: InMemoryServer, unique: str) -> None:
+    async def scenario() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        use_explicit_begin(engine)
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+        async with AsyncTransactionProducer(memory.url, group=unique, engine=engine) as producer:
+            async with AsyncSession(engine) as session, session.begin():
+                first = await producer.send(session, Message(unique, "first", delay=HOUR))
+                other = await producer.send(session, Message(unique, "other", delay=HOUR))
+            async with AsyncSession(engine) as session, session.begin():
+                cancel = await producer.cancel(session, other.id, topic=unique)
+                replace = await producer.replace(session, first, Message(unique, "second"))
+            assert (await cancel.outcome(), await replace.outcome()) == (WITHDRAWN, WITHDRAWN)
+            async with producer.transaction(AsyncSession(engine)) as tx:
+                late = await tx.cancel(replace.id, topic=unique)
+            assert await late.outcome() is TOO_LATE
+            assert await producer.withdrawal(late.id).outcome() is TOO_LATE
+        await engine.dispose()
+
+    asyncio.run(scenario())
+    assert texts(memory, unique) == ["second"]
+
+
+def test_through_an_outbox_and_a_relay(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    """The relay brings them as messages; also one whose message it brings only later."""
+
+    def move() -> tuple[int, int]:
+        done = asyncio.run(Relay(emptied_shop, memory.url).run(once=True))
+        return done.sent, done.refused
+
+    with TransactionProducer(memory.url, group=unique, engine=emptied_shop, mode="outbox") as producer:
+        with Session(emptied_shop) as session, session.begin():
+            dropped = producer.send(session, Message(unique, "dropped", delay=HOUR)).id
+            first = producer.send(session, Message(unique, "first", delay=HOUR)).id
+        with Session(emptied_shop) as session, session.begin():
+            cancel = producer.cancel(session, dropped, topic=unique)
+            replace = producer.replace(session, first, Message(unique, "second"))
+        with pytest.raises(ZeroDivisionError), Session(emptied_shop) as session, session.begin():
+            producer.cancel(session, replace.id, topic=unique)
+            raise ZeroDivisionError
+        assert cancel.outcome(timeout=0) is WithdrawalOutcome.UNDECIDED
+        assert move() == (2, 0)
+        assert (cancel.outcome(), replace.outcome()) == (WITHDRAWN, WITHDRAWN)
+        early_id = new_id()
+        early = producer.withdrawal(producer.publish(cancellation(f"{early_id}.0", topic=unique)))
+        message = {"topic": unique, "body": "early", "delay": HOUR}
+        half = {"id": early_id, "messages": [message], "committed": True}
+        post(memory.url, "/v1/transactions", {"producer_group": unique, "transactions": [half]})
+        assert early.outcome() is WITHDRAWN
+    assert texts(memory, unique) == ["second"]
+
+
+def test_over_http(memory: InMemoryServer, unique: str) -> None:
+    def send(**fields: Any) -> dict[str, Any]:
+        (item,) = post(memory.url, "/v1/messages", {"messages": [{"topic": unique, "body": ""} | fields]})["items"]
+        return dict(item)
+
+    message = send(body="x", delay=60)["id"]
+    replace = send(body="y", headers={REPLACES: message})["id"]
+    status, answer = ask(memory.url, "GET", f"/v1/withdrawals/{replace}")
+    assert status == 200 and answer == {
+        "id": replace, "withdraws": message, "topic": unique, "outcome": "WITHDRAWN", "replaces": True,
+    }  # fmt: skip
+    assert texts(memory, unique) == ["y"]
+    refused = [
+        send(headers={CANCELS: message}, body="x"),
+        send(headers={CANCELS: message}, delay=5),
+        send(headers={CANCELS: message, REPLACES: message}),
+        send(headers={CANCELS: "x"}),
+    ]
+    assert [item["status"] for item in refused] == [422] * 4
+    assert [item["code"] for item in refused] == ["invalid_withdrawal"] * 3 + ["invalid_id"]
+    for wrong, code in ((message, "unknown_withdrawal"), ("x", "invalid_id")):
+        assert ask(memory.url, "GET", f"/v1/withdrawals/{wrong}")[1]["code"] == code
+
+
+def test_administrators_look_first(notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_URL", notify_server.url)
+    url = notify_server.url
+    with TransactionProducer(url, group=unique) as producer:
+        message, other = (
+            producer.publish(Message(unique, text, key="k", tag="v", headers={"h": "1"}, delay=HOUR)) for text in "ab"
+        )
+    path = f"topics/{unique}/messages/{message}"
+    preview = admin(url, "POST", f"{path}/cancel", {"reason": "looked at", "dry_run": True})["result"]
+    assert preview["standing"] == "delayed" and preview["due_at"] is not None
+    assert admin(url, "GET", f"messages/{message}")["due_at"] == preview["due_at"]
+    done = admin(url, "POST", f"{path}/replace", {"reason": "a wrong price", "body": "c", "delay": 0})["result"]
+    assert done["outcome"] == "WITHDRAWN"
+    status, shown = cli("message", "cancel", unique, other, "--reason", "paid", "--json")
+    assert (status, shown["result"]["outcome"]) == (0, "WITHDRAWN")
+    status, shown = cli("message", "cancel", unique, message, "--reason", "late", "--dry-run")
+    assert status == 0 and "is withdrawn already" in shown["text"]
+    assert refusal(url, "POST", f"topics/other/messages/{other}/cancel") == (404, "not_found")
+    events = [e["event"] for e in admin(url, "GET", f"messages/{message}")["timeline"]]
+    assert "withdrawn" in events
+    (stored,) = notify_server.messages(unique)
+    assert (stored.id, stored.text, stored.key, stored.tag) == (done["replacement"], "c", "k", "v")
+    assert {a["what"] for a in admin(url, "GET", "actions")["actions"]} >= {"message.cancel", "message.replace"}
+    status, text = ask(url, "GET", "/metrics")
+    assert 'notify_withdrawals_total{outcome="WITHDRAWN"} 2.0' in str(text)
+
+
+@pytest.fixture
+def killed_server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path / "data").start()
+    yield server
+    stop_if_running(server)
+
+
+def test_they_outlast_a_kill(killed_server: ServerProcess, unique: str) -> None:
+    """What was withdrawn stays so, and what waits for its message waits on, over kills of the server."""
+    server = killed_server
+    subscribe(server.url, unique, unique, start="earliest")
+    with TransactionProducer(server.url, group=unique, answer_checks=False) as producer:
+        dropped, first = (producer.publish(Message(unique, text, delay=2)) for text in ("dropped", "first"))
+        undecided = producer.prepare([Message(unique, "undecided", delay=2)])
+        cancels = [producer.publish(cancellation(m, topic=unique)) for m in (dropped, f"{undecided.id}.0")]
+        replace = producer.publish(replacement(first, Message(unique, "second")))
+        server.kill()
+        server.start()
+        outcomes = [producer.withdrawal(m).outcome(timeout=0) for m in (*cancels, replace)]
+        assert outcomes == [WITHDRAWN, WithdrawalOutcome.WAITING, WITHDRAWN]
+        undecided.commit()
+        assert producer.withdrawal(cancels[1]).outcome() is WITHDRAWN
+        server.kill()
+        server.start()
+        last = producer.publish(Message(unique, "last", delay=2))
+        assert bodies(drain(server.url, unique, unique, 2)) == ["second", "last"]
+        assert producer.withdrawal(producer.publish(cancellation(last, topic=unique))).outcome() is TOO_LATE
+
+
+def test_kafka_refuses_them_with_what_to_do(tmp_path: Path) -> None:
+    """A server in front of Kafka before the commit; a bridge or relay by its list of refused messages."""
+    message = PackedMessage(topic="t", body=b"", headers={CANCELS: f"{new_id()}.0"})
+    with pytest.raises(InvalidRequest, match="look in the database"):
+        KafkaSink("kafka://127.0.0.1:9")._record(
+            BridgedTransaction(id=new_id(), producer_group="g", messages=[message]), 0, now_us=0
+        )
+
+    async def scenario(**settings: Any) -> tuple[int, str | None]:
+        from notify.protocol.wire import PackedTransaction, PackedTransactions
+
+        core = Core(MemoryStore(), Settings(data_dir=str(tmp_path), **settings))
+        half = PackedTransaction(id=new_id(), messages=[message])
+        (item,) = await core.transactions.put(PackedTransactions(producer_group="g", transactions=[half]))
+        return item.status, item.code
+
+    assert asyncio.run(scenario(kafka="kafka://127.0.0.1:9")) == (422, "withdrawal_refused")
+    assert asyncio.run(scenario(workers=2)) == (422, "withdrawal_refused")
+    assert asyncio.run(scenario()) == (201, None)
+
+
+def test_nothing_is_known_of_strangers(memory: InMemoryServer, unique: str) -> None:
+    """A withdrawal that names another topic than its message's finds nothing."""
+    with TransactionProducer(memory.url, group=unique) as producer:
+        message = producer.publish(Message(unique, "x", delay=HOUR))
+        foreign = producer.publish(cancellation(message, topic=unique + "-other"))
+        assert producer.withdrawal(foreign).outcome() is NOT_FOUND
+    memory.advance(HOUR + 1)
+    assert texts(memory, unique) == ["x"]
+
+
+def test_one_message_of_a_key_is_pending(shop: Shop) -> None:
+    producer, topic = shop.producer, shop.topic
+    for number in range(3):
+        with shop.sessions.begin() as session:
+            producer.send(session, Message(topic, f"first {number}", dedupe="user-7", within=60))
+            producer.send(session, Message(topic, f"last {number}", dedupe=8, within=60, keep="last"))
+        eventually(lambda: not shop.server.halves(topic), "the outcome of the half")
+    wrong = [
+        {"dedupe": "x"},
+        {"within": 5},
+        {"dedupe": "x", "within": 5, "delay": 5},
+        {"dedupe": "x" * 256, "within": 5},
+    ]
+    for fields in wrong:
+        with pytest.raises(InvalidRequest):
+            producer.publish(Message(topic, "x", **fields))  # type: ignore[arg-type]
+    shop.server.advance(61)
+    assert texts(shop.server, topic) == ["first 0", "last 2"]
+    assert "notify_collapsed_total" in str(ask(shop.server.url, "GET", "/metrics")[1])
