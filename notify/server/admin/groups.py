@@ -57,7 +57,7 @@ def _objective_shown(desk: Desk, group: str) -> dict[str, Any] | None:
     if objective is None:
         return None
     met = desk.running.core.objectives.met(group)
-    return asdict(objective) | {"count": met.count, "met": None if met.share is None else round(met.share, 6)}
+    return asdict(objective) | {"count": met.messages, "met": None if met.share is None else round(met.share, 6)}
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:

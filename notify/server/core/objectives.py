@@ -31,7 +31,7 @@ class Objective:
 class Met(NamedTuple):
     """The messages that a group acknowledged in the last five minutes, and the share of them within its objective."""
 
-    count: int
+    messages: int
     share: float | None
     """None if there were no messages."""
 

@@ -201,7 +201,7 @@ class Alarms:
         met, within = objectives.met(name), duration(objective.within)
         wanted = f"its objective is {percent(objective.share)}"
         if met.share is not None:
-            done = f"{percent(met.share)} of {_number(met.count, 'message')} within {within} in the last 5 minutes"
+            done = f"{percent(met.share)} of {_number(met.messages, 'message')} within {within} in the last 5 minutes"
             return f"Group {name} acknowledged {done}; {wanted}" if met.share < objective.share else ""
         if group.oldest_seconds is not None and group.oldest_seconds > objective.within:
             age = duration(group.oldest_seconds)

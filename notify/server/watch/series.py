@@ -112,9 +112,9 @@ class Series:
         It begins with the first slot of the span that has a figure.
         """
         if name == LATELY:
-            columns = self.columns("hour")
-            first = sum(at <= columns["at"][-1] - LATELY_SECONDS for at in columns["at"])
-            return {field: column[first:] for field, column in columns.items()}
+            hour = self.columns("hour")
+            first = sum(at <= hour["at"][-1] - LATELY_SECONDS for at in hour["at"])
+            return {field: column[first:] for field, column in hour.items()}
         step, slots = SPANS[name]
         last = self._slots[name]
         stored_slots = range(max(0, last - slots + 1), last + 1)
