@@ -18,8 +18,8 @@ from tests.browser.window import Window
 
 NAMES = (
     "overview", "transactions", "transaction", "messages", "message", "topics", "topic", "groups", "group", "push",
-    "dead-letters", "dead-letter-groups", "schedules", "schedule", "change-schedule", "nodes", "audits",
-    "jobs", "job", "settings", "access", "actions", "send", "edit", "login", "error", "subscribe", "priorities", "decide",
+    "dead-letters", "dead-letter-groups", "schedules", "schedule", "change-schedule", "nodes", "audits", "jobs", "job",
+    "settings", "access", "actions", "send", "edit", "login", "error", "subscribe", "priorities", "decide",
 )  # fmt: skip
 """The pages of `Busy.pages`."""
 PREVIEWED = ("decide", "send")
