@@ -133,8 +133,8 @@ class Schedule:
 
     def is_of(self, row: Mapping[str, Any]) -> bool:
         """Whether this is the schedule of a row, unchanged except for how far it is."""
-        is_as_before = self.changed_us == row["changed_us"] and self.paused == bool(row["paused"])
-        return is_as_before and self.secret == row["secret"] and self._text == hash(row["declaration"])
+        known = (self.secret, self.changed_us, self.paused, self._text)
+        return known == (row["secret"], row["changed_us"], bool(row["paused"]), hash(row["declaration"]))
 
     def move_to(self, row: Mapping[str, Any]) -> None:
         """Take over how far the same schedule is in a row, unless the row was read before this server moved it on."""
