@@ -30,7 +30,7 @@ from notify.storage.sql.tables import server_half_message as half
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
-from tests.support.commands import cli
+from tests.support.commands import Command, cli
 from tests.support.databases import empty_database
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin, ask, call, metric, post, refusal
@@ -403,6 +403,8 @@ def test_three_servers_over_one_database(kind: str, database_urls: Any, tmp_path
         until_known(started.servers)
         queue = ServerProcess(tmp_path / "queue", flags=["--registry", storage, "--roles", "queue"]).start()
         stack.callback(stop_if_running, queue)
+        relay = Command("relay", "--dsn", storage, "--url", queue.url).start()
+        stack.callback(relay.close)
         names = [f"{unique}-{n}" for n in range(6)]
         urls = ",".join(server.url for server in started.servers)
         with TransactionProducer(urls, group="shop") as producer:
@@ -428,6 +430,9 @@ def test_three_servers_over_one_database(kind: str, database_urls: Any, tmp_path
         assert {row["name"]: row["sent"] for row in admin(survivor.url, "GET", "schedules")["schedules"]} == Counter(
             row["headers"]["notify-schedule"] for row in rows
         )
+        eventually(lambda: len(_all(queue.url, unique)) >= len(rows), "all messages in the queue")
+        moved = _all(queue.url, unique)
+        assert sorted(row["id"] for row in moved) == sorted(f"{row['id']}.0" for row in rows)
 
 
 def stored(storage: str) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def test_years_of_instants_are_bounded() -> None:
 
 def test_nothing_is_due() -> None:
     due = schedule().due(NOON + 1)
-    assert due == ([], 0, NOON)
+    assert due == (NOON, [], 0, NOON)
 
 
 def test_the_message_of_an_instant_is_always_the_same() -> None:

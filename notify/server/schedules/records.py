@@ -43,6 +43,12 @@ class ScheduleRecords:
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(sa.select(server_schedule).order_by(_s.name)).mappings()]
 
+    def one(self, name: str) -> dict[str, Any] | None:
+        """The row of a schedule; None if there is none."""
+        with self._engine.connect() as connection:
+            row = connection.execute(sa.select(server_schedule).where(_s.name == name)).mappings().one_or_none()
+            return None if row is None else dict(row)
+
     def add(self, name: str, place: str, declaration: str, now_us: int, who: str) -> None:
         """Add a schedule whose first instant is after `now_us`. Raises Conflict if there is one of this name."""
         values: dict[str, Any] = dict.fromkeys(("paused", "sent", "missed", "last_instant_us", "last_sent_us"), 0)

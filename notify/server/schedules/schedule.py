@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -71,6 +71,8 @@ def headers_of(name: str, instant_us: int) -> dict[str, str]:
 class Due(NamedTuple):
     """The instants of a schedule to send now, and how many before them are left out for good."""
 
+    from_us: int
+    """How far the schedule was."""
     instants: list[int]
     missed: int
     until_us: int
@@ -104,7 +106,10 @@ class Schedule:
     """When a message that was refused is tried again."""
     missed_us: int = 0
     """When this server last left instants out."""
-    _size: int = field(default=0)
+    size: int = 0
+    """The bytes of its declaration."""
+    _text: int = 0
+    """A hash of its declaration's text."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Schedule:
@@ -115,7 +120,9 @@ class Schedule:
             declaration = msgspec.json.decode(text, type=Declaration)
         except msgspec.DecodeError as error:  # a later version made it
             declaration, fault = Declaration(Payload("", b"")), f"this server cannot read it: {error}"
-        schedule = cls(**(fields | {"declaration": declaration, "_size": len(text), "fault": fault}))
+        schedule = cls(
+            **(fields | {"declaration": declaration, "size": len(text), "_text": hash(text), "fault": fault})
+        )
         if not fault:
             try:
                 schedule.timetable = Timetable(*declaration.when)
@@ -124,17 +131,17 @@ class Schedule:
         schedule.find_next()
         return schedule
 
-    @property
-    def size(self) -> int:
-        """The bytes of its declaration."""
-        return self._size
+    def is_of(self, row: Mapping[str, Any]) -> bool:
+        """Whether this is the schedule of a row, unchanged except for how far it is."""
+        known = (self.secret, self.changed_us, self.paused, self._text)
+        return known == (row["secret"], row["changed_us"], bool(row["paused"]), hash(row["declaration"]))
 
-    def keep(self, known: Schedule | None) -> None:
-        """Keep what this server knew of the same schedule before it read it again."""
-        if known is not None and known.secret == self.secret:
-            self.missed_us = known.missed_us
-            if known.declaration == self.declaration and known.retry_us and not self.fault:
-                self.fault, self.retry_us = known.fault, known.retry_us
+    def move_to(self, row: Mapping[str, Any]) -> None:
+        """Take over how far the same schedule is in a row, unless the row was read before this server moved it on."""
+        if row["done_us"] > self.done_us:
+            self.done_us, self.sent, self.missed = row["done_us"], row["sent"], row["missed"]
+            self.last_instant_us, self.last_sent_us = row["last_instant_us"], row["last_sent_us"]
+            self.find_next()
 
     def find_next(self) -> None:
         """Find the first instant that is not done."""
@@ -145,7 +152,8 @@ class Schedule:
         """The instants to send now; the catch-up policy decides about those that are older than MISSED_US."""
         assert self.timetable is not None
         policy, most = self.declaration.catch_up, self.declaration.catch_up_most
-        found = self.timetable.latest(self.done_us, now_us, MOST_CAUGHT_UP)
+        from_us = self.done_us
+        found = self.timetable.latest(from_us, now_us, MOST_CAUGHT_UP)
         in_time = sum(now_us - at_us <= MISSED_US for at_us in found)
         count = in_time
         if policy == ALL:
@@ -153,7 +161,7 @@ class Schedule:
         elif policy == LAST:
             count = max(in_time, min(1, len(found)))
         sent = found[len(found) - count :]
-        return Due(sent, len(found) - count, found[-1] if found else self.done_us)
+        return Due(from_us, sent, len(found) - count, found[-1] if found else from_us)
 
     def message(self, instant_us: int) -> PackedPublished:
         """The message for an instant: the same one however often it is made, unless the schedule was changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -45,6 +45,8 @@ FAILED_SECONDS = 2.0
 """How long nothing is sent after a failure, as where the registry's database does not answer."""
 TAKE_OVER_US = 3_000_000
 """How late an instant is when any server sends it."""
+FAR_BEHIND_US = 600_000_000
+"""From here on a thread finds the instants that are due, which takes up to 30 ms."""
 RETRY_US, REFUSED_US = 1_000_000, 10_000_000
 """When a message is tried again that could not be stored at the moment, and one that was refused."""
 ALARMS = 20
@@ -97,11 +99,29 @@ class Schedules:
     async def follow(self) -> None:
         """Read the schedules again: one was declared, changed or deleted."""
         async with self._one_look:  # an older list must not replace a newer one
-            found = {row["name"]: Schedule.of(row) for row in await in_thread(self._records.all)}
-            for name, schedule in found.items():
-                schedule.keep(self._all.get(name))
-            self._all = found
-            self._own = [schedule for schedule in found.values() if self.place.has(schedule)]
+            self._hold({row["name"]: self._known(row) for row in await in_thread(self._records.all)})
+
+    async def _look_up(self, name: str) -> Schedule | None:
+        """The schedule of this name, as it is stored now."""
+        async with self._one_look:
+            row = await in_thread(self._records.one, name)
+            if row is not None:
+                self._hold(self._all | {name: self._known(row)})
+            elif name in self._all:
+                self._hold({known: schedule for known, schedule in self._all.items() if known != name})
+            return self._all.get(name)
+
+    def _known(self, row: Mapping[str, Any]) -> Schedule:
+        """The schedule of a row. To read its declaration takes far longer than to compare when it was changed."""
+        known = self._all.get(row["name"])
+        if known is None or not known.is_of(row):
+            return Schedule.of(row)
+        known.move_to(row)
+        return known
+
+    def _hold(self, schedules: dict[str, Schedule]) -> None:
+        self._all = schedules
+        self._own = [schedule for schedule in schedules.values() if self.place.has(schedule)]
         self._begin()
 
     def start(self) -> None:
@@ -114,9 +134,9 @@ class Schedules:
             self._task = asyncio.get_running_loop().create_task(self._run())
         self._changed.set()
 
-    def all(self) -> Iterable[Schedule]:
+    def all(self) -> Sequence[Schedule]:
         """All schedules, by name."""
-        return self._all.values()
+        return sorted(self._all.values(), key=lambda schedule: schedule.name)
 
     def own(self) -> Sequence[Schedule]:
         """The schedules whose messages this server may send."""
@@ -124,8 +144,7 @@ class Schedules:
 
     async def one(self, name: str) -> Schedule:
         """The schedule of this name, as it is stored now. Raises NotFound."""
-        await self.follow()
-        schedule = self._all.get(name)
+        schedule = await self._look_up(name)
         if schedule is None:
             raise NotFound(f"there is no schedule {name[:100]!r}")
         return schedule
@@ -152,8 +171,7 @@ class Schedules:
         now_us = self._clock()
         if not timetable.next(now_us, 1):
             raise InvalidRequest("this schedule is never due: no such day comes within 50 years", "invalid_schedule")
-        await self.follow()
-        before = self._all.get(name)
+        before = await self._look_up(name)
         if before is not None:
             if sender is not None:
                 sender.check("publish", before.declaration.message.topic, called="the schedule's present topic")
@@ -196,7 +214,7 @@ class Schedules:
         was_there = await in_thread(self._records.delete, name)
         if was_there:
             await self._note("schedule.delete", name, who, reason, {"deleted": name})
-        await self.follow()
+        await self._look_up(name)
         return was_there
 
     async def _note(self, what: str, name: str, who: str, reason: str, result: Any) -> None:
@@ -268,7 +286,8 @@ class Schedules:
         messages: list[PackedPublished] = []
         size = 0
         for schedule in due:
-            plan = schedule.due(now_us)
+            is_far_behind = now_us - schedule.next_us > FAR_BEHIND_US
+            plan = await in_thread(schedule.due, now_us) if is_far_behind else schedule.due(now_us)
             message_size = len(schedule.declaration.message.body) + 1024
             room = min(MOST_TOGETHER - len(messages), (MOST_BATCH_BYTES - size) // message_size)
             batch = [schedule.message(at_us) for at_us in plan.instants[:room]]
@@ -277,7 +296,6 @@ class Schedules:
             plans.append((schedule, plan, batch))
             messages += batch
             size += message_size * len(batch)
-            await asyncio.sleep(0)  # a plan after days takes some milliseconds
         items: dict[str | None, Item] = {}
         if messages:
             answered = await self._core.transactions.publish(PackedMessages(messages=messages), anywhere=True)
@@ -301,7 +319,7 @@ class Schedules:
                 break
             count += 1
         to_us = plan.until_us if count == len(plan.instants) else plan.instants[count - 1]
-        is_stuck = to_us <= schedule.done_us or (count == 0 and bool(plan.instants))
+        is_stuck = to_us <= plan.from_us or (count == 0 and bool(plan.instants))
         schedule.fault, schedule.retry_us = "", 0
         if refused is not None or is_stuck:
             is_for_now = refused is not None and refused.status in (429, 500, 503, 507)
@@ -311,7 +329,7 @@ class Schedules:
         if is_stuck:
             return None
         last_us = plan.instants[count - 1] if count else 0
-        return Mark(schedule.name, schedule.secret, schedule.done_us, to_us, count, plan.missed, last_us, now_us)
+        return Mark(schedule.name, schedule.secret, plan.from_us, to_us, count, plan.missed, last_us, now_us)
 
     async def _record(self, marks: Mapping[str, Mark], now_us: int) -> None:
         try:
