@@ -331,7 +331,7 @@ class Items(Struct, omit_defaults=True):
 
 
 class WithdrawalState(Struct, omit_defaults=True):
-    """What became of a message that withdraws another one: WITHDRAWN, TOO_LATE, NOT_FOUND, WAITING or ALREADY; or, as
+    """The fate of a message that withdraws another one: WITHDRAWN, TOO_LATE, NOT_FOUND, WAITING or ALREADY; or, as
     its own transaction is, UNDECIDED or ROLLED_BACK."""
 
     id: str

@@ -32,7 +32,7 @@ KAFKA_REFUSES = (
 
 
 class Fate(enum.IntEnum):
-    """What became of a withdrawal, or is to become of it."""
+    """The end of a withdrawal, or how it stands."""
 
     WITHDRAWN = 1  # in time: the delayed message is never delivered; a replacement takes its place
     TOO_LATE = 2  # the message was in its queue already, or had no delay

@@ -32,7 +32,7 @@ class PendingOne(msgspec.Struct, array_like=True, gc=False):
 
 
 class Dedupes:
-    """What `place` and replay need to know."""
+    """The dedupe keys that `place` and replay need to know."""
 
     def __init__(self) -> None:
         self.asked: dict[bytes, dict[int, Dedupe]] = {}

@@ -295,7 +295,7 @@ class Withdrawing:
             self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed))
 
     def _fate_of(self, waiting: Waiting, is_placed: bool) -> Fate:
-        """What becomes of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none
+        """The fate of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none
         otherwise."""
         placed = self._entries[-1]
         if not is_placed or not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):

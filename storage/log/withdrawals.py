@@ -50,7 +50,7 @@ class Waiting(msgspec.Struct, array_like=True, gc=False):
 
 
 class Withdrawals:
-    """What `place` and replay need to know."""
+    """The withdrawals that `place` and replay need to know."""
 
     def __init__(self) -> None:
         self.asked: dict[bytes, dict[int, Wanted]] = {}
@@ -80,7 +80,7 @@ class Withdrawals:
         self.asked.setdefault(transaction_id, {})[number] = wanted
 
     def taken(self, half: bytes) -> Wanted | None:
-        """What a message wants to withdraw that is committed now; None if it is not known, because damage took it."""
+        """What a message that is committed now withdraws; None if that is not known, because damage took it."""
         entry = Entry.of(half)
         of_transaction = self.asked.get(entry.transaction_id)
         if of_transaction is None:

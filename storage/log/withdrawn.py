@@ -1,4 +1,4 @@
-"""What became of withdrawals, and of the messages that they name, for those who ask."""
+"""The ends of withdrawals, and of the messages that they name, for those who ask."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from notify.storage.records import NewTransaction, State
 from notify.storage.topics import Topic
 from notify.storage.withdrawals import Standing
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
-from tests.contract.test_withdrawals import fate, release, withdrawing
 from tests.support.transactions import message
+from tests.support.withdrawals import fate, release, withdrawing
 
 
 def keyed(body: bytes, key: int = 1, *, last: bool = False, topic: str = "t", within: int = 60) -> NewTransaction:

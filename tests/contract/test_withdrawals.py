@@ -10,46 +10,25 @@ from typing import Any
 import pytest
 
 from notify.protocol import ids
-from notify.protocol.wire import Payload, encode_msgpack
-from notify.protocol.withdrawal import ANY_TOPIC, CANCELS, REPLACES, Fate, Wanted
-from notify.storage.log import times
-from notify.storage.records import NewMessage, NewTransaction, State
+from notify.protocol.withdrawal import ANY_TOPIC, Fate
+from notify.storage.log import LogStore, times
+from notify.storage.records import NewTransaction, State
 from notify.storage.topics import Topic
 from notify.storage.withdrawals import MOST_WAITING, WAIT_US, Standing
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
-from tests.contract.test_time import opened
+from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import message, sent
+from tests.support.withdrawals import fate, release, wanting, withdrawing
 
 DUE = T0 + 100 * SECOND
 
 
-def wanting(target: bytes, number: int = 0, *, by: bytes | None = None, topic: str = "t", **options: Any) -> NewMessage:
-    """A message that cancels another one, or replaces it by a body."""
-    header = CANCELS if by is None else REPLACES
-    payload = Payload(topic, by or b"", headers={header: ids.message_id(target, number)})
-    wanted = Wanted(target, number, by is not None)
-    return NewMessage(topic, encode_msgpack(payload), withdraws=wanted, **options)
-
-
-def withdrawing(target: bytes, number: int = 0, *, committed: bool = False, **options: Any) -> NewTransaction:
-    return NewTransaction(ids.new_id(), "g", [wanting(target, number, **options)], committed=committed)
+def opened(directory: Path, segment_bytes: int = 1 << 20) -> LogStore:
+    return LogStore(directory, segment_bytes=segment_bytes, disk=UnsyncedDisk(directory))
 
 
 def later(body: bytes = b"later", due_us: int = DUE, **options: Any) -> NewTransaction:
     return sent(body, deliver_at_us=due_us, **options)
-
-
-def fate(b: Bench, t: NewTransaction, number: int = 0, now_us: int = T0) -> Fate | None:
-    found = b.store.withdrawal(t.id, number, now_us)
-    assert found is not None
-    result: Fate | None = found.fate
-    return result
-
-
-async def release(b: Bench, now_us: int = DUE + SECOND) -> None:
-    while b.store.release_due(now_us, 3):
-        pass
-    await b.store.sync()
 
 
 def test_a_message_in_time_is_never_delivered(run: Any) -> None:

@@ -47,7 +47,7 @@ come."""
 
 @dataclass
 class Books:
-    """What was sent, said and delivered."""
+    """Everything that was sent, said and delivered."""
 
     sent: dict[str, str] = field(default_factory=dict)
     """The body of each message, by its id."""
@@ -122,7 +122,7 @@ async def consume(server: Server, books: Books) -> None:
 
 async def withdraw(server: Server, books: Books, message: str, at: float, chance: random.Random) -> None:
     """Cancel or replace a message at an instant (time.monotonic), and ask at once what became of it."""
-    await asyncio.sleep(max(0.0, at - time.monotonic()))
+    await asyncio.sleep(max(0.0, at - time.monotonic()))  # the race needs its instant
     replaces = chance.random() < REPLACED_SHARE
     withdrawal = ids.message_id(ids.new_id(), 0)
     books.withdrawals[withdrawal] = message, replaces
@@ -154,7 +154,7 @@ async def play(process: ServerProcess, books: Books, messages: int, chance: rand
     tasks += [withdraw(server, books, name, around(), chance) for name in withdrawn[:5]]  # a second one of some
 
     async def killed() -> None:
-        await asyncio.sleep(max(0.0, around() - time.monotonic()))
+        await asyncio.sleep(max(0.0, around() - time.monotonic()))  # the race needs its instant
         await asyncio.to_thread(process.kill)
         await asyncio.to_thread(process.start)
 
@@ -190,7 +190,7 @@ async def campaign(process: ServerProcess, books: Books, rounds: int, messages: 
 
 
 def judged(books: Books, withdrawal: str, message: str, replaces: bool, outcome: str) -> list[str]:
-    """What is wrong with a withdrawal; its final outcome is noted."""
+    """The violations of a withdrawal; its final outcome is noted."""
     wrong = []
     before = books.said.setdefault(withdrawal, outcome)
     if before != outcome:
@@ -205,7 +205,7 @@ def judged(books: Books, withdrawal: str, message: str, replaces: bool, outcome:
 
 
 def run(rounds: int, messages: int, seed: int) -> str:
-    """What was found, in words. Raises AssertionError."""
+    """The result, in words. Raises AssertionError."""
     books = Books()
     with tempfile.TemporaryDirectory(prefix="notify-withdraw-") as directory:
         process = ServerProcess(Path(directory) / "data").start()

@@ -220,7 +220,7 @@ def killed_server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def test_they_outlast_a_kill(killed_server: ServerProcess, unique: str) -> None:
-    """What was withdrawn stays so, and what waits for its message waits on, over kills of the server."""
+    """A withdrawn message stays so, and a withdrawal that waits for its message waits on, over kills of the server."""
     server = killed_server
     subscribe(server.url, unique, unique, start="earliest")
     with TransactionProducer(server.url, group=unique, answer_checks=False) as producer:

@@ -208,7 +208,7 @@ class ThreadOutgoing:
             interrupted.close(0.0)
 
     def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
-        """What became of a withdrawal; waits at most `seconds` until it is decided. Raises Closed, and the server's
+        """The end of a withdrawal; waits at most `seconds` until it is decided. Raises Closed, and the server's
         errors."""
         thread, running = self.start()
         return thread.run(outcome_of(running.client.asking_for(withdrawal.id, withdrawal.shard), seconds))
@@ -442,7 +442,7 @@ class LoopOutgoing:
             self._running.queue_outcome(transaction_id, shard, outcome)
 
     async def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
-        """What became of a withdrawal; waits at most `seconds` until it is decided."""
+        """The end of a withdrawal; waits at most `seconds` until it is decided."""
         return await outcome_of(self.start().client.asking_for(withdrawal.id, withdrawal.shard), seconds)
 
     async def flush(self, seconds: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `send` returns: the id of a message of a transaction, before and after its commit."""
+"""The object that `send` returns: it has the id of a message, before and after the commit."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ ASK_SECONDS, ASK_MAX_SECONDS = 0.02, 0.5
 
 
 class WithdrawalOutcome(enum.StrEnum):
-    """What became of a withdrawal."""
+    """The end of a withdrawal, or how it stands."""
 
     WITHDRAWN = "WITHDRAWN"
     """In time: the delayed message is never delivered. A replacement is delivered in its place."""
@@ -104,7 +103,7 @@ class Withdrawal(Sent):
         self._ask = ask
 
     def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
-        """What became of the withdrawal, once its transaction is committed; waits at most `timeout` seconds until that
+        """The end of the withdrawal, once its transaction is committed; waits at most `timeout` seconds until that
         is decided, and returns UNDECIDED or WAITING if it is not. Raises WrongRole if the producer's server has no
         queues, Forbidden, and Unavailable."""
         return self._ask(self, check_timeout(timeout))
@@ -127,7 +126,7 @@ class AsyncWithdrawal(Sent):
         self._ask = ask
 
     async def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
-        """What became of the withdrawal; see `Withdrawal.outcome`."""
+        """The end of the withdrawal; see `Withdrawal.outcome`."""
         return await self._ask(self, check_timeout(timeout))
 
 
@@ -143,14 +142,13 @@ def async_withdrawing(
     return AsyncWithdrawal(sent._pending, sent._number, sent._packed, ask)
 
 
-async def outcome_of(
-    ask: Callable[[float], Awaitable[WithdrawalState]], seconds: float, monotonic: Callable[[], float] = time.monotonic
-) -> WithdrawalOutcome:
+async def outcome_of(ask: Callable[[float], Awaitable[WithdrawalState]], seconds: float) -> WithdrawalOutcome:
     """Ask until a withdrawal is decided, for `seconds` at most. `ask` is called with the seconds that are left."""
     backoff = Backoff(ASK_SECONDS, ASK_MAX_SECONDS)
-    until = monotonic() + seconds
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
     while True:
-        left = until - monotonic()
+        left = until - loop.time()
         try:
             outcome = WithdrawalOutcome((await ask(max(left, 1.0))).outcome)
         except NotFound as error:
@@ -158,6 +156,6 @@ async def outcome_of(
                 raise
             outcome = WithdrawalOutcome.UNDECIDED  # a relay or a bridge may not have brought it yet
         wait = backoff.next()
-        if outcome not in OPEN or monotonic() + wait > until:
+        if outcome not in OPEN or loop.time() + wait > until:
             return outcome
         await asyncio.sleep(wait)

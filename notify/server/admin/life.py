@@ -93,7 +93,7 @@ def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Eve
 
 
 def _withdrawal_events(core: Core, transaction_id: bytes, number: int) -> Iterator[Event]:
-    """That a message was withdrawn, or what became of it as a withdrawal of another one."""
+    """The withdrawal of a message, or its fate as a withdrawal of another one."""
     withdrawal = core.queues.withdrawal(transaction_id, number, core.clock())
     if withdrawal is not None and withdrawal.fate is not None:
         verb = "replaces" if withdrawal.wanted.replaces else "cancels"

@@ -87,7 +87,7 @@ def _dedupe(m: JsonMessage | PackedMessage, headers: Mapping[str, str]) -> Dedup
 
 
 def _withdrawal(m: JsonMessage | PackedMessage, headers: Mapping[str, str], body: bytes) -> Wanted | None:
-    """What a message withdraws. Raises InvalidRequest."""
+    """The message that a message withdraws. Raises InvalidRequest."""
     wanted = wanted_of(headers)
     if wanted is not None and not wanted.replaces and (body or m.delay or m.deliver_at or m.ttl):
         raise InvalidRequest(

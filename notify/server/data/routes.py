@@ -430,7 +430,7 @@ class DataRoutes:
         return request.encode(described(self.core.queues, found_topic))
 
     async def withdrawal(self, request: Request, message_id: str) -> bytes:
-        """What became of a message that withdraws another one, for those who may send to its topic."""
+        """The fate of a message that withdraws another one, for those who may send to its topic."""
         found = self.core.queues.withdrawal(*ids.parse_message_id(message_id), self.core.clock())
         if found is None:
             raise NotFound(f"this server knows no withdrawal {message_id[:60]!r}", "unknown_withdrawal")
