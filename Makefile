@@ -142,7 +142,7 @@ crash-held: install
 	$(PY) -m tests.crash.held --kills $(or $(KILLS),50) --keys $(or $(KEYS),2000)
 
 # Delayed messages that are cancelled and replaced at the instant of their release, on a server that is killed just then: none is
-# delivered and withdrawn. ROUNDS=60 take 3 minutes.
+# delivered and withdrawn. ROUNDS=60.
 crash-withdraw: install
 	$(PY) -m tests.crash.withdraw --rounds $(or $(ROUNDS),60) --messages $(or $(MESSAGES),200)
 
