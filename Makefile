@@ -157,7 +157,7 @@ crash-store: install
 	$(PY) -m tests.crash.bodies --seconds $(or $(SECONDS),300)
 
 # Delayed messages that are cancelled and replaced at the instant of their release, on a server that is killed just then: none is
-# delivered and withdrawn. ROUNDS=60 take 3 minutes.
+# delivered and withdrawn. ROUNDS=60.
 crash-withdraw: install
 	$(PY) -m tests.crash.withdraw --rounds $(or $(ROUNDS),60) --messages $(or $(MESSAGES),200)
 

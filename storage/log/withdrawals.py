@@ -80,7 +80,7 @@ class Withdrawals:
         self.asked.setdefault(transaction_id, {})[number] = wanted
 
     def taken(self, half: bytes) -> Wanted | None:
-        """What a message that is committed now withdraws; None if that is not known, because damage took it."""
+        """The message that one withdraws which is committed now; None if damage took the record of it."""
         entry = Entry.of(half)
         of_transaction = self.asked.get(entry.transaction_id)
         if of_transaction is None:
