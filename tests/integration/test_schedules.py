@@ -435,6 +435,35 @@ def test_three_servers_over_one_database(kind: str, database_urls: Any, tmp_path
         assert sorted(row["id"] for row in moved) == sorted(f"{row['id']}.0" for row in rows)
 
 
+def test_logs_in_a_registry_send_what_was_declared_at_them(tmp_path: Path, unique: str) -> None:
+    storage = f"sqlite:///{tmp_path}/servers.db"
+    make_storage(storage)
+    over = {"sql": ["--storage", storage]} | {n: ["--registry", storage, "--shard", n] for n in ("east", "west")}
+    with ExitStack() as stack:
+        servers = {}
+        for name, flags in over.items():
+            servers[name] = ServerProcess(tmp_path / name, flags=flags)
+            stack.callback(stop_if_running, servers[name])
+            servers[name].start()
+        for name in ("sql", "east"):
+            declare(servers[name].url, f"of-{name}", unique, every=1)
+        west = servers["west"].url
+
+        def sent() -> dict[tuple[str, str | None], int]:
+            rows = admin(west, "GET", "schedules")["schedules"]
+            return {(row["name"], row["shard"]): row["sent"] for row in rows if row["sent"] >= 2}
+
+        eventually(lambda: len(sent()) == 2, "two messages of each schedule")
+        assert sent().keys() == {("of-sql", None), ("of-east", "east")}
+        each_second(_all(servers["east"].url, unique))
+        assert {row["headers"]["notify-schedule"] for row in _all(servers["east"].url, unique)} == {"of-east"}
+        assert {row["headers"]["notify-schedule"] for row in stored(storage)} == {"of-sql"}
+        assert ask(west, "GET", f"/v1/topics/{unique}")[0] == 404
+        # Declared again at another server, it stays where it was.
+        assert declare(west, "of-east", unique, every=1)["changed"] is False
+        assert one(west, "of-east")["shard"] == "east"
+
+
 def stored(storage: str) -> list[dict[str, Any]]:
     """The messages of schedules in a database of servers."""
     with opened(storage) as engine, engine.connect() as connection:
