@@ -332,6 +332,8 @@ def _groups(add: Add) -> None:
     add("PUT /groups/{name}/priorities", ADMIN_GROUP, group + "/priorities", {"classes": [{"name": "one"}]})
     add("PUT /groups/{name}/push", ADMIN_GROUP, group + "/push", {"url": "http://192.0.2.1/"}, status=422)
     add("DELETE /groups/{name}/push", ADMIN_GROUP, group + "/push", {}, status=404)
+    add("PUT /groups/{name}/objective", ADMIN_GROUP, group + "/objective", {"within": 5, "dry_run": True})
+    add("DELETE /groups/{name}/objective", ADMIN_GROUP, group + "/objective", {}, status=404)
     add("GET /groups/{name}/held-keys", VIEW, group + "/held-keys")
     add("GET /groups/{name}/tenants", VIEW, group + "/tenants")
     for action in ("retry", "skip", "release"):
@@ -430,6 +432,8 @@ def edges(room: Room) -> list[Case]:
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
     add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
     add("GET /messages/{message}", VIEW, "/messages/{message}")
+    add("GET /find", KNOWN, "/find?q=", status=303)  # leads to the form
+    add("GET /find", VIEW, "/find?q={topic}", status=303, what="a topic")
     add("GET /topics/{topic}", VIEW)
     add("GET /topics/{topic}/history", VIEW)
     add("GET /groups/{group}", VIEW)
