@@ -5,7 +5,7 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = ('server', 'cli', 'sql', 'bridge', 'kafka', 'postgresql', 'mysql', 'ship'); \
+extras = ('server', 'cli', 'sql', 'bridge', 'kafka', 'postgresql', 'mysql', 'ship', 'store', 'zstd'); \
 of_extras = [line for extra in extras for line in project['optional-dependencies'][extra]]; \
 print(*(line for line in project['dependencies'] + of_extras if not line.startswith('notify-tx')), sep='\n')" \
     > requirements.txt \

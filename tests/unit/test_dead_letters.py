@@ -273,7 +273,7 @@ def test_commands_look_for_ids_in_all_parts(monkeypatch: pytest.MonkeyPatch) -> 
     ]
     sent: list[tuple[Any, Any, Any]] = []
 
-    def answer(url: str, method: str, *parts: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(url: str, method: str, *parts: str, body: dict[str, Any], here: bool = False) -> dict[str, Any]:
         sent.append((parts[-1], body["ids"], body.get("offset")))
         return {"target": "g", "dry_run": False, "result": answers[len(sent) - 1]}
 

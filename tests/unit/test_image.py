@@ -38,7 +38,7 @@ def test_the_image_has_what_compose_and_manifests_wire() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {Requirement(line).name for line in requirements()}
     wanted = set(project["dependencies"])
-    for extra in ("server", "cli", "sql", "bridge", "kafka", "postgresql", "mysql", "ship"):
+    for extra in ("server", "cli", "sql", "bridge", "kafka", "postgresql", "mysql", "ship", "store", "zstd"):
         wanted |= set(project["optional-dependencies"][extra])
     assert names == {Requirement(line).name for line in wanted} - {"notify-tx"}
     assert {"s3fs", "confluent-kafka", "psycopg", "uvicorn"} <= names

@@ -61,7 +61,7 @@ class Objectives:
             samples = self._samples.setdefault(group, deque())
             if not samples or not 0 <= now_us - samples[-1][0] < SAMPLE_US:
                 samples.append((now_us, self._latencies.counts(group)))
-            while len(samples) > 1 and (now_us - samples[1][0] >= WINDOW_US or samples[0][0] > now_us):
+            while len(samples) > 1 and not 0 <= now_us - samples[0][0] < WINDOW_US + SAMPLE_US:
                 samples.popleft()
 
     def met(self, group: str) -> Met:
