@@ -254,7 +254,15 @@ class Writes:
 @pytest.mark.long
 def test_every_write_is_previewed_done_and_recorded(shop: Shop, window: Any) -> None:
     writes = Writes(shop, window(shop.url))
-    parts = decide_transactions, change_queues, mend_dead_letters, decide_held_keys, keep_schedules, change_the_server
+    parts = (
+        decide_transactions,
+        change_queues,
+        mend_dead_letters,
+        decide_held_keys,
+        keep_schedules,
+        withdraw_messages,
+        change_the_server,
+    )
     for write in parts:
         write(writes)
     assert sorted(writes.done) == sorted(FORMS), "a write of the console has no test"
@@ -387,6 +395,17 @@ def mend_dead_letters(writes: Writes) -> None:
     do("dead-letters.purge", "?group=points", before="latest")
     assert shop.dead() == []
     assert "Nothing is deleted" in do("topic.purge", "?topic=new.topic", before="latest")
+
+
+def withdraw_messages(writes: Writes) -> None:
+    """Cancel a delayed message, and replace another."""
+    delayed = [{"topic": "order.placed", "body": "x", "delay": 3600}] * 2
+    sent = writes.shop.call("POST", "/v1/messages", {"messages": delayed})["items"]
+    cancelled, replaced = (item["id"] for item in sent)
+    assert "The message is cancelled: nobody" in writes.do("message.cancel", f"?topic=order.placed&message={cancelled}")
+    assert "The message is replaced" in writes.do(
+        "message.replace", f"?topic=order.placed&message={replaced}", body="y"
+    )
 
 
 def change_the_server(writes: Writes) -> None:
