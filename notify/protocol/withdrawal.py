@@ -20,6 +20,9 @@ DEDUPE = "notify-dedupe"
 """The header with the key of a message of which one is pending at a time."""
 KEEP = "notify-dedupe-keep"
 """The header that says whether the `first` message of a dedupe key stays (the default), or the `last` replaces it."""
+OWN = frozenset((CANCELS, REPLACES, DEDUPE, KEEP))
+"""The headers that act on the server when a message is sent. Handlers do not get them: one that sends the headers of its
+message on would withdraw or collapse what it sends."""
 DEDUPE_CHARACTERS = 255
 ANY_TOPIC = "notify-withdrawals"
 """The topic of a cancellation whose sender does not name the topic of the delayed message. Its right to publish is the
@@ -59,6 +62,13 @@ class Wanted(msgspec.Struct, array_like=True, frozen=True, gc=False):
     @property
     def text(self) -> str:
         return ids.message_id(self.id, self.number)
+
+
+def without_own(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers of a message without those that act when a message is sent."""
+    if OWN.isdisjoint(headers):
+        return headers
+    return {name: value for name, value in headers.items() if name not in OWN}
 
 
 def dedupe_of(headers: Mapping[str, str]) -> Dedupe | None:

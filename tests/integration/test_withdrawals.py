@@ -15,7 +15,10 @@ from sqlalchemy.orm import Session
 
 from notify.client import (
     AsyncTransactionProducer,
+    Consumer,
     Message,
+    Reader,
+    ReceivedMessage,
     TransactionProducer,
     WithdrawalOutcome,
     cancellation,
@@ -27,7 +30,7 @@ from notify.errors import InvalidRequest
 from notify.movers.relay.relay import Relay
 from notify.movers.sinks.kafka import KafkaSink
 from notify.protocol.wire import BridgedTransaction, PackedMessage
-from notify.protocol.withdrawal import CANCELS, REPLACES
+from notify.protocol.withdrawal import CANCELS, OWN, REPLACES
 from notify.server.core.core import Core
 from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
@@ -35,7 +38,7 @@ from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
-from tests.support.groups import bodies, drain, subscribe
+from tests.support.groups import bodies, drain, running, subscribe
 from tests.support.http import admin, ask, post, refusal
 from tests.support.servers import stop_if_running
 from tests.support.shop import Order, Shop
@@ -270,6 +273,28 @@ def test_nothing_is_known_of_strangers(memory: InMemoryServer, unique: str) -> N
         assert producer.withdrawal(foreign).outcome() is NOT_FOUND
     memory.advance(HOUR + 1)
     assert texts(memory, unique) == ["x"]
+
+
+def test_a_handler_may_send_the_headers_of_its_message_on(memory: InMemoryServer, unique: str) -> None:
+    """Its own message would be a withdrawal of one that is gone, or collapse, and nobody would get it."""
+    follow = unique + "-follow"
+    with TransactionProducer(memory.url, group=unique) as producer:
+        first = producer.publish(Message(unique, "first", delay=HOUR))
+        producer.publish(replacement(first, Message(unique, "replacement", headers={"kept": "1"})))
+        for keep in ("first", "last"):
+            producer.publish(Message(unique, keep, dedupe=keep, within=60, keep=keep))  # type: ignore[arg-type]
+        memory.advance(61)
+        consumer = Consumer(memory.url, group=unique)
+
+        @consumer.on(unique, start="earliest")
+        def send_on(message: ReceivedMessage) -> None:
+            producer.publish(Message(follow, message.body, headers=message.headers))
+
+        with running(consumer):
+            eventually(lambda: texts(memory, follow) == ["first", "last", "replacement"], "what the handler sent")
+    with Reader(memory.url) as reader:
+        headers = [dict(message.headers) for message in reader.read(unique)]
+    assert all(OWN.isdisjoint(names) for names in headers) and sum("kept" in names for names in headers) == 1
 
 
 def test_one_message_of_a_key_is_pending(shop: Shop) -> None:

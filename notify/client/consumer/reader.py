@@ -21,6 +21,7 @@ from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.protocol.limits import LIMITS, check_name, check_whole
 from notify.protocol.message import ReceivedMessage
 from notify.protocol.wire import JSON, MSGPACK, Delivered, Pulled
+from notify.protocol.withdrawal import without_own
 from notify.runtime.backoff import Backoff
 
 BATCH = 500
@@ -229,7 +230,7 @@ def _received(delivered: Delivered) -> ReceivedMessage:
         delivered.body,
         delivered.key,
         delivered.tag,
-        delivered.headers or {},
+        without_own(delivered.headers or {}),
         1,
         delivered.committed_at,
     )

@@ -23,6 +23,7 @@ from notify.protocol.latency import HANDLED, WAITED, Histogram, written
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
 from notify.protocol.wire import Delivered
+from notify.protocol.withdrawal import without_own
 from notify.runtime.visible import one_line
 
 log = logging.getLogger("notify.consumer")
@@ -159,8 +160,9 @@ def message_of(waiting: Waiting) -> ReceivedMessage:
     run, place = waiting
     d = run.deliveries[place]
     assert d is not None
+    headers = without_own(d.headers) if d.headers else {}
     return received(
-        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, d.headers or {}, d.attempt, d.committed_at, d.replay
+        d.id, d.topic, d.queue, d.offset, d.body, d.key, d.tag, headers, d.attempt, d.committed_at, d.replay
     )
 
 
