@@ -10,9 +10,11 @@ from notify.protocol.withdrawal import Fate, Wanted
 
 WAIT_US = 24 * 3600 * 1_000_000
 """How long a withdrawal waits for a message that this storage has not met: a relay may bring them in another order."""
-MOST_WAITING = 10_000
+MOST_WAITING = 20_000
 """The most withdrawals that wait for their messages; a further one is NOT_FOUND at once."""
-
+MOST_UNKNOWN = 10_000
+"""One for a message that the storage has not met is NOT_FOUND at once if so many wait, so that there is room for those
+of undecided messages: anybody may name messages that never come."""
 
 MOST_PENDING = 100_000
 """The most dedupe keys with a pending message; messages with further ones are refused for now."""

@@ -28,7 +28,6 @@ from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
 from notify.storage.log.withdrawals import (
-    Waiting,
     delayed_entry_of,
     is_waited_for,
     may_withdraw,
@@ -229,7 +228,10 @@ class Withdrawing:
             if not may_withdraw(own_topic, topic_of(target), self._any_topic):
                 return Fate.NOT_FOUND
             return withdrawals.wait(half, wanted, self._now_us, for_ever=is_waited_for(pending, wanted.number))
-        if self._place_of(wanted) > number:
+        place = self._place_of(wanted)
+        if place > number:
+            if not may_withdraw(own_topic, topic_of(self._halves[place]), self._any_topic):
+                return Fate.NOT_FOUND
             return withdrawals.wait(half, wanted, self._now_us, for_ever=True)
         frames = self._journal.on_their_way()
         delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, wanted.id, wanted.number)
@@ -266,10 +268,12 @@ class Withdrawing:
     def end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
         """Note what became of a withdrawal. A replacement in time takes a place; nothing else does.
 
-        Then the same of the withdrawal that waits to withdraw this one, and so on: in a loop, because a sender may have
+        Then the same of the withdrawals that wait to withdraw this one, and so on: in a loop, because a sender may have
         chained any number of them.
         """
-        while True:
+        ending = [(half, wanted, fate)]
+        while ending:
+            half, wanted, fate = ending.pop()
             self._withdrawals.note(half, wanted, fate, self._now_us)
             is_placed = fate is Fate.WITHDRAWN and wanted.replaces
             if is_placed:
@@ -278,10 +282,8 @@ class Withdrawing:
                 forced = FLAG_FORCED if self._forced else 0
                 self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
                 self._queues.append(None)
-            waiting = None if fate is Fate.WAITING else self._withdrawals.for_message(half, self._now_us)
-            if waiting is None:
-                return
-            half, wanted, fate = waiting.half, waiting.wanted, self._fate_of(waiting, is_placed)
+            if fate is not Fate.WAITING:
+                ending += reversed(self._decided(half, is_placed))
 
     def _place_awaited(self, half: bytes) -> None:
         """Place a message that a withdrawal may wait for."""
@@ -289,15 +291,23 @@ class Withdrawing:
         self._end_waiting_for(half, is_placed=True)
 
     def _end_waiting_for(self, half: bytes, *, is_placed: bool) -> None:
-        """Decide the withdrawal that waits for a message. `is_placed`: whether the message is the last entry."""
-        waiting = self._withdrawals.for_message(half, self._now_us)
-        if waiting is not None:
-            self.end(waiting.half, waiting.wanted, self._fate_of(waiting, is_placed))
+        """Decide the withdrawals that wait for a message. `is_placed`: whether the message is the last entry."""
+        for withdrawal in self._decided(half, is_placed):
+            self.end(*withdrawal)
 
-    def _fate_of(self, waiting: Waiting, is_placed: bool) -> Fate:
-        """The fate of a withdrawal that waited. `is_placed`: whether its message is the last entry; it has none
-        otherwise."""
-        placed = self._entries[-1]
-        if not is_placed or not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
-            return Fate.NOT_FOUND
-        return self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE
+    def _decided(self, half: bytes, is_placed: bool) -> list[tuple[bytes, Wanted, Fate]]:
+        """The withdrawals that waited for a message, each with its fate: the first one with the right withdraws it.
+        `is_placed`: whether the message is the last entry; it has none otherwise."""
+        decided = []
+        placed = self._entries[-1] if is_placed else b""
+        is_withdrawn = False
+        for waiting in self._withdrawals.for_message(half, self._now_us):
+            if not placed or not may_withdraw(topic_of(waiting.half), topic_of(placed), self._any_topic):
+                fate = Fate.NOT_FOUND
+            elif is_withdrawn:
+                fate = Fate.ALREADY
+            else:
+                fate = self._withdraw(placed) if placed[0] == EntryKind.DELAYED else Fate.TOO_LATE
+                is_withdrawn = fate is Fate.WITHDRAWN
+            decided.append((waiting.half, waiting.wanted, fate))
+        return decided

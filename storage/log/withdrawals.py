@@ -32,7 +32,7 @@ from notify.storage.log.entry import (
 from notify.storage.log.frame import Frame
 from notify.storage.log.parts import Parts
 from notify.storage.log.pending import Pending
-from notify.storage.withdrawals import MOST_WAITING, WAIT_US
+from notify.storage.withdrawals import MOST_UNKNOWN, MOST_WAITING, WAIT_US
 
 FORGET_EVERY_US = 60_000_000
 MOST_RECENT = 20_000
@@ -101,13 +101,17 @@ class Withdrawals:
             self.counts[fate] += 1
 
     def wait(self, half: bytes, wanted: Wanted, now_us: int, *, for_ever: bool = False) -> Fate:
-        """Have a withdrawal wait, if it may. `for_ever`: as long as its message is undecided."""
-        others = self.waiting.get(wanted.id, [])
-        if any(other.wanted.number == wanted.number and is_in_time(other, now_us) for other in others):
-            return Fate.ALREADY
-        if self.waiting_count >= MOST_WAITING:
+        """Have a withdrawal wait, if it may: one for each message and topic, because only a known message shows which
+        topic has the right. `for_ever`: as long as its message is undecided."""
+        topic = topic_of(half)
+        for other in self.waiting.get(wanted.id, ()):
+            is_same = other.wanted.number == wanted.number and topic_of(other.half) == topic
+            if is_same and is_in_time(other, now_us):
+                return Fate.ALREADY
+        most = MOST_WAITING if for_ever else MOST_UNKNOWN
+        if self.waiting_count >= most:
             self._forget(now_us)
-        if self.waiting_count >= MOST_WAITING:
+        if self.waiting_count >= most:
             return Fate.NOT_FOUND
         self.add(Waiting(half, wanted, 0 if for_ever else now_us))
         return Fate.WAITING
@@ -129,18 +133,18 @@ class Withdrawals:
         for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
             self.for_rolled_back(transaction_id)
 
-    def for_message(self, half: bytes, now_us: int) -> Waiting | None:
-        """Take the withdrawal that waits for a message, which has its place now."""
+    def for_message(self, half: bytes, now_us: int) -> list[Waiting]:
+        """Take the withdrawals that wait for a message, which has its place now, in the order in which they came."""
         entry = Entry.of(half)
         some = self.waiting.get(entry.transaction_id)
         if some is None:
-            return None
-        found = None
+            return []
+        found = []
         for waiting in [w for w in some if w.wanted.number == entry.message_no]:
             some.remove(waiting)
             self.waiting_count -= 1
             if is_in_time(waiting, now_us):
-                found = waiting
+                found.append(waiting)
         if not some:
             del self.waiting[entry.transaction_id]
         return found

@@ -7,7 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from notify.protocol.withdrawal import ANY_TOPIC, Dedupe, Fate, Wanted
 from notify.storage.records import NewMessage, State
-from notify.storage.withdrawals import MOST_PENDING, MOST_WAITING, WAIT_US, Standing, Withdrawable, Withdrawal
+from notify.storage.withdrawals import (
+    MOST_PENDING,
+    MOST_UNKNOWN,
+    MOST_WAITING,
+    WAIT_US,
+    Standing,
+    Withdrawable,
+    Withdrawal,
+)
 
 Key = tuple[bytes, int]
 """A message: its transaction id, and its number there."""
@@ -28,7 +36,9 @@ class MemoryWithdrawals:
         self._collapsed_at: dict[Key, int] = {}
         self._withdrawn: dict[Key, tuple[int, int, str]] = {}
         self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
-        self._waiting: dict[Key, tuple[Key, NewMessage, int]] = {}
+        self._waiting: dict[Key, list[tuple[Key, NewMessage, int]]] = {}
+        """By the message that they wait for, withdrawals, and since when; 0: as long as that takes."""
+        self._waiting_count = 0
         self.transaction_of: Callable[[bytes], tuple[State, Sequence[NewMessage]] | None] = lambda _: None
 
     def commit(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
@@ -47,9 +57,7 @@ class MemoryWithdrawals:
             self._collapsed += 1
             if not dedupe.last:
                 self._collapsed_at[key] = now_us
-                waiting = self._waiting.pop(key, None)
-                if waiting is not None:
-                    self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+                self._find_nothing(key, now_us)
                 return False
             self._withdraw(other, message.topic, now_us)
         self._pending[of_key] = key
@@ -65,9 +73,18 @@ class MemoryWithdrawals:
 
     def rolled_back(self, transaction_id: bytes, messages: Iterable[NewMessage], now_us: int) -> None:
         for number, _ in enumerate(messages):
-            waiting = self._waiting.pop((transaction_id, number), None)
-            if waiting is not None:
-                self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+            self._find_nothing((transaction_id, number), now_us)
+
+    def _taken(self, key: Key) -> list[tuple[Key, NewMessage, int]]:
+        """Take the withdrawals that wait for a message, in the order in which they came."""
+        some = self._waiting.pop(key, [])
+        self._waiting_count -= len(some)
+        return some
+
+    def _find_nothing(self, key: Key, now_us: int) -> None:
+        """A message has no place: those that wait for it find nothing."""
+        for withdrawal, message, _ in self._taken(key):
+            self._end(withdrawal, message, Fate.NOT_FOUND, now_us)
 
     def _fate(self, key: Key, message: NewMessage, wanted: Wanted, now_us: int) -> Fate:
         target = wanted.id, wanted.number
@@ -87,12 +104,13 @@ class MemoryWithdrawals:
         return self._withdraw(target, message.topic, now_us)
 
     def _wait(self, target: Key, key: Key, message: NewMessage, now_us: int, *, is_there: bool) -> Fate:
-        other = self._waiting.get(target)
-        if other is not None and _is_in_time(other[2], now_us):
+        others = self._waiting.get(target, ())
+        if any(m.topic == message.topic and _is_in_time(since_us, now_us) for _, m, since_us in others):
             return Fate.ALREADY
-        if len(self._waiting) >= MOST_WAITING:
+        if self._waiting_count >= (MOST_WAITING if is_there else MOST_UNKNOWN):
             return Fate.NOT_FOUND
-        self._waiting[target] = key, message, 0 if is_there else now_us
+        self._waiting.setdefault(target, []).append((key, message, 0 if is_there else now_us))
+        self._waiting_count += 1
         return Fate.WAITING
 
     def _withdraw(self, target: Key, topic: str, now_us: int) -> Fate:
@@ -113,17 +131,21 @@ class MemoryWithdrawals:
         if fate is Fate.WITHDRAWN and message.withdraws.replaces:
             return self._place_awaited(key, message, now_us)
         if fate is not Fate.WAITING:
-            waiting = self._waiting.pop(key, None)
-            if waiting is not None:
-                self._end(*waiting[:2], Fate.NOT_FOUND, now_us)
+            self._find_nothing(key, now_us)
         return set()
 
     def _place_awaited(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
         touched = self._place(key, message, now_us)
-        waiting = self._waiting.pop(key, None)
-        if waiting is not None and _is_in_time(waiting[2], now_us):
-            fate = self._withdraw(key, waiting[1].topic, now_us)
-            touched |= self._end(*waiting[:2], fate, now_us)
+        is_withdrawn = False
+        for withdrawal, by, since_us in self._taken(key):
+            if not _is_in_time(since_us, now_us):
+                continue
+            if by.topic not in (message.topic, ANY_TOPIC):
+                fate = Fate.NOT_FOUND
+            else:
+                fate = Fate.ALREADY if is_withdrawn else self._withdraw(key, by.topic, now_us)
+            is_withdrawn = is_withdrawn or fate is Fate.WITHDRAWN
+            touched |= self._end(withdrawal, by, fate, now_us)
         return touched
 
     # --- for those who ask ------------------------------------------------------------------------------------
@@ -154,8 +176,9 @@ class MemoryWithdrawals:
         ended = self._ends.get((transaction_id, number))
         if ended is not None:
             fate, wanted, topic, at_us = ended
-            waiting = self._waiting.get((wanted.id, wanted.number))
-            is_over = fate is Fate.WAITING and (waiting is None or not _is_in_time(waiting[2], now_us))
+            waiting = self._waiting.get((wanted.id, wanted.number), ())
+            waits = any(who == (transaction_id, number) and _is_in_time(since, now_us) for who, _, since in waiting)
+            is_over = fate is Fate.WAITING and not waits
             return Withdrawal(topic, wanted, Fate.NOT_FOUND if is_over else fate, at_us=at_us)
         transaction = self.transaction_of(transaction_id)
         if transaction is None or number >= len(transaction[1]):

@@ -14,7 +14,7 @@ from notify.protocol.withdrawal import ANY_TOPIC, Fate
 from notify.storage.log import LogStore, times
 from notify.storage.records import NewTransaction, State
 from notify.storage.topics import Topic
-from notify.storage.withdrawals import MOST_WAITING, WAIT_US, Standing
+from notify.storage.withdrawals import MOST_UNKNOWN, WAIT_US, Standing
 from tests.contract.stores import SECOND, T0, Bench, bodies, commit
 from tests.support.disks import UnsyncedDisk
 from tests.support.transactions import message, sent
@@ -234,10 +234,58 @@ def test_of_one_that_is_not_there_nothing_is_known(run: Any) -> None:
 
 def test_waiting_has_a_bound(run: Any) -> None:
     async def scenario(b: Bench) -> None:
-        many = [withdrawing(ids.new_id(), committed=True) for _ in range(MOST_WAITING + 1)]
+        many = [withdrawing(ids.new_id(), committed=True) for _ in range(MOST_UNKNOWN + 1)]
         for first in range(0, len(many), 2000):
             await b.store.put(many[first : first + 2000], T0)
         assert [fate(b, many[0]), fate(b, many[-1])] == [Fate.WAITING, Fate.NOT_FOUND]
+        undecided = later()
+        await b.store.put([undecided], T0)
+        cancel = withdrawing(undecided.id, committed=True)
+        await b.store.put([cancel], T0)
+        assert fate(b, cancel) is Fate.WAITING, "messages that never come took the room of one that is there"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_one_without_the_right_shuts_out_no_other(run: Any, is_chained: bool) -> None:
+    """Withdrawals of three topics wait for a message that the server does not know: the first with the right counts."""
+
+    async def scenario(b: Bench) -> None:
+        for name in ("other", ANY_TOPIC):
+            await b.store.create_topic(Topic(name))
+        target = later(b"target", committed=True)
+        foreign = withdrawing(target.id, by=b"foreign", topic="other", committed=True)
+        own, again = withdrawing(target.id, committed=True), withdrawing(target.id, committed=True)
+        anywhere = withdrawing(target.id, topic=ANY_TOPIC, committed=True)
+        of_foreign = withdrawing(foreign.id, topic="other", committed=True)
+        some = [foreign, own, again, anywhere, *([of_foreign] if is_chained else [])]
+        for one in some:
+            await b.store.put([one], T0)
+        await b.restart()
+        expected = [Fate.WAITING, Fate.WAITING, Fate.ALREADY, Fate.WAITING]
+        assert [fate(b, one) for one in some[:4]] == expected
+        await b.store.put([target], T0 + SECOND)
+        for _ in range(2):
+            await b.restart()
+            expected = [Fate.NOT_FOUND, Fate.WITHDRAWN, Fate.ALREADY, Fate.ALREADY]
+            assert [fate(b, one) for one in some[:4]] == expected
+            assert not is_chained or fate(b, of_foreign) in (Fate.TOO_LATE, Fate.NOT_FOUND)
+        await release(b)
+        assert bodies(b.store) == [] and bodies(b.store, "other") == []
+
+    run(scenario)
+
+
+def test_one_without_the_right_to_a_later_message_of_its_request_finds_nothing(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await b.store.create_topic(Topic("other"))
+        own_id = ids.new_id()
+        own = NewTransaction(own_id, "g", [wanting(own_id, 1, topic="other"), message(b"kept", deliver_at_us=DUE)])
+        await commit(b.store, own)
+        assert fate(b, own) is Fate.NOT_FOUND
+        await release(b)
+        assert bodies(b.store) == [b"kept"]
 
     run(scenario)
 
