@@ -6,6 +6,8 @@ release nor a withdrawal has anything to do here.
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
 import msgspec
 
 from notify.protocol.withdrawal import Dedupe
@@ -40,6 +42,8 @@ class Dedupes:
         self.pending: dict[tuple[int, int], PendingOne] = {}
         """By topic number and the hash of a key."""
         self._sweep_at = LEAST_SWEPT
+        self._full_until: Moment = (0, 0)
+        """A sweep at the bound is not worth its time until what is due at this moment is released."""
         self.collapsed = 0
         """How many messages were collapsed into another one since the start."""
 
@@ -74,9 +78,15 @@ class Dedupes:
         self.pending[one.topic, one.key] = one
 
     def sweep(self, released: Moment) -> None:
-        """Forget the keys whose messages are released."""
+        """Forget the keys whose messages are released; at the bound only if they may be one in a hundred by now,
+        because a sweep looks at all, and every message with a key asks for one there."""
+        if len(self.pending) >= MOST_PENDING and released < self._full_until:
+            return
         self.pending = {key: one for key, one in self.pending.items() if one.moment > released}
         self._sweep_at = min(MOST_PENDING, max(LEAST_SWEPT, 2 * len(self.pending)))
+        if len(self.pending) >= MOST_PENDING:
+            moments = (one.moment for one in self.pending.values())
+            self._full_until = nsmallest(max(1, MOST_PENDING // 100), moments)[-1]
 
     def replay(self, entries: memoryview, released: Moment) -> None:
         """Do again what the entries of a commit did."""

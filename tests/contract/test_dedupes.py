@@ -125,6 +125,19 @@ def test_their_number_has_a_bound(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     run(scenario)
 
 
+def test_a_sweep_at_the_bound_waits_until_it_frees_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at all keys; each message with a key would have waited for one."""
+    monkeypatch.setattr(dedupes, "MOST_PENDING", 300)
+    kept = dedupes.Dedupes()
+    for number in range(300):
+        kept.add(dedupes.PendingOne(1, number, b"", 0, T0 + number, number))
+    left = []
+    for number in range(7):
+        kept.sweep((T0 + number - 1, number - 1))
+        left.append(len(kept.pending))
+    assert left == [300, 300, 300, 297, 296, 295, 294]
+
+
 def test_they_agree_with_a_dictionary(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         rng = random.Random(5)
