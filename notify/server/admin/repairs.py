@@ -6,6 +6,7 @@ audit sees that the message was repaired.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ from fastapi import APIRouter
 
 from notify.admin_api.dead_letters import Redeliver
 from notify.admin_api.server import Lost, Republish
-from notify.errors import Conflict, NotFound, NotifyError
+from notify.errors import Conflict, InvalidRequest, NotFound, NotifyError
 from notify.protocol import ids
 from notify.protocol.message import FIRST_ID
 from notify.protocol.wire import PackedMessages, PackedPublished, decode_payload
+from notify.protocol.withdrawal import DEDUPE, KEEP, REPLACES, Fate, wanted_of, without_own
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.core import Core
 from notify.server.delivery.inboxes import refuse_before
@@ -24,6 +26,7 @@ from notify.server.groups.sending_again import send_to_group
 from notify.storage.groups import Subscription
 from notify.storage.queues import Store
 from notify.storage.records import State, StoredMessage
+from notify.storage.withdrawals import Standing
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -117,10 +120,11 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
     first = {FIRST_ID: ids.message_id(transaction, number)}
     if lost.topic is not None:
         fields = lost.given("id")
-        return msgspec.convert(fields | {"id": new_id, "headers": (lost.headers or {}) | first}, PackedPublished)
+        headers = _without_acts(core, transaction, number, lost.headers or {})
+        return msgspec.convert(fields | {"id": new_id, "headers": headers | first}, PackedPublished)
     half, committed_us = await _half_of(core, transaction, number)
     payload = decode_payload(half.payload)
-    headers, ttl = (payload.headers or {}) | first, payload.ttl
+    headers, ttl = _without_acts(core, transaction, number, payload.headers or {}) | first, payload.ttl
     if ttl is not None and lost.deliver_at is None:
         ttl -= (core.clock() - committed_us) / 1e6
         if ttl <= 0:
@@ -135,6 +139,29 @@ async def _published(core: Core, lost: Lost) -> PackedPublished:
         deliver_at=lost.deliver_at,
         ttl=ttl,
     )
+
+
+def _without_acts(core: Core, transaction: bytes, number: int, headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a lost message without those that did their work when it was committed.
+
+    Raises InvalidRequest if it is a replacement that did not, and could not any more: it would not be delivered.
+    """
+    kept = {name: value for name, value in headers.items() if name not in (DEDUPE, KEEP)}
+    wanted = wanted_of(kept)
+    if wanted is None or not wanted.replaces:
+        return kept
+    own = core.queues.withdrawal(transaction, number, core.clock())
+    if own is not None and own.fate is Fate.WITHDRAWN:
+        return dict(without_own(kept))
+    found = core.queues.withdrawable(wanted.id, wanted.number)
+    if found is None or found.standing is not Standing.DELAYED:
+        standing = "unknown here" if found is None else found.standing.value
+        raise InvalidRequest(
+            f"it replaces {wanted.text}, which is {standing}, so that it would not be delivered: if it should be, send "
+            f"it without the header {REPLACES}",
+            "withdrawal_refused",
+        )
+    return kept
 
 
 async def _check_lost(core: Core, transaction: bytes, number: int) -> None:

@@ -11,8 +11,9 @@ from notify.admin_api.declaration import Write
 from notify.admin_api.messages import ReplaceDelayed
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol import ids
+from notify.protocol.large_bodies import plain_headers
 from notify.protocol.wire import JsonMessages, JsonPublished, body_fields, decode_payload, instant
-from notify.protocol.withdrawal import CANCELS, REPLACES
+from notify.protocol.withdrawal import CANCELS, REPLACES, without_own
 from notify.server.admin.writes import Desk, Who
 from notify.server.core.admission import new_messages
 from notify.storage.withdrawals import Withdrawable
@@ -54,7 +55,9 @@ async def _replacement(
     if not stored or stored[0].corrupt:
         raise NotFound(f"the content of message {message_id} is no longer retained")
     content = decode_payload(stored[0].payload)
-    headers = {name: value for name, value in (content.headers or {}).items() if name not in (CANCELS, REPLACES)}
+    headers = dict(without_own(content.headers or {}))
+    if write.body is not None:  # it stands in the message itself, as it is
+        headers = plain_headers(headers)
     message = JsonPublished(
         topic=topic,
         key=content.key,
