@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from datetime import datetime
 
 import msgspec
 
@@ -21,8 +22,8 @@ DEDUPE = "notify-dedupe"
 KEEP = "notify-dedupe-keep"
 """The header that says whether the `first` message of a dedupe key stays (the default), or the `last` replaces it."""
 OWN = frozenset((CANCELS, REPLACES, DEDUPE, KEEP))
-"""The headers that act on the server when a message is sent. Handlers do not get them: one that sends the headers of its
-message on would withdraw or collapse what it sends."""
+"""The headers that act on the server when a message is sent. Handlers do not get them: one that sends the headers of
+its message on would withdraw or collapse what it sends."""
 DEDUPE_CHARACTERS = 255
 ANY_TOPIC = "notify-withdrawals"
 """The topic of a cancellation whose sender does not name the topic of the delayed message. Its right to publish is the
@@ -92,3 +93,33 @@ def wanted_of(headers: Mapping[str, str]) -> Wanted | None:
         raise InvalidRequest(f"give {CANCELS} or {REPLACES}, not both", "invalid_withdrawal")
     transaction_id, number = ids.parse_message_id(cancels or replaces or "")
     return Wanted(transaction_id, number, replaces is not None)
+
+
+def check_own(
+    topic: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    delay: float | None,
+    deliver_at: datetime | None,
+    ttl: float | None,
+) -> tuple[Wanted | None, Dedupe | None]:
+    """The message that a message withdraws, and its dedupe key. Raises InvalidRequest for what no server takes."""
+    wanted, dedupe = wanted_of(headers), dedupe_of(headers)
+    if dedupe is not None and (delay is None or wanted is not None):
+        raise InvalidRequest(
+            "a message with a dedupe key has a delay, for which it is pending, and withdraws no other message",
+            "invalid_dedupe",
+        )
+    if wanted is not None and wanted.replaces and topic == ANY_TOPIC:
+        raise InvalidRequest(
+            "a replacement is sent to the topic of the message that it replaces: nothing is delivered from "
+            f"{ANY_TOPIC!r}",
+            "invalid_withdrawal",
+        )
+    if wanted is not None and not wanted.replaces and (body or delay or deliver_at or ttl):
+        raise InvalidRequest(
+            f"a cancellation is never delivered: it has no body, delay and ttl; to send another message instead, name "
+            f"the first one in the header {REPLACES}",
+            "invalid_withdrawal",
+        )
+    return wanted, dedupe

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -26,11 +27,22 @@ from notify.client import (
     replacement,
     use_explicit_begin,
 )
+from notify.client.producer.packing import pack
 from notify.errors import InvalidRequest
 from notify.movers.relay.relay import Relay
 from notify.movers.sinks.kafka import KafkaSink
-from notify.protocol.wire import BridgedTransaction, PackedMessage
-from notify.protocol.withdrawal import CANCELS, OWN, REPLACES
+from notify.protocol.keys import shard_of_key
+from notify.protocol.large_bodies import ENCODING, ZSTD
+from notify.protocol.wire import (
+    BridgedTransaction,
+    PackedMessage,
+    PackedMessages,
+    PackedPublished,
+    PackedTransaction,
+    PackedTransactions,
+)
+from notify.protocol.withdrawal import ANY_TOPIC, CANCELS, DEDUPE, KEEP, OWN, REPLACES
+from notify.protocol.workers import worker_names
 from notify.server.core.core import Core
 from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
@@ -44,6 +56,7 @@ from tests.support.servers import stop_if_running
 from tests.support.shop import Order, Shop
 from tests.support.transactions import new_id
 
+NAMES = worker_names(2)
 HOUR = 3600.0
 WITHDRAWN, TOO_LATE, NOT_FOUND = WithdrawalOutcome.WITHDRAWN, WithdrawalOutcome.TOO_LATE, WithdrawalOutcome.NOT_FOUND
 
@@ -215,6 +228,81 @@ def test_administrators_look_first(notify_server: InMemoryServer, unique: str, m
     assert 'notify_withdrawals_total{outcome="WITHDRAWN"} 2.0' in str(text)
 
 
+def test_a_replacement_has_the_headers_of_its_own_body(notify_server: InMemoryServer, unique: str) -> None:
+    """An administrator's plain text said that it were compressed; a replaced message with a dedupe key was refused."""
+    url = notify_server.url
+    sent = {"topic": unique, "body": "x", "delay": 60, "headers": {ENCODING: ZSTD, DEDUPE: "k", "h": "1"}}
+    (first,) = post(url, "/v1/messages", {"messages": [sent]})["items"]
+    replace = {"reason": "a wrong price", "delay": 30}
+    path = f"topics/{unique}/messages"
+    second = admin(url, "POST", f"{path}/{first['id']}/replace", replace)["result"]["replacement"]
+    third = admin(url, "POST", f"{path}/{second}/replace", replace | {"body": "new"})["result"]["replacement"]
+    notify_server.advance(31)
+    eventually(lambda: texts(notify_server, unique) == ["new"], "the replacement")
+    with Reader(url) as reader:
+        (message,) = reader.read(unique)
+    assert (message.id, dict(message.headers)) == (third, {"h": "1"})
+
+
+def test_a_lost_message_is_published_without_what_it_did(notify_server: InMemoryServer, unique: str) -> None:
+    """Its dedupe key was refused without its delay; a replacement was taken, and not delivered."""
+    url = notify_server.url
+    lost, headers = {"topic": unique, "body_base64": "eA=="}, {DEDUPE: "k", KEEP: "last", "h": "1"}
+
+    def republished(**fields: Any) -> tuple[int, str | None]:
+        asked = {"reason": "lost", "messages": [lost | {"id": f"{new_id()}.0"} | fields]}
+        (item,) = admin(url, "POST", "messages/republish", asked)["result"]["items"]
+        return item["status"], item.get("code")
+
+    def sent(body: str, **fields: Any) -> str:
+        (item,) = post(url, "/v1/messages", {"messages": [{"topic": unique, "body": body} | fields]})["items"]
+        return str(item["id"])
+
+    assert republished(headers=headers) == (201, None)
+    for target in (sent("released"), f"{new_id()}.0"):
+        assert republished(headers={REPLACES: target}) == (422, "withdrawal_refused")
+    by = {REPLACES: sent("first", delay=60)}
+    assert republished(id=sent("by", delay=60, headers=by), headers=by) == (201, None)
+    assert republished(headers={REPLACES: sent("late", delay=60)}) == (201, None)
+    eventually(lambda: texts(notify_server, unique) == ["released", "x", "x", "x"], "what was published again")
+
+
+def test_the_call_refuses_what_the_server_would(memory: InMemoryServer, unique: str) -> None:
+    """An outbox's row would be committed, and land on the list of refused messages."""
+    target = f"{new_id()}.0"
+    wrong = [
+        Message(unique, "x", headers={REPLACES: target}, dedupe="k", within=5),
+        Message(unique, "x", headers={CANCELS: target}),
+        Message(unique, "", headers={CANCELS: target}, delay=5),
+        Message(unique, "", headers={CANCELS: "x"}),
+        Message(unique, "", headers={CANCELS: target, REPLACES: target}),
+        Message(unique, "x", headers={DEDUPE: "k"}),
+        Message(unique, "x", headers={DEDUPE: "k", KEEP: "both"}, delay=5),
+        Message(ANY_TOPIC, "x", headers={REPLACES: target}),
+    ]
+    for message in wrong:
+        with pytest.raises(InvalidRequest):
+            pack(message)
+        headers = dict(message.headers) | ({DEDUPE: "k"} if message.dedupe else {})
+        fields = {"topic": message.topic, "body": message.body, "headers": headers}
+        fields |= {"delay": message.delay or message.within}
+        (item,) = post(memory.url, "/v1/messages", {"messages": [fields]})["items"]
+        assert item["status"] == 422, message
+
+
+def test_a_cancellation_waits_for_no_room(notify_server: InMemoryServer, unique: str) -> None:
+    url = notify_server.url
+    with TransactionProducer(url, group=unique) as producer:
+        sent = producer.publish(Message(unique, "later", delay=HOUR))
+        admin(url, "PUT", f"topics/{unique}", {"backlog": 1, "backlog_policy": "refuse"})
+        subscribe(url, unique, unique)
+        producer.publish(Message(unique, "fills it"))
+        full = [{"topic": unique, "body": "x"}, {"topic": unique, "body": "", "headers": {CANCELS: sent}}]
+        answered = [post(url, "/v1/messages", {"messages": [one]})["items"][0] for one in full]
+        assert [item["status"] for item in answered] == [429, 201]
+        assert producer.withdrawal(answered[1]["id"]).outcome() is WITHDRAWN
+
+
 @pytest.fixture
 def killed_server(tmp_path: Path) -> Iterator[ServerProcess]:
     server = ServerProcess(tmp_path / "data").start()
@@ -253,8 +341,6 @@ def test_kafka_refuses_them_with_what_to_do(tmp_path: Path) -> None:
         )
 
     async def scenario(**settings: Any) -> tuple[int, str | None]:
-        from notify.protocol.wire import PackedTransaction, PackedTransactions
-
         core = Core(MemoryStore(), Settings(data_dir=str(tmp_path), **settings))
         half = PackedTransaction(id=new_id(), messages=[message])
         (item,) = await core.transactions.put(PackedTransactions(producer_group="g", transactions=[half]))
@@ -263,6 +349,45 @@ def test_kafka_refuses_them_with_what_to_do(tmp_path: Path) -> None:
     assert asyncio.run(scenario(kafka="kafka://127.0.0.1:9")) == (422, "withdrawal_refused")
     assert asyncio.run(scenario(workers=2)) == (422, "withdrawal_refused")
     assert asyncio.run(scenario()) == (201, None)
+
+
+def test_a_worker_refuses_what_another_one_would_have_to_decide(tmp_path: Path) -> None:
+    """A transaction goes to the worker of its first key; a withdrawal or dedupe key of another worker found nothing."""
+    here, there = (next(k for k in map(str, range(1000)) if shard_of_key(k, NAMES) == name) for name in NAMES)
+    core = Core(MemoryStore(), Settings(data_dir=str(tmp_path), workers=2, shard=NAMES[0]))
+
+    async def put(*messages: PackedMessage, id: str = "", committed: bool = False) -> tuple[int, str | None]:
+        half = PackedTransaction(id=id or new_id(), messages=list(messages), committed=committed)
+        (item,) = await core.transactions.put(PackedTransactions(producer_group="g", transactions=[half]))
+        return item.status, item.code
+
+    async def scenario() -> None:
+        paid = PackedMessage(topic="paid", body=b"", key=here)
+        refused = 422, "withdrawal_refused"
+        cancel = PackedMessage(topic="t", body=b"", key=there, headers={CANCELS: f"{new_id()}.0"})
+        deduped = PackedMessage(topic="t", body=b"", key=there, headers={DEDUPE: "k"}, delay=60)
+        assert await put(paid, cancel) == refused and await put(paid, deduped) == refused
+        assert await put(paid, cancel, committed=True) == (201, None)  # a relay brings all keys to one worker
+        for one in (cancel, deduped):
+            one.key = here
+            assert await put(paid, one) == (201, None)
+        sent_here, both = new_id(), new_id()
+        delayed = PackedMessage(topic="t", body=b"", key=there, delay=60)
+        assert await put(paid, delayed, id=sent_here) == (201, None)
+        cancel = PackedMessage(topic="t", body=b"", key=there, headers={CANCELS: f"{sent_here}.1"})
+        assert await put(paid, cancel) == (201, None)
+        cancel = PackedMessage(topic="t", body=b"", key=there, headers={CANCELS: f"{both}.1"})
+        assert await put(paid, delayed, cancel, id=both) == (201, None)
+
+    asyncio.run(scenario())
+
+
+def test_the_first_key_of_a_transaction_names_the_worker_of_its_messages(shop: Shop) -> None:
+    with shop.sessions.begin() as session:
+        shop.producer.send(session, Message(shop.topic, "paid", key=lambda: "first"))
+        sent = shop.producer.send(session, Message(shop.topic, "later", key="second", delay=HOUR))
+    assert (sent.key, sent.place_key, cancellation(sent).key) == ("second", "first", "first")
+    assert cancellation(sent, key="given").key == "given"
 
 
 def test_nothing_is_known_of_strangers(memory: InMemoryServer, unique: str) -> None:
@@ -286,7 +411,7 @@ def test_a_handler_may_send_the_headers_of_its_message_on(memory: InMemoryServer
         memory.advance(61)
         consumer = Consumer(memory.url, group=unique)
 
-        @consumer.on(unique, start="earliest")
+        @consumer.subscribe(unique, start="earliest")
         def send_on(message: ReceivedMessage) -> None:
             producer.publish(Message(follow, message.body, headers=message.headers))
 
@@ -295,6 +420,27 @@ def test_a_handler_may_send_the_headers_of_its_message_on(memory: InMemoryServer
     with Reader(memory.url) as reader:
         headers = [dict(message.headers) for message in reader.read(unique)]
     assert all(OWN.isdisjoint(names) for names in headers) and sum("kept" in names for names in headers) == 1
+
+
+def test_only_messages_with_a_dedupe_key_ask_whether_there_is_room_for_one(tmp_path: Path) -> None:
+    """At the bound the answer looks at 100,000 keys: every transaction of every producer paid for it."""
+    core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)))
+    asked: list[bool] = []
+    core.queues.is_full_of_keys = lambda: asked.append(True) or True  # type: ignore[method-assign,func-returns-value]
+
+    async def scenario() -> None:
+        plain = PackedMessage(topic="t", body=b"")
+        keyed = PackedMessage(topic="t", body=b"", headers={DEDUPE: "k"}, delay=60)
+        for message, expected in ((plain, (201, None)), (keyed, (429, "too_many_keys"))):
+            half = PackedTransaction(id=new_id(), messages=[message])
+            (item,) = await core.transactions.put(PackedTransactions(producer_group="g", transactions=[half]))
+            (published,) = await core.transactions.publish(
+                PackedMessages(messages=[PackedPublished(**asdict(message))])
+            )
+            assert (item.status, item.code) == (published.status, published.code) == expected
+
+    asyncio.run(scenario())
+    assert len(asked) == 2
 
 
 def test_one_message_of_a_key_is_pending(shop: Shop) -> None:

@@ -14,7 +14,7 @@ from notify.errors import InvalidRequest, NotifyError, TooLarge
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.protocol.wire import PackedMessage, PackedSchedule
-from notify.protocol.withdrawal import DEDUPE, KEEP, dedupe_of
+from notify.protocol.withdrawal import DEDUPE, KEEP, OWN, check_own
 
 
 def pack(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
@@ -66,6 +66,8 @@ def pack_unkeyed(message: Message, bodies: LargeBodies | None = None) -> PackedM
         check_between("ttl", ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
     if message.dedupe is not None or message.within is not None:
         headers, delay = _deduped(message, headers)
+    if headers and not OWN.isdisjoint(headers):
+        check_own(topic, headers, body, delay, deliver_at, ttl)
     return PackedMessage(topic=topic, body=body, tag=tag, headers=headers, delay=delay, deliver_at=deliver_at, ttl=ttl)
 
 
@@ -109,7 +111,6 @@ def _deduped(message: Message, headers: dict[str, str] | None) -> tuple[dict[str
     key = as_text("dedupe", message.dedupe if isinstance(message.dedupe, str) else str(message.dedupe))
     utf8("dedupe", key)
     headers = (headers or {}) | {DEDUPE: key, KEEP: message.keep}
-    dedupe_of(headers)
     check_headers(headers)
     within = number_of_seconds("within", message.within)
     check_between("within", within, LIMITS.ttl_min_seconds, LIMITS.delay_seconds)

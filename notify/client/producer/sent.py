@@ -12,6 +12,11 @@ class Named(Protocol):
 
     shard: str | None
 
+    @property
+    def messages(self) -> list[PackedMessage]:
+        """The encoded messages, in the order in which they were sent."""
+        ...
+
     def name(self) -> str:
         """The id under which the transaction commits, if it does."""
         ...
@@ -46,6 +51,13 @@ class Sent:
     def key(self) -> str | None:
         """The key of the message; None also before the commit, if the key is a callable."""
         return None if self._packed is None else self._packed.key
+
+    @property
+    def place_key(self) -> str | None:
+        """The key by which a server with several workers chose the one that has the message: the first one of the
+        transaction's messages. None also before the commit, if that key is a callable."""
+        keys = () if self._pending is None else (m.key for m in self._pending.messages)
+        return next((key for key in keys if key is not None), self.key)
 
     @property
     def shard(self) -> str | None:

@@ -50,11 +50,12 @@ def cancellation(message: Target, *, topic: str | None = None, key: str | int | 
     """A message that cancels a delayed message when it is committed; send, publish or prepare it as any other.
 
     `topic`: the topic of the delayed message; None: that of what `send` returned, or, for an id, the topic
-    `notify-withdrawals`, whose right to publish is the right to cancel in every topic. `key`: the key of the delayed
-    message, which a server with several workers needs. Raises InvalidRequest.
+    `notify-withdrawals`, whose right to publish is the right to cancel in every topic. `key`: the first key of the
+    transaction that sent the delayed message, which a server with several workers needs; None: that of what `send`
+    returned. Raises InvalidRequest.
     """
     if isinstance(message, Sent):
-        topic, key = topic or message.topic, message.key if key is None else key
+        topic, key = topic or message.topic, message.place_key if key is None else key
     return Message(topic or ANY_TOPIC, b"", key=key, headers={CANCELS: _id_of(message)})
 
 

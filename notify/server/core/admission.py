@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from notify.errors import Backpressure, InvalidRequest, NotifyError, TooLarge, WrongShard
+from notify.errors import InvalidRequest, NotifyError, TooLarge, WrongShard
 from notify.protocol.keys import shard_of_key
 from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
 from notify.protocol.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
-from notify.protocol.withdrawal import CANCELS, DEDUPE, REPLACES, Dedupe, Wanted, dedupe_of, wanted_of
+from notify.protocol.withdrawal import OWN, check_own
 from notify.server.access.principal import Principal
 from notify.server.core.flow import retry_after
 from notify.storage.records import NewMessage
-from notify.storage.withdrawals import MOST_PENDING
 
 
 def check_sender(sender: Principal | None, messages: Iterable[JsonMessage | PackedMessage]) -> None:
@@ -57,10 +56,8 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     withdraws = dedupe = None
     if headers:
         check_headers(headers)
-        if CANCELS in headers or REPLACES in headers:
-            withdraws = _withdrawal(m, headers, body)
-        if DEDUPE in headers:
-            dedupe = _dedupe(m, headers)
+        if not OWN.isdisjoint(headers):
+            withdraws, dedupe = check_own(m.topic, headers, body, m.delay, m.deliver_at, m.ttl)
     if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has at most four bytes; shorter keys fit
         check_key(key)
     if tag is not None:
@@ -74,45 +71,6 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     content = Payload(m.topic, body, key, tag, headers or None, m.ttl)
     packed = encode_msgpack(content)
     return NewMessage(m.topic, packed, key, tag, delay_us, deliver_at_us, ttl_us, content, withdraws, dedupe)
-
-
-def _dedupe(m: JsonMessage | PackedMessage, headers: Mapping[str, str]) -> Dedupe | None:
-    """The dedupe key of a message. Raises InvalidRequest."""
-    if m.delay is None or CANCELS in headers or REPLACES in headers:
-        raise InvalidRequest(
-            "a message with a dedupe key has a delay, for which it is pending, and withdraws no other message",
-            "invalid_dedupe",
-        )
-    return dedupe_of(headers)
-
-
-def _withdrawal(m: JsonMessage | PackedMessage, headers: Mapping[str, str], body: bytes) -> Wanted | None:
-    """The message that a message withdraws. Raises InvalidRequest."""
-    wanted = wanted_of(headers)
-    if wanted is not None and not wanted.replaces and (body or m.delay or m.deliver_at or m.ttl):
-        raise InvalidRequest(
-            f"a cancellation is never delivered: it has no body, delay and ttl; to send another message instead, name "
-            f"the first one in the header {REPLACES}",
-            "invalid_withdrawal",
-        )
-    return wanted
-
-
-def refuse_withdrawals(messages: Iterable[NewMessage], why: str, *, without_key: bool) -> None:
-    """Raises InvalidRequest (`withdrawal_refused`) for a withdrawal or a dedupe key that cannot work here;
-    `without_key`: only for a message without a key."""
-    for m in messages:
-        if (m.withdraws or m.dedupe) is not None and not (without_key and m.key is not None):
-            raise InvalidRequest(why, "withdrawal_refused")
-
-
-def refuse_keys(messages: Iterable[NewMessage]) -> None:
-    """Raises Backpressure for a message with a dedupe key, while too many keys have a pending message."""
-    if any(m.dedupe is not None for m in messages):
-        raise Backpressure(
-            f"{MOST_PENDING:,} dedupe keys have a pending message: send it again when some are delivered",
-            "too_many_keys",
-        )
 
 
 def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from notify.errors import Backpressure, InvalidId, InvalidRequest, NotifyError
 from notify.protocol import ids
+from notify.protocol.keys import shard_of_key
 from notify.protocol.limits import LIMITS, check_between, check_count, check_name, check_text
 from notify.protocol.wire import (
     Item,
@@ -18,7 +19,7 @@ from notify.protocol.wire import (
     PackedTransaction,
     PackedTransactions,
 )
-from notify.protocol.withdrawal import KAFKA_REFUSES
+from notify.protocol.withdrawal import KAFKA_REFUSES, Wanted
 from notify.runtime import tracing
 from notify.runtime.clock import Clock
 from notify.server.access.principal import Principal
@@ -28,8 +29,6 @@ from notify.server.core.admission import (
     failed,
     keys_of,
     new_messages,
-    refuse_keys,
-    refuse_withdrawals,
 )
 from notify.server.core.flow import HOLD_SECONDS, Flow
 from notify.server.metrics import Metrics
@@ -39,6 +38,7 @@ from notify.storage.queues import queues_of
 from notify.storage.records import STATE_NAMES, NewMessage, NewTransaction, PartlyStored, Put, PutResult
 from notify.storage.topics import Flush
 from notify.storage.transactions import TransactionStore
+from notify.storage.withdrawals import MOST_PENDING
 
 HOLD_US = round(HOLD_SECONDS * 1_000_000)
 CHECK_AFTER_US = 5_000_000
@@ -46,6 +46,10 @@ CHECK_AFTER_US = 5_000_000
 NAMES_NO_KEY = (
     "this server has several workers, each with the delayed messages of its own keys: give the key of the message that "
     "is withdrawn; one without a key cannot be withdrawn here"
+)
+KEY_IS_ELSEWHERE = (
+    "another worker has the messages of key {key!r}, because the first key of a transaction determines the worker: "
+    "send this message in a transaction of its own, or make it the first one with a key"
 )
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
@@ -82,7 +86,7 @@ class Transactions:
         self._with_spans = with_spans
         self._queues = queues_of(store)
         self._no_withdrawals = KAFKA_REFUSES if over_kafka else NAMES_NO_KEY if key_shards else ""
-        """Why withdrawals are refused, or where the keys are divided those without a key; "": they are taken."""
+        """Why withdrawals are refused, or where the keys are divided those without a key; "": all are taken."""
 
     async def put(
         self, request: JsonTransactions | PackedTransactions, principal: Principal | None = None
@@ -151,9 +155,8 @@ class Transactions:
                     self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic)
                 if self._no_withdrawals:
-                    self._refuse_withdrawals(new, anywhere=t.committed)
-                if self._queues is not None and self._queues.is_full_of_keys():
-                    refuse_keys(new)
+                    self._refuse_withdrawals(new, transaction_id, anywhere=t.committed)
+                self._check_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -198,9 +201,8 @@ class Transactions:
                     self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic)
                 if self._no_withdrawals:
-                    self._refuse_withdrawals(new, anywhere=anywhere)
-                if self._queues is not None and self._queues.is_full_of_keys():
-                    refuse_keys(new)
+                    self._refuse_withdrawals(new, transaction_id, anywhere=anywhere)
+                self._check_keys(new)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -213,16 +215,40 @@ class Transactions:
         self._metrics.published += stored
         return items
 
-    def _refuse_withdrawals(self, messages: Sequence[NewMessage], *, anywhere: bool) -> None:
-        """Raises InvalidRequest for withdrawals that cannot work here. `anywhere`: their message is here, whatever its
-        key: a relay sends all to one worker."""
+    def _refuse_withdrawals(self, messages: Sequence[NewMessage], transaction_id: bytes, *, anywhere: bool) -> None:
+        """Raises InvalidRequest (`withdrawal_refused`) for withdrawals and dedupe keys that cannot work here.
+        `anywhere`: their messages are here, whatever their keys: a relay sends all to one worker."""
         is_kafka = self._no_withdrawals is KAFKA_REFUSES
-        if is_kafka or not anywhere:
-            refuse_withdrawals(messages, self._no_withdrawals, without_key=not is_kafka)
+        for m in messages:
+            if (m.withdraws is None and m.dedupe is None) or (anywhere and not is_kafka):
+                continue
+            if is_kafka or m.key is None:
+                raise InvalidRequest(self._no_withdrawals, "withdrawal_refused")
+            is_elsewhere = shard_of_key(m.key, self._key_shards) != self.shard
+            if is_elsewhere and not (m.withdraws is not None and self._is_here(m.withdraws, transaction_id)):
+                raise InvalidRequest(KEY_IS_ELSEWHERE.format(key=m.key[:40]), "withdrawal_refused")
+
+    def _is_here(self, wanted: Wanted, transaction_id: bytes) -> bool:
+        """Whether a message is in this storage, or comes with the transaction that withdraws it."""
+        if wanted.id == transaction_id:
+            return True
+        return self._queues is not None and self._queues.withdrawable(wanted.id, wanted.number) is not None
+
+    def _check_keys(self, messages: Sequence[NewMessage]) -> None:
+        """Raises Backpressure for a message with a dedupe key, while too many keys have a pending message. Only such a
+        message asks, because the answer costs much then."""
+        if any(m.dedupe is not None for m in messages) and self._queues is not None and self._queues.is_full_of_keys():
+            raise Backpressure(
+                f"{MOST_PENDING:,} dedupe keys have a pending message: send it again when some are delivered",
+                "too_many_keys",
+            )
 
     async def _wait_for_room(self, messages: list[NewMessage], now_us: int) -> None:
-        """Raises Backpressure if a message's topic has a rate or a bounded backlog, and no room."""
+        """Raises Backpressure if a message's topic has a rate or a bounded backlog, and no room. A cancellation needs
+        none: it is never delivered."""
         for m in messages:
+            if m.withdraws is not None and not m.withdraws.replaces:
+                continue
             gate = self._gates.get(m.topic)
             if gate is not None:
                 await self._flow.check(gate, now_us + HOLD_US)
