@@ -21,7 +21,8 @@ from notify.testing import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import running, subscribe
-from tests.support.http import admin
+from tests.support.http import admin, call
+from tests.support.servers import make_storage, stop_if_running, until_known
 from tests.support.stored_bodies import LARGE, BodyStore
 
 URL = "http://127.0.0.1:9"
@@ -183,6 +184,38 @@ def test_at_the_wrong_server_it_deletes_nothing(server: ServerProcess, refused: 
 def test_if_a_server_is_away_it_deletes_nothing(server: ServerProcess, refused: BodyStore) -> None:
     with pytest.raises(NotifyError, match=r"127\.0\.0\.1:9"):
         Sweep(Store(refused.url), ["left"], 3600).run([server.url, URL])
+
+
+def test_if_a_server_of_the_registry_is_stopped_it_deletes_nothing(tmp_path: Path, stored: BodyStore) -> None:
+    """Each has a log of its own, and the registry lists a server only while it runs."""
+    registry = f"sqlite:///{tmp_path / 'registry.db'}"
+    make_storage(registry)
+    servers = [ServerProcess(tmp_path / f"s{n}", flags=["--registry", registry, "--shard", f"s{n}"]) for n in range(2)]
+    needed = set[str]()
+    try:
+        for server in servers:
+            server.start()
+        until_known(servers)
+        for server in servers:
+            with TransactionProducer(server.url, group="shop", store=stored.url, store_above=0) as producer:
+                producer.prepare([Message("t", "x")])
+        needed = stored.names() - {orphan(stored, "left")}
+        stored.age()
+        url, groups = servers[0].url, ("--group", "shop", "--group", "left")
+        status, answer = cli("store", "sweep", stored.url, "--url", url, *groups)
+        assert status == 2 and "--logs" in answer["text"]
+        servers[1].stop()
+        eventually(lambda: len(call(url, "GET", "/v1/members")["members"]) == 1, "the other one to be gone")
+        status, answer = cli("store", "sweep", stored.url, "--url", url, *groups, "--logs", "2")
+        assert status == 2 and "1 of 2 servers" in answer["text"]
+        assert stored.names() > needed
+        servers[1].start()
+        until_known(servers)
+        assert swept(stored, url, *groups, "--logs", "2")["swept"] == 1
+    finally:
+        for server in servers:
+            stop_if_running(server)
+    assert stored.names() == needed
 
 
 def test_kafka_is_refused(refused: BodyStore) -> None:
