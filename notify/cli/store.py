@@ -21,7 +21,7 @@ from notify.cli.printed import say, say_json
 from notify.client.transport.foreign_answers import foreign_content
 from notify.client.transport.http import HttpClient, read_answer
 from notify.client.transport.servers import decode_members
-from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
+from notify.errors import HiddenRows, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.outbox import OUTBOXES
 from notify.object_store.store import NEXT, Entry, Store
@@ -30,7 +30,7 @@ from notify.protocol.large_bodies import FOLDER, MENTION, NAME, PLACE
 from notify.protocol.wire import JSON
 from notify.runtime.databases import is_table_missing, within_schema
 from notify.runtime.guarantees import SELECT, Need, verify
-from notify.runtime.schemas import check_choice, with_table
+from notify.runtime.schemas import check_choice, hidden_with_table, with_table
 from notify.runtime.urls import without_secrets
 
 LEAST_AGE_SECONDS = 3600.0
@@ -71,8 +71,7 @@ def sweep_store(
         None,
         "--schema",
         envvar="NOTIFY_SCHEMA",
-        help="The only schema (MySQL: database) to read; default: all that have the tables and that this role may use. "
-        "[env: NOTIFY_SCHEMA]",
+        help="The only schema (MySQL: database) to read; default: all that have the tables. [env: NOTIFY_SCHEMA]",
     ),
     schemas: str | None = SCHEMAS,
     group_name: list[str] = typer.Option(
@@ -274,6 +273,13 @@ def named_in_database(dsn: str, schema: str | None, schemas: str | None) -> Iter
             table = outbox.table
             with engine.connect() as connection:
                 places = [schema] if schema else with_table(connection, table.name, schemas or "*")
+                hidden = [] if schema else hidden_with_table(connection, table.name, schemas or "*")
+            if hidden:
+                raise HiddenRows(
+                    f"{', '.join(hidden[:SHOWN])} in {without_secrets(dsn)} have {table.name}, and this role may not "
+                    "use these schemas: grant it USAGE on them and SELECT on the table, or leave them out with "
+                    "--schemas if their producers have another store"
+                )
             for place in places:
                 try:
                     with within_schema(engine, place).connect() as connection:

@@ -24,6 +24,9 @@ from tests.support.groups import running, subscribe
 from tests.support.http import admin, call
 from tests.support.servers import make_storage, stop_if_running, until_known
 from tests.support.stored_bodies import LARGE, BodyStore
+from tests.support.tenants import Tenants, on_postgresql
+
+__all__ = ["on_postgresql"]
 
 URL = "http://127.0.0.1:9"
 
@@ -216,6 +219,25 @@ def test_if_a_server_of_the_registry_is_stopped_it_deletes_nothing(tmp_path: Pat
         for server in servers:
             stop_if_running(server)
     assert stored.names() == needed
+
+
+def test_if_a_schema_is_hidden_it_deletes_nothing(
+    server: ServerProcess, refused: BodyStore, on_postgresql: Tenants, unique: str
+) -> None:
+    """A role without USAGE does not even see that a tenant has the table among its own."""
+    one, two = on_postgresql.make("t1"), on_postgresql.make("t2")
+    on_postgresql.run(
+        f"CREATE ROLE {unique} LOGIN", f"GRANT USAGE ON SCHEMA {one} TO {unique}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {one} TO {unique}",
+    )  # fmt: skip
+    dsn = sa.make_url(on_postgresql.url).set(username=unique).render_as_string(hide_password=False)
+    words = ("store", "sweep", refused.url, "--url", server.url, "--dsn", dsn, "--group", "left", "--gone")
+    status, answer = cli(*words)
+    assert status == 2 and two in answer["text"] and "USAGE" in answer["text"]
+    assert set().union(*named_in_database(dsn, None, one)) == set()
+    on_postgresql.run(f"GRANT USAGE ON SCHEMA {two} TO {unique}")
+    status, answer = cli(*words)
+    assert status == 2 and "half_message" in answer["text"], "SELECT is still missing"
 
 
 def test_kafka_is_refused(refused: BodyStore) -> None:
