@@ -121,6 +121,7 @@ def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
             ("skip, last", Message("t", "x"), {"every": 5, "catch_up": "some"}),
             ("catch_up_most", Message("t", "x"), {"every": 5, "catch_up_most": 0}),
             ("65536 bytes", Message("t", b"x" * 70_000), {"every": 5}),
+            ("65536 in a schedule's", Message("t", bytes(2 << 20)), {"every": 5}),
         ):
             with pytest.raises(InvalidRequest, match=said):
                 producer.schedule("s", message, **when)  # type: ignore[arg-type]
@@ -130,6 +131,9 @@ def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
         notify_server.url, "PUT", "/v1/schedules/s", {"message": {"topic": "t", "body": "x"}, "at": 5}
     )
     assert (status, problem["code"]) == (422, "invalid_schema")
+    stored = {"topic": "t", "body": "{}", "headers": {"notify-body": "stored"}}
+    status, problem = ask(notify_server.url, "PUT", "/v1/schedules/s", {"message": stored, "every": 5})
+    assert (status, problem["code"]) == (422, "invalid_schedule") and "sweep" in problem["detail"]
     many = {str(n): "" for n in range(31)}
     body = {"message": {"topic": "t", "body": "x", "headers": many}, "every": 5}
     assert ask(notify_server.url, "PUT", "/v1/schedules/s", body)[0] == 413  # with the two of the schedule it is 33

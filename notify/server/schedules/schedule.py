@@ -11,7 +11,8 @@ import msgspec
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol import ids
-from notify.protocol.limits import check_between
+from notify.protocol.large_bodies import PLACE
+from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
 from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, instant
 from notify.server.schedules.timetable import Timetable
@@ -23,7 +24,6 @@ SKIP, LAST, ALL = "skip", "last", "all"
 CATCH_UP = (SKIP, LAST, ALL)
 MOST_CAUGHT_UP = 1000
 """The most missed instants that are sent, and that are counted."""
-BODY_BYTES = 64 << 10
 
 
 class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,10 +46,16 @@ def declaration_of(request: JsonSchedule | PackedSchedule, message: Payload) -> 
     """The declaration of a request, whose message was admitted as `message`. Raises InvalidRequest."""
     if request.message.delay is not None or request.message.deliver_at is not None:
         raise InvalidRequest("a schedule's message has no delay: let the schedule be due later", "invalid_schedule")
-    if len(message.body) > BODY_BYTES:
+    if PLACE in (message.headers or {}):
         raise InvalidRequest(
-            f"a schedule's message has at most {BODY_BYTES} bytes, this one {len(message.body)}: name what the "
-            "consumer shall read instead",
+            f"a schedule's message has its body in itself, not in a store (header {PLACE}): a sweep of the store does "
+            "not read schedules, and would delete the body",
+            "invalid_schedule",
+        )
+    if len(message.body) > SCHEDULED_BYTES:
+        raise InvalidRequest(
+            f"a schedule's message has at most {SCHEDULED_BYTES} bytes, this one {len(message.body)}: name what the "
+            "consumer shall read itself",
             "out_of_bounds",
         )
     if request.catch_up not in CATCH_UP:
