@@ -365,6 +365,28 @@ def test_beyond_its_memory_a_queue_is_read_later(monkeypatch: pytest.MonkeyPatch
     asyncio.run(go())
 
 
+def test_tenants_behind_one_busy_key_have_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is remembered, for people, although none has a message in a lane."""
+    monkeypatch.setattr(fair, "AHEAD_BYTES", 100 * fair.KEY_BYTES)
+    monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
+
+    async def go() -> None:
+        s = await scene(mode="ordered")
+        for n in range(300):
+            payload = encode_msgpack(Payload("t", str(n).encode(), "busy", None, {"tenant": str(n)}))
+            message = NewMessage("t", payload, key="busy")
+            await s.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], s.now_us)
+        first = list(await receive(s))
+        assert first == ["0"] and 50 <= sum(rows.messages for rows in of(s).waits().values()) <= 110
+        (reason,) = explanations.reasons(s.delivery.groups["g"], s.now_us)
+        assert "Queue t/0 is read no further" in reason
+        s.now_us += 31 * SECOND
+        await s.delivery.tick()
+        assert await drain(s) == [str(n) for n in range(300)]
+
+    asyncio.run(go())
+
+
 def test_many_tenants_share_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MOST_TENANTS", 5)
 

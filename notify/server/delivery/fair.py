@@ -30,8 +30,8 @@ from notify.storage.records import StoredMessage
 AHEAD_BYTES = 32 << 20
 """The memory for what waits in a queue of a group: at least 4 million messages, and any number of neighbours of one
 tenant. Beyond it the queue is read no further until some are settled."""
-KEY_BYTES = 200
-"""About what a waiting key takes in mode ordered."""
+KEY_BYTES = 256
+"""About what a busy key takes in mode ordered, and a tenant with messages behind one."""
 ENTRIES_AT_ONCE, MESSAGES_AT_ONCE = 10_000, 1_000
 """How many messages a request looks at: their index, or themselves. Then other work of the loop is done."""
 DUE_AT_ONCE = 1_000
@@ -351,7 +351,7 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         return super().has_more() or (bool(self._turn_come) and not self.refused)
 
     def _is_full(self) -> bool:
-        size = KEY_BYTES * len(self._behind) + 8 * (self._waiting + self._behind_held)
+        size = KEY_BYTES * (len(self._behind) + len(self._held_back)) + 8 * (self._waiting + self._behind_held)
         return super()._is_full() or self.lanes.bytes + size >= AHEAD_BYTES or self.is_held_up()
 
     def _join_due(self, now_us: int) -> None:
