@@ -387,6 +387,35 @@ def test_tenants_behind_one_busy_key_have_the_same_bound(monkeypatch: pytest.Mon
     asyncio.run(go())
 
 
+@each_kind
+def test_a_queue_that_grows_faster_than_it_is_read(monkeypatch: pytest.MonkeyPatch, mode: str, fair_by: str) -> None:
+    """After some seconds there are turns among those tenants that were found, and the others follow."""
+    monkeypatch.setattr(fair, "ENTRIES_AT_ONCE", 10)
+    monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
+
+    async def go() -> None:
+        sent = [*bodies("a", 40), "b.1"]
+        s = await scene(*sent, mode=mode, fair_by=fair_by)
+        came: list[str] = []
+        for second in range(18):
+            more = [f"c{second}-{n}.1" for n in range(20)]
+            await put(s, *more)
+            sent += more
+            handed = await s.delivery.receive("g", Receive(instance="i", lease=60, max=4))
+            got = {decode_payload(m.payload).body.decode(): receipt for h in handed for receipt, m, _ in h.each()}
+            assert bool(got) == (second >= fair.LOOK_US // SECOND)
+            if got:
+                assert any("come faster" in each for each in explanations.reasons(s.delivery.groups["g"], s.now_us))
+            came += got
+            await settle(s, "ack", *got.values())
+            s.now_us += SECOND
+        assert "b.1" in came[:20], "it waits behind forty"
+        came += await drain(s)
+        assert sorted(came) == sorted(sent) and explanations.reasons(s.delivery.groups["g"], s.now_us) == []
+
+    asyncio.run(go())
+
+
 def test_many_tenants_share_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MOST_TENANTS", 5)
 
