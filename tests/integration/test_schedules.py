@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +22,8 @@ from notify.errors import InvalidRequest
 from notify.protocol.keys import shard_of_key
 from notify.protocol.workers import worker_names
 from notify.server.database import open_database
-from notify.server.schedules.records import ScheduleRecords
+from notify.server.schedules.records import Mark, ScheduleRecords
+from notify.server.schedules.schedule import Schedule
 from notify.server.schedules.schedules import Schedules
 from notify.storage.sql.administration import server_schedule
 from notify.storage.sql.engines import opened
@@ -321,6 +322,50 @@ def test_killed_between_the_message_and_the_mark(tmp_path: Path, unique: str) ->
         eventually(lambda: one(server.url, unique)["sent"] >= len(rows), "the marks")
     finally:
         stop_if_running(server)
+
+
+class AwayRecords(ScheduleRecords):
+    """Those of a registry's database that does not answer when a step is recorded."""
+
+    is_away = True
+
+    def mark(self, marks: Sequence[Mark]) -> set[str]:
+        if self.is_away:
+            raise sa.exc.OperationalError("UPDATE", {}, OSError("away"))
+        return super().mark(marks)
+
+
+def test_while_steps_cannot_be_recorded_no_instant_is_sent_twice_or_missed(frozen: InMemoryServer, unique: str) -> None:
+    declare(frozen.url, unique, unique, cron="* * * * *", catch_up="skip")
+
+    async def replaced(schedules: Schedules) -> tuple[AwayRecords, Schedule]:
+        schedules._records = records = AwayRecords(schedules._records._engine)
+        (schedule,) = schedules.own()
+        return records, schedule
+
+    records, schedule = frozen.inside(lambda running: replaced(running.schedules))
+    for minute in range(1, 11):
+        frozen.advance(60)
+        assert len(instants(frozen, unique)) == minute
+        frozen.advance(2)  # it tries to record again, and has nothing to send again
+    assert one(frozen.url, unique)["sent"] == 0
+    records.is_away = False
+    frozen.advance(2)
+    row = one(frozen.url, unique)
+    assert (row["sent"], row["missed"], len(instants(frozen, unique))) == (10, 0, 10)
+    assert row["last_instant"] == "2030-01-01T12:10:00.000000Z" and schedule.unrecorded is None
+    frozen.advance(60)
+    assert one(frozen.url, unique)["sent"] == 11
+
+
+def test_a_step_that_cannot_be_recorded_of_a_schedule_that_was_deleted_meanwhile(
+    frozen: InMemoryServer, unique: str
+) -> None:
+    async def record(schedules: Schedules) -> None:
+        schedules._records = AwayRecords(schedules._records._engine)
+        await schedules._record({unique: Mark(unique, "", 0, 1, 1, 0, 1, 1)}, 1)
+
+    frozen.inside(lambda running: record(running.schedules))
 
 
 def each_second(rows: list[dict[str, Any]]) -> None:

@@ -31,6 +31,14 @@ class Mark:
     last_instant_us: int
     sent_us: int
 
+    def and_then(self, further: Mark) -> Mark:
+        """This step and the one that follows it as one."""
+        last = further if further.sent else self
+        return Mark(
+            self.name, self.secret, self.from_us, further.to_us, self.sent + further.sent, self.missed + further.missed,
+            last.last_instant_us, last.sent_us,
+        )  # fmt: skip
+
 
 class ScheduleRecords:
     """Reads and writes schedules, each in its own transaction; a write is durable when it returns."""

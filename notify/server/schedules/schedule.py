@@ -15,6 +15,7 @@ from notify.protocol.large_bodies import PLACE
 from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
 from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, instant
+from notify.server.schedules.records import Mark
 from notify.server.schedules.timetable import Timetable
 
 MISSED_US = 60_000_000
@@ -78,7 +79,7 @@ class Due(NamedTuple):
     """The instants of a schedule to send now, and how many before them are left out for good."""
 
     from_us: int
-    """How far the schedule was."""
+    """How far the schedule was, recorded or not."""
     instants: list[int]
     missed: int
     until_us: int
@@ -112,6 +113,8 @@ class Schedule:
     """When a message that was refused is tried again."""
     missed_us: int = 0
     """When this server last left instants out."""
+    unrecorded: Mark | None = None
+    """The step that was done, but could not be recorded yet."""
     size: int = 0
     """The bytes of its declaration."""
     _text: int = 0
@@ -145,6 +148,7 @@ class Schedule:
     def move_to(self, row: Mapping[str, Any]) -> None:
         """Take over how far the same schedule is in a row, unless the row was read before this server moved it on."""
         if row["done_us"] > self.done_us:
+            self.unrecorded = None
             self.done_us, self.sent, self.missed = row["done_us"], row["sent"], row["missed"]
             self.last_instant_us, self.last_sent_us = row["last_instant_us"], row["last_sent_us"]
             self.find_next()
@@ -158,7 +162,7 @@ class Schedule:
         """The instants to send now; the catch-up policy decides about those that are older than MISSED_US."""
         assert self.timetable is not None
         policy, most = self.declaration.catch_up, self.declaration.catch_up_most
-        from_us = self.done_us
+        from_us = self.done_us if self.unrecorded is None else self.unrecorded.to_us
         found = self.timetable.latest(from_us, now_us, MOST_CAUGHT_UP)
         in_time = sum(now_us - at_us <= MISSED_US for at_us in found)
         count = in_time

@@ -276,7 +276,7 @@ class Schedules:
                 continue
             _, done_us, s.sent, s.missed, s.last_instant_us, s.last_sent_us, s.paused = position
             if done_us != s.done_us:
-                s.done_us = done_us
+                s.done_us, s.unrecorded = done_us, None
                 s.find_next()
 
     async def _send(self, due: Sequence[Schedule]) -> None:
@@ -307,7 +307,8 @@ class Schedules:
     def _mark(
         self, schedule: Schedule, plan: Due, sent: Sequence[PackedPublished], items: Mapping[str | None, Item]
     ) -> Mark | None:
-        """How far a schedule is after its messages were answered; None: it is where it was."""
+        """The step of a schedule after its messages were answered, with an earlier one that could not be recorded;
+        None: it is where it was."""
         now_us = self._clock()
         refused = None
         count = 0
@@ -319,30 +320,34 @@ class Schedules:
                 break
             count += 1
         to_us = plan.until_us if count == len(plan.instants) else plan.instants[count - 1]
-        is_stuck = to_us <= plan.from_us or (count == 0 and bool(plan.instants))
+        is_stuck = (to_us <= plan.from_us and schedule.unrecorded is None) or (count == 0 and bool(plan.instants))
         schedule.fault, schedule.retry_us = "", 0
         if refused is not None or is_stuck:
             is_for_now = refused is not None and refused.status in (429, 500, 503, 507)
             schedule.retry_us = now_us + (RETRY_US if is_for_now else REFUSED_US)
             why = "it has no instants" if refused is None else refused.detail or refused.code
             schedule.fault = f"its message is refused: {why}"
-        if is_stuck:
-            return None
+        before = schedule.unrecorded
+        if is_stuck or (before is not None and not plan.instants):
+            return before
         last_us = plan.instants[count - 1] if count else 0
-        return Mark(schedule.name, schedule.secret, plan.from_us, to_us, count, plan.missed, last_us, now_us)
+        mark = Mark(schedule.name, schedule.secret, plan.from_us, to_us, count, plan.missed, last_us, now_us)
+        return mark if before is None else before.and_then(mark)
 
     async def _record(self, marks: Mapping[str, Mark], now_us: int) -> None:
         try:
             recorded = await in_thread(self._records.mark, list(marks.values()))
         except faults.DATABASE_AWAY as error:
-            faults.note("schedules_not_recorded", error)  # the ids make sending them again harmless
-            for name in marks:
-                self._all[name].retry_us = now_us + RETRY_US
+            faults.note("schedules_not_recorded", error)  # after a restart the ids make sending them again harmless
+            for name, mark in marks.items():
+                schedule = self._all.get(name)
+                if schedule is not None and schedule.secret == mark.secret and schedule.done_us == mark.from_us:
+                    schedule.unrecorded, schedule.retry_us = mark, now_us + RETRY_US
             return
         for name, mark in marks.items():
             schedule = self._all.get(name)
             if name in recorded and schedule is not None and schedule.secret == mark.secret:
-                schedule.done_us = mark.to_us
+                schedule.done_us, schedule.unrecorded = mark.to_us, None
                 schedule.sent += mark.sent
                 schedule.missed += mark.missed
                 if mark.sent:
