@@ -209,7 +209,8 @@ class Sweep:
             return
         if self._logs is None:
             raise InvalidRequest(
-                "a registry lists only the servers that run: say with --logs how many servers with queues there are"
+                "a registry lists only the servers that run: say with --logs how many with queues there are in "
+                "all (0: all have a database)"
             )
         there = sum(server.has_queues for server in listed)
         if there < self._logs:

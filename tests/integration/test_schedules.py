@@ -22,11 +22,14 @@ from notify.errors import InvalidRequest
 from notify.protocol.keys import shard_of_key
 from notify.protocol.workers import worker_names
 from notify.server.database import open_database
+from notify.server.schedules.place import Place
 from notify.server.schedules.records import Mark, ScheduleRecords
 from notify.server.schedules.schedule import Schedule
 from notify.server.schedules.schedules import Schedules
+from notify.server.settings import Settings
 from notify.storage.sql.administration import server_schedule
 from notify.storage.sql.engines import opened
+from notify.storage.sql.registry import Member
 from notify.storage.sql.tables import server_half_message as half
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -366,6 +369,29 @@ def test_a_step_that_cannot_be_recorded_of_a_schedule_that_was_deleted_meanwhile
         await schedules._record({unique: Mark(unique, "", 0, 1, 1, 0, 1, 1)}, 1)
 
     frozen.inside(lambda running: record(running.schedules))
+
+
+def test_the_schedule_of_a_server_that_is_gone_has_an_alarm(frozen: InMemoryServer, unique: str) -> None:
+    """In a registry, at the servers that are there; once a message may be missed."""
+
+    async def add(schedules: Schedules) -> None:
+        declaration = {"message": {"topic": unique, "body": ""}, "cron": "0 7 * * *"}
+        await asyncio.to_thread(schedules._records.add, unique, "west", json.dumps(declaration), schedules._clock(), "")
+        here = Member("a", "server", "http://127.0.0.1:9", ("transactions", "queue"), ("main",))
+        schedules.place = Place(Settings(), lambda: [here], here)
+        await schedules.follow()
+
+    def alarms() -> list[str]:
+        frozen.inside(lambda running: running.alarms.look())
+        return [a["text"] for a in admin(frozen.url, "GET", "alarms")["alarms"] if a["name"] == "schedule"]
+
+    frozen.inside(lambda running: add(running.schedules))
+    assert alarms() == []
+    frozen.advance(61)
+    (text,) = alarms()
+    assert "no server has the log 'west'" in text
+    admin(frozen.url, "POST", f"schedules/{unique}/pause", {})
+    assert alarms() == []
 
 
 def each_second(rows: list[dict[str, Any]]) -> None:

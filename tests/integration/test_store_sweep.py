@@ -127,7 +127,7 @@ def test_halves_in_a_database_are_asked_for(tmp_path: Path, stored: BodyStore) -
             for n in range(3):
                 producer.prepare([Message("t", str(n))])
         stored.age()
-        assert swept(stored, server.url, "--group", "shop")["named"] == 3
+        assert swept(stored, server.url, "--group", "shop", "--logs", "0")["named"] == 3
         found = set[str]().union(*named_in_database(storage, None, None))
         assert len(found) == 3 and found < stored.names()
     finally:

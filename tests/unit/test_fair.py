@@ -347,7 +347,7 @@ def test_gaps_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_kind
 def test_beyond_its_memory_a_queue_is_read_later(monkeypatch: pytest.MonkeyPatch, mode: str, fair_by: str) -> None:
-    monkeypatch.setattr(fair, "AHEAD_BYTES", 15 * lanes.LANE_BYTES)
+    monkeypatch.setattr(fair, "AHEAD_BYTES", 16 * lanes.LANE_BYTES)
     monkeypatch.setattr(fair, "ENTRIES_AT_ONCE", 10)
     monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
 

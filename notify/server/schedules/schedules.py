@@ -88,6 +88,8 @@ class Schedules:
         self._all: dict[str, Schedule] = {}
         self._own: list[Schedule] = []
         """Those whose messages this server may send."""
+        self._away_us: dict[str, int] = {}
+        """Since when no living server has a log to which schedules belong."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -368,12 +370,27 @@ class Schedules:
         """(schedule, sentence) of what is late, missed or cannot be sent; with "" for further schedules."""
         now_us = self._clock()
         found = [(s.name, sentence) for s in self._own if (sentence := _complaint(s, now_us))]
+        found += self._without_server(now_us)
         if len(found) > ALARMS:
             return [
                 *found[: ALARMS - 1],
                 ("", f"{len(found) - ALARMS + 1:,} more schedules are late or have missed messages"),
             ]
         return found
+
+    def _without_server(self, now_us: int) -> list[tuple[str, str]]:
+        """Schedules whose server is away for so long that a message may be missed."""
+        away = [s for s in self._all.values() if not s.paused and s.next_us and self.place.is_away(s)]
+        self._away_us = {s.place: self._away_us.get(s.place, now_us) for s in away}
+        return [
+            (
+                s.name,
+                f"Schedule {s.name} sends nothing: no server has the log {s.place!r}. Start that server, or delete the "
+                "schedule and declare it again",
+            )
+            for s in away
+            if now_us - self._away_us[s.place] > MISSED_US
+        ]
 
 
 def _wakes_us(schedule: Schedule) -> int:
