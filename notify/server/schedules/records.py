@@ -94,7 +94,7 @@ class ScheduleRecords:
             return bool(connection.execute(server_schedule.delete().where(_s.name == name)).rowcount)
 
     def positions(self, names: Sequence[str]) -> dict[str, tuple[str, int, int, int, int, int, bool]]:
-        """Of schedules that are there, by name: secret, done_us, sent, missed, the last instant and when it was sent,
+        """By the names of known schedules: secret, done_us, sent, missed, the last instant and when it was sent,
         and whether it is paused."""
         columns = (_s.name, _s.secret, _s.done_us, _s.sent, _s.missed, _s.last_instant_us, _s.last_sent_us, _s.paused)
         with self._engine.connect() as connection:

@@ -56,7 +56,7 @@ MISSED_ALARM_US = 600_000_000
 
 
 class Change(NamedTuple):
-    """What a declaration does: nothing if `before` has the same declaration."""
+    """The effect of a declaration: none if `before` has the same declaration."""
 
     before: Schedule | None
     declaration: Declaration
