@@ -23,8 +23,8 @@ from notify.protocol.keys import shard_of_key
 from notify.protocol.workers import worker_names
 from notify.server.database import open_database
 from notify.server.schedules.place import Place
-from notify.server.schedules.records import Mark, ScheduleRecords
-from notify.server.schedules.schedule import Schedule
+from notify.server.schedules.records import ScheduleRecords
+from notify.server.schedules.schedule import Mark, Schedule
 from notify.server.schedules.schedules import Schedules
 from notify.server.settings import Settings
 from notify.storage.sql.administration import server_schedule

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict
+from notify.server.schedules.schedule import Mark
 from notify.storage.sql.administration import changing, server_schedule
 
 SCHEDULES = "schedules"
 """Their name in `server_change`."""
 _s = server_schedule.c
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A step of a schedule: its instants in (from_us, to_us] are done, `sent` by messages and `missed` left out."""
-
-    name: str
-    secret: str
-    from_us: int
-    to_us: int
-    sent: int
-    missed: int
-    last_instant_us: int
-    sent_us: int
-
-    def and_then(self, further: Mark) -> Mark:
-        """This step and the one that follows it as one."""
-        last = further if further.sent else self
-        return Mark(
-            self.name, self.secret, self.from_us, further.to_us, self.sent + further.sent, self.missed + further.missed,
-            last.last_instant_us, last.sent_us,
-        )  # fmt: skip
 
 
 class ScheduleRecords:

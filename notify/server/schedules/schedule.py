@@ -15,7 +15,6 @@ from notify.protocol.large_bodies import PLACE
 from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
 from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, instant
-from notify.server.schedules.records import Mark
 from notify.server.schedules.timetable import Timetable
 
 MISSED_US = 60_000_000
@@ -84,6 +83,28 @@ class Due(NamedTuple):
     missed: int
     until_us: int
     """Every instant up to here is done once these are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step of a schedule: its instants in (from_us, to_us] are done, `sent` by messages and `missed` left out."""
+
+    name: str
+    secret: str
+    from_us: int
+    to_us: int
+    sent: int
+    missed: int
+    last_instant_us: int
+    sent_us: int
+
+    def and_then(self, further: Mark) -> Mark:
+        """This step and the one that follows it as one."""
+        last = further if further.sent else self
+        return Mark(
+            self.name, self.secret, self.from_us, further.to_us, self.sent + further.sent, self.missed + further.missed,
+            last.last_instant_us, last.sent_us,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -18,11 +18,12 @@ from notify.server.access.principal import Principal
 from notify.server.core.admission import new_messages
 from notify.server.core.core import Core
 from notify.server.schedules.place import Place
-from notify.server.schedules.records import Mark, ScheduleRecords
+from notify.server.schedules.records import ScheduleRecords
 from notify.server.schedules.schedule import (
     MISSED_US,
     Declaration,
     Due,
+    Mark,
     Schedule,
     declaration_of,
     encoded,
