@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,7 +21,7 @@ from notify.cli.printed import say, say_json
 from notify.client.transport.foreign_answers import foreign_content
 from notify.client.transport.http import HttpClient, read_answer
 from notify.client.transport.servers import decode_members
-from notify.errors import InvalidRequest, NotFound, NotifyError
+from notify.errors import HiddenRows, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.outbox import OUTBOXES
 from notify.object_store.store import NEXT, Entry, Store
@@ -30,7 +30,7 @@ from notify.protocol.large_bodies import FOLDER, MENTION, NAME, PLACE
 from notify.protocol.wire import JSON
 from notify.runtime.databases import is_table_missing, within_schema
 from notify.runtime.guarantees import SELECT, Need, verify
-from notify.runtime.schemas import check_choice, with_table
+from notify.runtime.schemas import check_choice, hidden_with_table, with_table
 from notify.runtime.urls import without_secrets
 
 LEAST_AGE_SECONDS = 3600.0
@@ -71,8 +71,7 @@ def sweep_store(
         None,
         "--schema",
         envvar="NOTIFY_SCHEMA",
-        help="The only schema (MySQL: database) to read; default: all that have the tables and that this role may use. "
-        "[env: NOTIFY_SCHEMA]",
+        help="The only schema (MySQL: database) to read; default: all that have the tables. [env: NOTIFY_SCHEMA]",
     ),
     schemas: str | None = SCHEMAS,
     group_name: list[str] = typer.Option(
@@ -89,6 +88,13 @@ def sweep_store(
     gone: bool = typer.Option(
         False, "--gone", help="Also sweep a group none of whose bodies is named by anything: its messages are all gone."
     ),
+    logs: int | None = typer.Option(
+        None,
+        "--logs",
+        min=0,
+        help="How many servers with queues the registries of these servers have in all: if fewer are there now, "
+        "nothing is deleted.",
+    ),
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -103,7 +109,7 @@ def sweep_store(
             "a sweep cannot read Kafka: let a lifecycle rule of the store delete bodies that are older than the "
             "retention of the topics"
         )
-    sweep = Sweep(Store(store), group_name, min_age, gone=gone)
+    sweep = Sweep(Store(store), group_name, min_age, gone=gone, logs=logs)
     swept = sweep.run(url, dsn, schema, schemas, dry_run=dry_run)
     if as_json:
         say_json(swept)
@@ -124,12 +130,16 @@ COLUMNS = ("group", "mode", "objects", "swept", "bytes")
 class Sweep:
     """One sweep of one store."""
 
-    def __init__(self, store: Store, groups: Sequence[str], min_age: float, *, gone: bool = False) -> None:
-        """`gone`: also for groups none of whose bodies is named."""
+    def __init__(
+        self, store: Store, groups: Sequence[str], min_age: float, *, gone: bool = False, logs: int | None = None
+    ) -> None:
+        """`gone`: also for groups none of whose bodies is named. `logs`: how many servers with queues the registries
+        have in all; None: there is no registry."""
         self._store = store
         self._groups = groups
         self._min_age = min_age
         self._gone = gone
+        self._logs = logs
 
     def run(
         self,
@@ -157,7 +167,10 @@ class Sweep:
         # In the order in which a message moves: from a row to the server's half, and from there to a queue.
         for dsn in dsns:
             _leave_out(unnamed, named_in_database(dsn, schema, schemas))
-        _leave_out(unnamed, named_on_servers(urls))
+        servers = servers_of(urls)
+        if not dry_run:
+            self._refuse_without_servers(servers)
+        _leave_out(unnamed, named_on_servers(servers))
         if not (dry_run or self._gone):
             _refuse_strangers(old, set(bodies) - unnamed)
         unnamed &= old
@@ -188,6 +201,20 @@ class Sweep:
                 f"producers of {', '.join(waiting)} keep messages in their databases (mode outbox or auto): name all "
                 "of these with --dsn"
             )
+
+    def _refuse_without_servers(self, servers: Iterable[Server]) -> None:
+        """Raises InvalidRequest or Unavailable if there may be a server with queues that does not run now."""
+        listed = [server for server in servers if server.may_have_others]
+        if not listed:
+            return
+        if self._logs is None:
+            raise InvalidRequest(
+                "a registry lists only the servers that run: say with --logs how many with queues there are in "
+                "all (0: all have a database)"
+            )
+        there = sum(server.has_queues for server in listed)
+        if there < self._logs:
+            raise Unavailable(f"{there} of {self._logs} servers with queues are there: start the others first")
 
 
 def _refuse_strangers(old: set[str], named: set[str]) -> None:
@@ -247,6 +274,13 @@ def named_in_database(dsn: str, schema: str | None, schemas: str | None) -> Iter
             table = outbox.table
             with engine.connect() as connection:
                 places = [schema] if schema else with_table(connection, table.name, schemas or "*")
+                hidden = [] if schema else hidden_with_table(connection, table.name, schemas or "*")
+            if hidden:
+                raise HiddenRows(
+                    f"{', '.join(hidden[:SHOWN])} in {without_secrets(dsn)} have {table.name}, and this role may not "
+                    "use these schemas: grant it USAGE on them and SELECT on the table, or leave them out with "
+                    "--schemas if their producers have another store"
+                )
             for place in places:
                 try:
                     with within_schema(engine, place).connect() as connection:
@@ -267,24 +301,30 @@ def _named_in_table(connection: sa.Connection, table: sa.Table) -> Iterator[set[
         yield {name.decode() for body in some for name in MENTION.findall(bytes(body or b""))}
 
 
-def named_on_servers(urls: Sequence[str]) -> list[set[str]]:
-    """The bodies that messages of these servers name, and of all others in their registries. Raises NotifyError."""
-    return asyncio.run(_asked(urls))
+class Server(NamedTuple):
+    """A server to ask."""
+
+    address: str
+    has_queues: bool
+    may_have_others: bool
+    """Whether the list that it is from has only the servers that run now."""
 
 
-async def _asked(urls: Sequence[str]) -> list[set[str]]:
-    addresses: dict[str, bool] = {}
+def servers_of(urls: Sequence[str]) -> list[Server]:
+    """These servers, and all others in their registries. Raises NotifyError."""
+    return asyncio.run(_servers_of(urls))
+
+
+async def _servers_of(urls: Sequence[str]) -> list[Server]:
+    servers: dict[str, Server] = {}
     for url in urls:
-        for address, has_queues in await _members(url):
-            addresses.setdefault(address, has_queues)
-    named: list[set[str]] = []
-    for address in sorted(addresses, key=lambda each: addresses[each]):  # queues at last: there messages end
-        named += await _named_by(address)
-    return named
+        for server in await _members(url):
+            servers.setdefault(server.address, server)
+    return list(servers.values())
 
 
-async def _members(url: str) -> list[tuple[str, bool]]:
-    """The servers of the registry that one of these addresses knows, and whether each has queues."""
+async def _members(url: str) -> list[Server]:
+    """The servers of the registry that one of these addresses knows."""
     failed: NotifyError | None = None
     for seed in [part.strip() for part in url.split(",") if part.strip()]:
         async with _client(seed) as http:
@@ -294,9 +334,22 @@ async def _members(url: str) -> list[tuple[str, bool]]:
                 failed = error
                 continue
         if not members.version:
-            return [(seed, True)]
-        return [(member.url, "queue" in member.roles) for member in members.servers()]
+            return [Server(seed, has_queues=True, may_have_others=False)]
+        # Workers list all of them, also those that do not run.
+        return [Server(m.url, "queue" in m.roles, not members.keys) for m in members.servers()]
     raise failed or InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
+
+
+def named_on_servers(servers: Iterable[Server]) -> list[set[str]]:
+    """The bodies that messages of these servers name. Raises NotifyError."""
+    return asyncio.run(_named_on(servers))
+
+
+async def _named_on(servers: Iterable[Server]) -> list[set[str]]:
+    named: list[set[str]] = []
+    for server in sorted(servers, key=lambda each: each.has_queues):  # queues at last: there messages end
+        named += await _named_by(server.address)
+    return named
 
 
 class _Part(msgspec.Struct):

@@ -69,6 +69,8 @@ class Limits:
 
 
 LIMITS = Limits()
+SCHEDULED_BYTES = 64 << 10
+"""The most bytes of the body of a schedule's message: servers hold all of them in memory."""
 POSITION_CHARACTERS = 64 << 10
 """The most characters of a bridge's position as it is stored with each batch."""
 BASE_CHARACTERS = 2 << 20

@@ -25,12 +25,13 @@ _POSTGRESQL_FINDS = sa.text(
     "SELECT n.nspname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.oid = pg_catalog.to_regclass(:name)"
 )
-_POSTGRESQL_HAS = sa.text(
+_POSTGRESQL_ALL = (
     "SELECT n.nspname, CAST(c.relkind AS text) "
     "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relname = :name AND c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname NOT LIKE 'pg\\_%' "
-    "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1"
 )
+_POSTGRESQL_HAS = sa.text(f"{_POSTGRESQL_ALL} AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1")
+_POSTGRESQL_HIDES = sa.text(f"{_POSTGRESQL_ALL} AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1")
 _MYSQL_HAS = sa.text(
     "SELECT table_schema, table_type FROM information_schema.tables WHERE table_name = :name ORDER BY 1"
 )
@@ -86,6 +87,14 @@ def kinds_of(connection: Connection, table: str, patterns: str = "*") -> dict[st
         found = {text_of(name): _OTHER_KINDS.get(text_of(kind), "table") for name, kind in rows}
     check_patterns(patterns)
     return {name: kind for name, kind in found.items() if matches(name, patterns)}
+
+
+def hidden_with_table(connection: Connection, table: str, patterns: str = "*") -> list[str]:
+    """The schemas that `with_table` leaves out because this role may not use them. Only PostgreSQL tells."""
+    if connection.dialect.name != "postgresql":
+        return []
+    rows = connection.execute(_POSTGRESQL_HIDES, {"name": table})
+    return [name for row in rows if matches(name := text_of(row[0]), patterns)]
 
 
 def check_choice(schema: str | None, patterns: str | None) -> None:

@@ -1,7 +1,8 @@
 """The stored bodies that a log names: found in the bytes of its segments, whatever became of the messages.
 
 Halves, delayed and held messages, retries and dead letters are all payloads in segments, so that a search of the bytes
-misses none of them. It also finds what no message needs any more; that costs no more than room in the store.
+misses none of them. It also finds what no message needs any more; that costs no more than room in the store. What
+recovery has set aside is searched, too: somebody may still read messages out of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from notify.protocol.large_bodies import MENTION, MENTION_BYTES
 from notify.storage.log.disk import Disk
 from notify.storage.log.journal import Journal
-from notify.storage.log.segments import Segment, Segments
+from notify.storage.log.segments import SET_ASIDE, Segment, Segments
 
 PAGE_BYTES = 64 << 20
 """The most bytes that one call reads."""
@@ -38,6 +39,8 @@ class Mentions:
         await self._journal.sync()
         start, durable = int(after or 0), self._journal.durable
         found, end = await asyncio.to_thread(search, self._disk, self._segments.all(), start, durable)
+        if not after:
+            found |= await asyncio.to_thread(search_set_aside, self._disk)
         return found, "" if end >= durable else str(end)
 
 
@@ -69,3 +72,20 @@ def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) ->
         finally:
             disk.close(fd)
     return found, durable
+
+
+def search_set_aside(disk: Disk) -> set[str]:
+    """The names in the files that recovery has set aside. They are few, so one call reads them all."""
+    found: set[str] = set()
+    for name in disk.names():
+        if not name.endswith(SET_ASIDE):
+            continue
+        fd = disk.open(name)
+        try:
+            position = 0
+            while chunk := disk.read(fd, CHUNK_BYTES, position):
+                found.update(each.decode() for each in MENTION.findall(chunk))
+                position += len(chunk) if len(chunk) < CHUNK_BYTES else len(chunk) - MENTION_BYTES
+        finally:
+            disk.close(fd)
+    return found

@@ -10,6 +10,8 @@ from notify.storage.log.format import SEGMENT_HEADER_SIZE, read_segment_header, 
 RECENT_BYTES = 16 << 20
 RECENT_FRAMES = 4096
 FETCH_BYTES = 8 << 20
+SET_ASIDE = (".torn", ".damaged", ".unreadable")
+"""How the names of the files end in which recovery keeps what it could not read."""
 
 
 class Segment:

@@ -13,11 +13,11 @@ from pathlib import Path
 from notify.errors import StorageFailed
 from notify.storage.log import ballast, lock
 from notify.storage.log.journal import Journal
-from notify.storage.log.segments import Segments
+from notify.storage.log.segments import SET_ASIDE, Segments
 
 TRIES = 20
 CHUNK = 8 << 20
-LEFT_OUT = (".tmp", ".torn", ".damaged", ".unreadable")
+LEFT_OUT = (".tmp", *SET_ASIDE)
 """Files that recovery sets aside, and files that are not complete yet."""
 
 

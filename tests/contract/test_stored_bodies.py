@@ -77,6 +77,22 @@ def test_in_parts(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
+def test_in_what_recovery_has_set_aside(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is no segment any more, and the end of a log that was torn: somebody may still read them."""
+    monkeypatch.setattr(mentions, "CHUNK_BYTES", 4096)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.store.put([naming(1)], T0)
+        if bench.kind != "memory":
+            across = bytes(4096 - 10) + name_of(2).encode() + bytes(100) + name_of(3).encode()
+            (bench.directory / f"{1 << 40:020d}.log").write_bytes(across)
+            await bench.restart()
+            (bench.directory / f"{4096:020d}.torn").write_bytes(name_of(4).encode())
+            assert await named(bench) == {name_of(n) for n in (1, 2, 3, 4)}
+
+    run(scenario)
+
+
 def test_a_segment_that_is_dropped_meanwhile_has_another_part_read(tmp_path: Path) -> None:
     """Retention carries what is needed to the end of the log, which may be behind the end that was looked for."""
     disk = Disk(tmp_path)

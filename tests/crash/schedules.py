@@ -44,7 +44,7 @@ SECOND = timedelta(seconds=1)
 
 @dataclass
 class Books:
-    """The deeds of the campaign to its schedules."""
+    """The changes that were made to schedules."""
 
     resumed: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     """By schedule: when it was resumed after a pause; the instants just before are left out on purpose."""

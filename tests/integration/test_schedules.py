@@ -7,7 +7,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,10 +22,14 @@ from notify.errors import InvalidRequest
 from notify.protocol.keys import shard_of_key
 from notify.protocol.workers import worker_names
 from notify.server.database import open_database
+from notify.server.schedules.place import Place
 from notify.server.schedules.records import ScheduleRecords
+from notify.server.schedules.schedule import Mark, Schedule
 from notify.server.schedules.schedules import Schedules
+from notify.server.settings import Settings
 from notify.storage.sql.administration import server_schedule
 from notify.storage.sql.engines import opened
+from notify.storage.sql.registry import Member
 from notify.storage.sql.tables import server_half_message as half
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -121,6 +125,7 @@ def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
             ("skip, last", Message("t", "x"), {"every": 5, "catch_up": "some"}),
             ("catch_up_most", Message("t", "x"), {"every": 5, "catch_up_most": 0}),
             ("65536 bytes", Message("t", b"x" * 70_000), {"every": 5}),
+            ("65536 in a schedule's", Message("t", bytes(2 << 20)), {"every": 5}),
         ):
             with pytest.raises(InvalidRequest, match=said):
                 producer.schedule("s", message, **when)  # type: ignore[arg-type]
@@ -130,6 +135,9 @@ def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
         notify_server.url, "PUT", "/v1/schedules/s", {"message": {"topic": "t", "body": "x"}, "at": 5}
     )
     assert (status, problem["code"]) == (422, "invalid_schema")
+    stored = {"topic": "t", "body": "{}", "headers": {"notify-body": "stored"}}
+    status, problem = ask(notify_server.url, "PUT", "/v1/schedules/s", {"message": stored, "every": 5})
+    assert (status, problem["code"]) == (422, "invalid_schedule") and "sweep" in problem["detail"]
     many = {str(n): "" for n in range(31)}
     body = {"message": {"topic": "t", "body": "x", "headers": many}, "every": 5}
     assert ask(notify_server.url, "PUT", "/v1/schedules/s", body)[0] == 413  # with the two of the schedule it is 33
@@ -317,6 +325,73 @@ def test_killed_between_the_message_and_the_mark(tmp_path: Path, unique: str) ->
         eventually(lambda: one(server.url, unique)["sent"] >= len(rows), "the marks")
     finally:
         stop_if_running(server)
+
+
+class AwayRecords(ScheduleRecords):
+    """Those of a registry's database that does not answer when a step is recorded."""
+
+    is_away = True
+
+    def mark(self, marks: Sequence[Mark]) -> set[str]:
+        if self.is_away:
+            raise sa.exc.OperationalError("UPDATE", {}, OSError("away"))
+        return super().mark(marks)
+
+
+def test_while_steps_cannot_be_recorded_no_instant_is_sent_twice_or_missed(frozen: InMemoryServer, unique: str) -> None:
+    declare(frozen.url, unique, unique, cron="* * * * *", catch_up="skip")
+
+    async def replaced(schedules: Schedules) -> tuple[AwayRecords, Schedule]:
+        schedules._records = records = AwayRecords(schedules._records._engine)
+        (schedule,) = schedules.own()
+        return records, schedule
+
+    records, schedule = frozen.inside(lambda running: replaced(running.schedules))
+    for minute in range(1, 11):
+        frozen.advance(60)
+        assert len(instants(frozen, unique)) == minute
+        frozen.advance(2)  # it tries to record again, and has nothing to send again
+    assert one(frozen.url, unique)["sent"] == 0
+    records.is_away = False
+    frozen.advance(2)
+    row = one(frozen.url, unique)
+    assert (row["sent"], row["missed"], len(instants(frozen, unique))) == (10, 0, 10)
+    assert row["last_instant"] == "2030-01-01T12:10:00.000000Z" and schedule.unrecorded is None
+    frozen.advance(60)
+    assert one(frozen.url, unique)["sent"] == 11
+
+
+def test_a_step_that_cannot_be_recorded_of_a_schedule_that_was_deleted_meanwhile(
+    frozen: InMemoryServer, unique: str
+) -> None:
+    async def record(schedules: Schedules) -> None:
+        schedules._records = AwayRecords(schedules._records._engine)
+        await schedules._record({unique: Mark(unique, "", 0, 1, 1, 0, 1, 1)}, 1)
+
+    frozen.inside(lambda running: record(running.schedules))
+
+
+def test_the_schedule_of_a_server_that_is_gone_has_an_alarm(frozen: InMemoryServer, unique: str) -> None:
+    """In a registry, at the servers that are there; once a message may be missed."""
+
+    async def add(schedules: Schedules) -> None:
+        declaration = {"message": {"topic": unique, "body": ""}, "cron": "0 7 * * *"}
+        await asyncio.to_thread(schedules._records.add, unique, "west", json.dumps(declaration), schedules._clock(), "")
+        here = Member("a", "server", "http://127.0.0.1:9", ("transactions", "queue"), ("main",))
+        schedules.place = Place(Settings(), lambda: [here], here)
+        await schedules.follow()
+
+    def alarms() -> list[str]:
+        frozen.inside(lambda running: running.alarms.look())
+        return [a["text"] for a in admin(frozen.url, "GET", "alarms")["alarms"] if a["name"] == "schedule"]
+
+    frozen.inside(lambda running: add(running.schedules))
+    assert alarms() == []
+    frozen.advance(61)
+    (text,) = alarms()
+    assert "no server has the log 'west'" in text
+    admin(frozen.url, "POST", f"schedules/{unique}/pause", {})
+    assert alarms() == []
 
 
 def each_second(rows: list[dict[str, Any]]) -> None:

@@ -21,8 +21,12 @@ from notify.testing import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import running, subscribe
-from tests.support.http import admin
+from tests.support.http import admin, call
+from tests.support.servers import make_storage, stop_if_running, until_known
 from tests.support.stored_bodies import LARGE, BodyStore
+from tests.support.tenants import Tenants, on_postgresql
+
+__all__ = ["on_postgresql"]
 
 URL = "http://127.0.0.1:9"
 
@@ -123,7 +127,7 @@ def test_halves_in_a_database_are_asked_for(tmp_path: Path, stored: BodyStore) -
             for n in range(3):
                 producer.prepare([Message("t", str(n))])
         stored.age()
-        assert swept(stored, server.url, "--group", "shop")["named"] == 3
+        assert swept(stored, server.url, "--group", "shop", "--logs", "0")["named"] == 3
         found = set[str]().union(*named_in_database(storage, None, None))
         assert len(found) == 3 and found < stored.names()
     finally:
@@ -183,6 +187,57 @@ def test_at_the_wrong_server_it_deletes_nothing(server: ServerProcess, refused: 
 def test_if_a_server_is_away_it_deletes_nothing(server: ServerProcess, refused: BodyStore) -> None:
     with pytest.raises(NotifyError, match=r"127\.0\.0\.1:9"):
         Sweep(Store(refused.url), ["left"], 3600).run([server.url, URL])
+
+
+def test_if_a_server_of_the_registry_is_stopped_it_deletes_nothing(tmp_path: Path, stored: BodyStore) -> None:
+    """Each has a log of its own, and the registry lists a server only while it runs."""
+    registry = f"sqlite:///{tmp_path / 'registry.db'}"
+    make_storage(registry)
+    servers = [ServerProcess(tmp_path / f"s{n}", flags=["--registry", registry, "--shard", f"s{n}"]) for n in range(2)]
+    needed = set[str]()
+    try:
+        for server in servers:
+            server.start()
+        until_known(servers)
+        for server in servers:
+            with TransactionProducer(server.url, group="shop", store=stored.url, store_above=0) as producer:
+                producer.prepare([Message("t", "x")])
+        needed = stored.names() - {orphan(stored, "left")}
+        stored.age()
+        url, groups = servers[0].url, ("--group", "shop", "--group", "left")
+        status, answer = cli("store", "sweep", stored.url, "--url", url, *groups)
+        assert status == 2 and "--logs" in answer["text"]
+        servers[1].stop()
+        eventually(lambda: len(call(url, "GET", "/v1/members")["members"]) == 1, "the other one to be gone")
+        status, answer = cli("store", "sweep", stored.url, "--url", url, *groups, "--logs", "2")
+        assert status == 2 and "1 of 2 servers" in answer["text"]
+        assert stored.names() > needed
+        servers[1].start()
+        until_known(servers)
+        assert swept(stored, url, *groups, "--logs", "2")["swept"] == 1
+    finally:
+        for server in servers:
+            stop_if_running(server)
+    assert stored.names() == needed
+
+
+def test_if_a_schema_is_hidden_it_deletes_nothing(
+    server: ServerProcess, refused: BodyStore, on_postgresql: Tenants, unique: str
+) -> None:
+    """A role without USAGE does not even see that a tenant has the table among its own."""
+    one, two = on_postgresql.make("t1"), on_postgresql.make("t2")
+    on_postgresql.run(
+        f"CREATE ROLE {unique} LOGIN", f"GRANT USAGE ON SCHEMA {one} TO {unique}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {one} TO {unique}",
+    )  # fmt: skip
+    dsn = sa.make_url(on_postgresql.url).set(username=unique).render_as_string(hide_password=False)
+    words = ("store", "sweep", refused.url, "--url", server.url, "--dsn", dsn, "--group", "left", "--gone")
+    status, answer = cli(*words)
+    assert status == 2 and two in answer["text"] and "USAGE" in answer["text"]
+    assert set().union(*named_in_database(dsn, None, one)) == set()
+    on_postgresql.run(f"GRANT USAGE ON SCHEMA {two} TO {unique}")
+    status, answer = cli(*words)
+    assert status == 2 and "half_message" in answer["text"], "SELECT is still missing"
 
 
 def test_kafka_is_refused(refused: BodyStore) -> None:

@@ -64,7 +64,8 @@ BOUNDS = {
         server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
         server/core/objectives.py:_samples
         server/watch/alarms.py:_seen_us server/watch/alarms.py:_ailing_us server/watch/alarms.py:_lags
-        server/schedules/schedules.py:_all server/delivery/cursor.py:_ahead server/delivery/leases.py:open
+        server/schedules/schedules.py:_all server/schedules/schedules.py:_away_us
+        server/delivery/cursor.py:_ahead server/delivery/leases.py:open
     """,
     "a number beside the container, and keys that are checked before": """
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until

@@ -347,7 +347,7 @@ def test_gaps_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @each_kind
 def test_beyond_its_memory_a_queue_is_read_later(monkeypatch: pytest.MonkeyPatch, mode: str, fair_by: str) -> None:
-    monkeypatch.setattr(fair, "AHEAD_BYTES", 15 * lanes.LANE_BYTES)
+    monkeypatch.setattr(fair, "AHEAD_BYTES", 16 * lanes.LANE_BYTES)
     monkeypatch.setattr(fair, "ENTRIES_AT_ONCE", 10)
     monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
 
@@ -361,6 +361,57 @@ def test_beyond_its_memory_a_queue_is_read_later(monkeypatch: pytest.MonkeyPatch
         came = await drain(s)
         assert sorted(first + came) == sorted(sent)
         assert of(s).lanes.count == 0 and explanations.reasons(s.delivery.groups["g"], s.now_us) == []
+
+    asyncio.run(go())
+
+
+def test_tenants_behind_one_busy_key_have_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is remembered, for people, although none has a message in a lane."""
+    monkeypatch.setattr(fair, "AHEAD_BYTES", 100 * fair.KEY_BYTES)
+    monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
+
+    async def go() -> None:
+        s = await scene(mode="ordered")
+        for n in range(300):
+            payload = encode_msgpack(Payload("t", str(n).encode(), "busy", None, {"tenant": str(n)}))
+            message = NewMessage("t", payload, key="busy")
+            await s.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], s.now_us)
+        first = list(await receive(s))
+        assert first == ["0"] and 50 <= sum(rows.messages for rows in of(s).waits().values()) <= 110
+        (reason,) = explanations.reasons(s.delivery.groups["g"], s.now_us)
+        assert "Queue t/0 is read no further" in reason
+        s.now_us += 31 * SECOND
+        await s.delivery.tick()
+        assert await drain(s) == [str(n) for n in range(300)]
+
+    asyncio.run(go())
+
+
+@each_kind
+def test_a_queue_that_grows_faster_than_it_is_read(monkeypatch: pytest.MonkeyPatch, mode: str, fair_by: str) -> None:
+    """After some seconds there are turns among those tenants that were found, and the others follow."""
+    monkeypatch.setattr(fair, "ENTRIES_AT_ONCE", 10)
+    monkeypatch.setattr(fair, "MESSAGES_AT_ONCE", 10)
+
+    async def go() -> None:
+        sent = [*bodies("a", 40), "b.1"]
+        s = await scene(*sent, mode=mode, fair_by=fair_by)
+        came: list[str] = []
+        for second in range(18):
+            more = [f"c{second}-{n}.1" for n in range(20)]
+            await put(s, *more)
+            sent += more
+            handed = await s.delivery.receive("g", Receive(instance="i", lease=60, max=4))
+            got = {decode_payload(m.payload).body.decode(): receipt for h in handed for receipt, m, _ in h.each()}
+            assert bool(got) == (second >= fair.LOOK_US // SECOND)
+            if got:
+                assert any("come faster" in each for each in explanations.reasons(s.delivery.groups["g"], s.now_us))
+            came += got
+            await settle(s, "ack", *got.values())
+            s.now_us += SECOND
+        assert "b.1" in came[:20], "it waits behind forty"
+        came += await drain(s)
+        assert sorted(came) == sorted(sent) and explanations.reasons(s.delivery.groups["g"], s.now_us) == []
 
     asyncio.run(go())
 

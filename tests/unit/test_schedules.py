@@ -127,6 +127,21 @@ def test_a_log_in_a_registry_sends_what_was_declared_there() -> None:
     assert not shared.has(s) and not east.has(schedule(place=shared.of_new))
 
 
+def test_a_log_that_no_server_has_is_away() -> None:
+    here, there = member("a", "east"), member("b", "west")
+    members: list[Member] = []
+    east = Place(Settings(shard="east"), lambda: members, here)
+    its, own, shared = schedule(place="west"), schedule(place="east"), schedule(place="")
+    assert not east.is_away(its), "the registry is not read yet"
+    members[:] = [here, there]
+    assert not east.is_away(its)
+    members[:] = [here]
+    assert [east.is_away(s) for s in (its, own, shared)] == [True, False, False]
+    assert not Place(Settings(shard="east")).is_away(its)
+    over = Place(Settings(), lambda: [here], here, shares_storage=True)
+    assert not over.is_away(shared) and not over.is_away(own)
+
+
 def test_two_logs_of_one_name_take_no_schedules() -> None:
     here, twin, before = member("a"), member("b"), member("a-before", url="http://a")
     with pytest.raises(Unavailable, match="its own --shard"):

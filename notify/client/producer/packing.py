@@ -11,24 +11,36 @@ from sqlalchemy.exc import DBAPIError
 
 from notify.client.bodies.sending import LargeBodies
 from notify.errors import InvalidRequest, NotifyError, TooLarge
-from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.limits import (
+    LIMITS,
+    SCHEDULED_BYTES,
+    check_between,
+    check_delay,
+    check_headers,
+    check_key,
+    check_name,
+)
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.protocol.wire import PackedMessage, PackedSchedule
 from notify.protocol.withdrawal import DEDUPE, KEEP, OWN, check_own
 
+_ELSEWHERE = "and more in a store: give the producer store="
+_SCHEDULED = f"and {SCHEDULED_BYTES} in a schedule's: name what the consumer shall read itself"
 
-def pack(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
-    """Encode a message, with its key, for the wire. `bodies`: see `pack_unkeyed`. Raises InvalidRequest."""
-    packed = pack_unkeyed(message, bodies)
+
+def pack(message: Message, bodies: LargeBodies | None = None, larger: str = _ELSEWHERE) -> PackedMessage:
+    """Encode a message, with its key, for the wire. `bodies`, `larger`: see `pack_unkeyed`. Raises InvalidRequest."""
+    packed = pack_unkeyed(message, bodies, larger)
     if message.key is not None:
         give_key(packed, message)
     return packed
 
 
-def pack_unkeyed(message: Message, bodies: LargeBodies | None = None) -> PackedMessage:
+def pack_unkeyed(message: Message, bodies: LargeBodies | None = None, larger: str = _ELSEWHERE) -> PackedMessage:
     """Encode a message, without its key, for the wire. Raises InvalidRequest.
 
     `bodies`: stores or compresses large bodies; have it `upload` them before the message is sent. None: nothing does.
+    `larger`: what to do with a body that is too large, for the error.
     This refuses everything that the server would refuse, because a request carries messages of many callers, and one
     malformed message would fail them all. Only the bound of `deliver_at` is left to the server and its clock.
     """
@@ -46,8 +58,7 @@ def pack_unkeyed(message: Message, bodies: LargeBodies | None = None) -> PackedM
         body, headers = bodies.made_small(body, headers)
     if len(body) > LIMITS.message_bytes:
         raise TooLarge(
-            f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed in a message, and more in a "
-            "store: give the producer store="
+            f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed in a message, {larger}"
         )
     if headers:
         check_headers(headers)
@@ -81,7 +92,7 @@ def pack_schedule(
 ) -> PackedSchedule:
     """Encode a schedule for the wire. Raises InvalidRequest; what a cron expression and a zone mean, the server
     checks."""
-    packed = pack(message)
+    packed = pack(message, larger=_SCHEDULED)
     if packed.delay is not None or packed.deliver_at is not None:
         raise InvalidRequest("a schedule's message has no delay: let the schedule be due later", "invalid_schedule")
     if (cron is None) == (every is None):

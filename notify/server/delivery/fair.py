@@ -30,10 +30,12 @@ from notify.storage.records import StoredMessage
 AHEAD_BYTES = 32 << 20
 """The memory for what waits in a queue of a group: at least 4 million messages, and any number of neighbours of one
 tenant. Beyond it the queue is read no further until some are settled."""
-KEY_BYTES = 200
-"""About what a waiting key takes in mode ordered."""
+KEY_BYTES = 256
+"""About what a busy key takes in mode ordered, and a tenant with messages behind one."""
 ENTRIES_AT_ONCE, MESSAGES_AT_ONCE = 10_000, 1_000
 """How many messages a request looks at: their index, or themselves. Then other work of the loop is done."""
+LOOK_US = 10_000_000
+"""How long nothing is handed out before the end of the queue is seen: it may move on faster than it is looked at."""
 DUE_AT_ONCE = 1_000
 """How many due retries, and messages whose key has become free, a request looks at."""
 READ_TOGETHER = 64
@@ -94,6 +96,10 @@ class FairTurns(Cursor):
         """The header that names the tenant; None: the key does."""
         self._left: list[list[tuple[int, int]]] = []
         """Turns for which the last answer had no room, by parts that are read together; at most those of a request."""
+        self._looks_since_us = 0
+        """Since when it looks ahead without having seen the end; 0: it has."""
+        self._is_outrun = False
+        """Whether this has lasted for LOOK_US."""
         super().__init__(store, subscription, queue, metrics)
 
     def is_paused(self) -> bool:
@@ -121,7 +127,7 @@ class FairTurns(Cursor):
         """Up to `limit` messages to deliver now, in the order of their tenants' turns.
 
         None as long as more is to be looked at: the tenants that are found first would have all turns. Only a filter's
-        share of time is too small to wait for.
+        share of time is too small to wait for, and a queue that grows faster than it is looked at.
         """
         if self.refused:
             return []
@@ -133,8 +139,10 @@ class FairTurns(Cursor):
                 if not self.lanes.count and not self._left:
                     raise
             else:
-                if passed and not self.evaluates and self._can_look_ahead():
+                if passed and not self.evaluates and self._must_look_on(now_us):
                     return []
+        else:
+            self._looks_since_us, self._is_outrun = 0, False
         return self._read_picked(self._picked(limit), limit, now_us)
 
     # --- looking ahead ----------------------------------------------------------------------------------------
@@ -144,6 +152,15 @@ class FairTurns(Cursor):
         end = self._store.bounds(self.topic, self.queue)[1]
         end = end if self.until is None else min(end, self.until)
         return self.next < end and not self._is_full() and self.progress.next_unsettled(self.next) < end
+
+    def _must_look_on(self, now_us: int) -> bool:
+        """Whether nothing is handed out before more was looked at."""
+        if not self._can_look_ahead():
+            self._looks_since_us, self._is_outrun = 0, False
+            return False
+        self._looks_since_us = self._looks_since_us or now_us
+        self._is_outrun = now_us - self._looks_since_us >= LOOK_US
+        return not self._is_outrun
 
     def _is_full(self) -> bool:
         leaves_out = self._filter is not None or bool(self._hashes)
@@ -312,6 +329,8 @@ class FairTurns(Cursor):
         """Why turns are not even now, as the end of a sentence about the queue; "" if they are."""
         if self._is_full() and self.next < self._store.bounds(self.topic, self.queue)[1]:
             return "is read no further until some of its messages are settled: too much waits for turns of tenants."
+        if self._is_outrun:
+            return "gives turns among what it has read so far: messages come faster than their tenants are read."
         gaps = len(self.progress.settled)
         if gaps >= MANY_GAPS:
             share = "all" if gaps >= RUNS_BOUND else "half"
@@ -351,7 +370,7 @@ class FairOrderedCursor(FairTurns, OrderedCursor):
         return super().has_more() or (bool(self._turn_come) and not self.refused)
 
     def _is_full(self) -> bool:
-        size = KEY_BYTES * len(self._behind) + 8 * (self._waiting + self._behind_held)
+        size = KEY_BYTES * (len(self._behind) + len(self._held_back)) + 8 * (self._waiting + self._behind_held)
         return super()._is_full() or self.lanes.bytes + size >= AHEAD_BYTES or self.is_held_up()
 
     def _join_due(self, now_us: int) -> None:

@@ -50,6 +50,14 @@ class Place:
             )
         return self._members is None or schedule.place == self.of_new
 
+    def is_away(self, schedule: Schedule) -> bool:
+        """Whether no living server has the log that a schedule's messages go to, as far as this server can tell."""
+        if self.shares_storage or self._settings.key_shards or not schedule.place or self.has(schedule):
+            return False
+        members = () if self._members is None else self._members()
+        shards = {shard for m in members if m.kind == "server" for shard in m.shards}
+        return bool(shards) and schedule.place not in shards
+
     def comes_first(self, schedule: Schedule) -> bool:
         """Whether this server is the one to send them at once."""
         if not self.shares_storage or self._members is None or self._me is None:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Conflict
+from notify.server.schedules.schedule import Mark
 from notify.storage.sql.administration import changing, server_schedule
 
 SCHEDULES = "schedules"
 """Their name in `server_change`."""
 _s = server_schedule.c
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A step of a schedule: its instants in (from_us, to_us] are done, `sent` by messages and `missed` left out."""
-
-    name: str
-    secret: str
-    from_us: int
-    to_us: int
-    sent: int
-    missed: int
-    last_instant_us: int
-    sent_us: int
 
 
 class ScheduleRecords:
@@ -86,7 +72,7 @@ class ScheduleRecords:
             return bool(connection.execute(server_schedule.delete().where(_s.name == name)).rowcount)
 
     def positions(self, names: Sequence[str]) -> dict[str, tuple[str, int, int, int, int, int, bool]]:
-        """The positions of schedules by name: secret, done_us, sent, missed, the last instant and when it was sent,
+        """By the names of known schedules: secret, done_us, sent, missed, the last instant and when it was sent,
         and whether it is paused."""
         columns = (_s.name, _s.secret, _s.done_us, _s.sent, _s.missed, _s.last_instant_us, _s.last_sent_us, _s.paused)
         with self._engine.connect() as connection:

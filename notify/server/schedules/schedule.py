@@ -11,7 +11,8 @@ import msgspec
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol import ids
-from notify.protocol.limits import check_between
+from notify.protocol.large_bodies import PLACE
+from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
 from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, instant
 from notify.server.schedules.timetable import Timetable
@@ -23,7 +24,6 @@ SKIP, LAST, ALL = "skip", "last", "all"
 CATCH_UP = (SKIP, LAST, ALL)
 MOST_CAUGHT_UP = 1000
 """The most missed instants that are sent, and that are counted."""
-BODY_BYTES = 64 << 10
 
 
 class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,10 +46,16 @@ def declaration_of(request: JsonSchedule | PackedSchedule, message: Payload) -> 
     """The declaration of a request, whose message was admitted as `message`. Raises InvalidRequest."""
     if request.message.delay is not None or request.message.deliver_at is not None:
         raise InvalidRequest("a schedule's message has no delay: let the schedule be due later", "invalid_schedule")
-    if len(message.body) > BODY_BYTES:
+    if PLACE in (message.headers or {}):
         raise InvalidRequest(
-            f"a schedule's message has at most {BODY_BYTES} bytes, this one {len(message.body)}: name what the "
-            "consumer shall read instead",
+            f"a schedule's message has its body in itself, not in a store (header {PLACE}): a sweep of the store does "
+            "not read schedules, and would delete the body",
+            "invalid_schedule",
+        )
+    if len(message.body) > SCHEDULED_BYTES:
+        raise InvalidRequest(
+            f"a schedule's message has at most {SCHEDULED_BYTES} bytes, this one {len(message.body)}: name what the "
+            "consumer shall read itself",
             "out_of_bounds",
         )
     if request.catch_up not in CATCH_UP:
@@ -72,11 +78,33 @@ class Due(NamedTuple):
     """The instants of a schedule to send now, and how many before them are left out for good."""
 
     from_us: int
-    """How far the schedule was."""
+    """How far the schedule was, recorded or not."""
     instants: list[int]
     missed: int
     until_us: int
     """Every instant up to here is done once these are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A step of a schedule: its instants in (from_us, to_us] are done, `sent` by messages and `missed` left out."""
+
+    name: str
+    secret: str
+    from_us: int
+    to_us: int
+    sent: int
+    missed: int
+    last_instant_us: int
+    sent_us: int
+
+    def and_then(self, further: Mark) -> Mark:
+        """This step and the one that follows it as one."""
+        last = further if further.sent else self
+        return Mark(
+            self.name, self.secret, self.from_us, further.to_us, self.sent + further.sent, self.missed + further.missed,
+            last.last_instant_us, last.sent_us,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -106,6 +134,8 @@ class Schedule:
     """When a message that was refused is tried again."""
     missed_us: int = 0
     """When this server last left instants out."""
+    unrecorded: Mark | None = None
+    """The step that was done, but could not be recorded yet."""
     size: int = 0
     """The bytes of its declaration."""
     _text: int = 0
@@ -139,6 +169,7 @@ class Schedule:
     def move_to(self, row: Mapping[str, Any]) -> None:
         """Take over how far the same schedule is in a row, unless the row was read before this server moved it on."""
         if row["done_us"] > self.done_us:
+            self.unrecorded = None
             self.done_us, self.sent, self.missed = row["done_us"], row["sent"], row["missed"]
             self.last_instant_us, self.last_sent_us = row["last_instant_us"], row["last_sent_us"]
             self.find_next()
@@ -152,7 +183,7 @@ class Schedule:
         """The instants to send now; the catch-up policy decides about those that are older than MISSED_US."""
         assert self.timetable is not None
         policy, most = self.declaration.catch_up, self.declaration.catch_up_most
-        from_us = self.done_us
+        from_us = self.done_us if self.unrecorded is None else self.unrecorded.to_us
         found = self.timetable.latest(from_us, now_us, MOST_CAUGHT_UP)
         in_time = sum(now_us - at_us <= MISSED_US for at_us in found)
         count = in_time

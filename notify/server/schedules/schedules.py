@@ -18,11 +18,12 @@ from notify.server.access.principal import Principal
 from notify.server.core.admission import new_messages
 from notify.server.core.core import Core
 from notify.server.schedules.place import Place
-from notify.server.schedules.records import Mark, ScheduleRecords
+from notify.server.schedules.records import ScheduleRecords
 from notify.server.schedules.schedule import (
     MISSED_US,
     Declaration,
     Due,
+    Mark,
     Schedule,
     declaration_of,
     encoded,
@@ -88,6 +89,8 @@ class Schedules:
         self._all: dict[str, Schedule] = {}
         self._own: list[Schedule] = []
         """Those whose messages this server may send."""
+        self._away_us: dict[str, int] = {}
+        """Since when no living server has a log to which schedules belong."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -276,7 +279,7 @@ class Schedules:
                 continue
             _, done_us, s.sent, s.missed, s.last_instant_us, s.last_sent_us, s.paused = position
             if done_us != s.done_us:
-                s.done_us = done_us
+                s.done_us, s.unrecorded = done_us, None
                 s.find_next()
 
     async def _send(self, due: Sequence[Schedule]) -> None:
@@ -307,7 +310,8 @@ class Schedules:
     def _mark(
         self, schedule: Schedule, plan: Due, sent: Sequence[PackedPublished], items: Mapping[str | None, Item]
     ) -> Mark | None:
-        """How far a schedule is after its messages were answered; None: it is where it was."""
+        """The step of a schedule after its messages were answered, with an earlier one that could not be recorded;
+        None: it is where it was."""
         now_us = self._clock()
         refused = None
         count = 0
@@ -319,30 +323,34 @@ class Schedules:
                 break
             count += 1
         to_us = plan.until_us if count == len(plan.instants) else plan.instants[count - 1]
-        is_stuck = to_us <= plan.from_us or (count == 0 and bool(plan.instants))
+        is_stuck = (to_us <= plan.from_us and schedule.unrecorded is None) or (count == 0 and bool(plan.instants))
         schedule.fault, schedule.retry_us = "", 0
         if refused is not None or is_stuck:
             is_for_now = refused is not None and refused.status in (429, 500, 503, 507)
             schedule.retry_us = now_us + (RETRY_US if is_for_now else REFUSED_US)
             why = "it has no instants" if refused is None else refused.detail or refused.code
             schedule.fault = f"its message is refused: {why}"
-        if is_stuck:
-            return None
+        before = schedule.unrecorded
+        if is_stuck or (before is not None and not plan.instants):
+            return before
         last_us = plan.instants[count - 1] if count else 0
-        return Mark(schedule.name, schedule.secret, plan.from_us, to_us, count, plan.missed, last_us, now_us)
+        mark = Mark(schedule.name, schedule.secret, plan.from_us, to_us, count, plan.missed, last_us, now_us)
+        return mark if before is None else before.and_then(mark)
 
     async def _record(self, marks: Mapping[str, Mark], now_us: int) -> None:
         try:
             recorded = await in_thread(self._records.mark, list(marks.values()))
         except faults.DATABASE_AWAY as error:
-            faults.note("schedules_not_recorded", error)  # the ids make sending them again harmless
-            for name in marks:
-                self._all[name].retry_us = now_us + RETRY_US
+            faults.note("schedules_not_recorded", error)  # after a restart the ids make sending them again harmless
+            for name, mark in marks.items():
+                schedule = self._all.get(name)
+                if schedule is not None and schedule.secret == mark.secret and schedule.done_us == mark.from_us:
+                    schedule.unrecorded, schedule.retry_us = mark, now_us + RETRY_US
             return
         for name, mark in marks.items():
             schedule = self._all.get(name)
             if name in recorded and schedule is not None and schedule.secret == mark.secret:
-                schedule.done_us = mark.to_us
+                schedule.done_us, schedule.unrecorded = mark.to_us, None
                 schedule.sent += mark.sent
                 schedule.missed += mark.missed
                 if mark.sent:
@@ -363,12 +371,27 @@ class Schedules:
         """(schedule, sentence) of what is late, missed or cannot be sent; with "" for further schedules."""
         now_us = self._clock()
         found = [(s.name, sentence) for s in self._own if (sentence := _complaint(s, now_us))]
+        found += self._without_server(now_us)
         if len(found) > ALARMS:
             return [
                 *found[: ALARMS - 1],
                 ("", f"{len(found) - ALARMS + 1:,} more schedules are late or have missed messages"),
             ]
         return found
+
+    def _without_server(self, now_us: int) -> list[tuple[str, str]]:
+        """Schedules whose server is away for so long that a message may be missed."""
+        away = [s for s in self._all.values() if not s.paused and s.next_us and self.place.is_away(s)]
+        self._away_us = {s.place: self._away_us.get(s.place, now_us) for s in away}
+        return [
+            (
+                s.name,
+                f"Schedule {s.name} sends nothing: no server has the log {s.place!r}. Start that server, or delete the "
+                "schedule and declare it again",
+            )
+            for s in away
+            if now_us - self._away_us[s.place] > MISSED_US
+        ]
 
 
 def _wakes_us(schedule: Schedule) -> int:
