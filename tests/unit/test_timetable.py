@@ -140,6 +140,18 @@ def test_it_agrees_with_a_count_of_the_minutes(
     assert table.latest(since, until, 7) == expected[-7:]
 
 
+@pytest.mark.parametrize(
+    ("cron", "since", "expected"),
+    [
+        ("*/20 0 * * *", "2026-10-03T15:30Z", ["10-04 13:00", "10-04 13:20", "10-04 13:40"]),
+        ("30 * * * *", "2026-10-03T14:45Z", ["10-03 15:00", "10-03 15:30", "10-03 16:30"]),
+        ("30 * * * *", "2026-04-04T14:00Z", ["04-04 14:30", "04-04 15:00", "04-04 16:00"]),
+    ],
+)
+def test_clocks_that_change_by_half_an_hour(cron: str, since: str, expected: list[str]) -> None:
+    assert shown(Timetable(cron, None, "Australia/Lord_Howe").next(us(since), 3)) == expected
+
+
 def test_the_latest_of_many() -> None:
     since, until = us("2020-01-01T00:00Z"), us("2026-11-29T12:00:30Z")
     assert shown(Timetable("* * * * *", None, "UTC").latest(since, until, 3)) == [

@@ -22,6 +22,8 @@ _ZONE = re.compile(r"(?!posix/|right/|localtime\Z|posixrules\Z)[A-Za-z][A-Za-z0-
 """The names that mean the same on every machine: `right/` counts leap seconds, `localtime` is the machine's own."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LONGEST_CHANGE = timedelta(hours=3)
+"""More than any zone sets its clocks back by at once."""
 
 
 class Timetable:
@@ -35,6 +37,7 @@ class Timetable:
         self._zone = zone_of(zone)
         self._cron = cron or ""
         self._every_us = 0
+        self._goes_by_hours = False
         if every is not None:
             check_between("every", every, SHORTEST_SECONDS, LONGEST_SECONDS)
             self._every_us = round(every * 1_000_000)
@@ -43,6 +46,8 @@ class Timetable:
             if len(self._cron) > CRON_CHARACTERS or not _CRON(self._cron):
                 raise CronSimError("it should be five fields: minute, hour, day of month, month, day of week")
             CronSim(self._cron, _EPOCH)
+            minutes, hours, *_ = self._cron.split()
+            self._goes_by_hours = minutes.startswith("*") or hours.startswith("*")
         except CronSimError as error:
             raise InvalidRequest(f"cron is {self._cron[:100]!r}: {error}", "invalid_schedule") from None
 
@@ -62,11 +67,35 @@ class Timetable:
         # cronsim begins with the second after the one that it is given. It does not know which pass of an hour that
         # comes twice it is in, and moves all times in a gap to its end: so an instant may be early, or come again.
         last_us = after_us
-        for moment in CronSim(self._cron, (_EPOCH + after_us * _MICROSECOND).astimezone(self._zone)):
-            at_us = (moment - _EPOCH) // _MICROSECOND
+        began = (_EPOCH + after_us * _MICROSECOND).astimezone(self._zone)
+        for at_us in self._of_hours(began) if self._goes_by_hours else map(_instant, CronSim(self._cron, began)):
             if at_us > last_us:
                 last_us = at_us
                 yield at_us
+
+    def _of_hours(self, began: datetime) -> Iterator[int]:
+        """The instants at which the clocks show a time of the expression, in order; some may be before `began`.
+
+        cronsim finds the times of a clock that never changes. By itself it goes on by whole hours, and loses instants
+        where a zone changes its clocks by half an hour (Australia/Lord_Howe).
+        """
+        again = deque[int]()
+        """Instants of second passes, which come after all of the first pass."""
+        for shown in CronSim(self._cron, began.replace(tzinfo=None) - _LONGEST_CHANGE):
+            first, second = (self._shows(shown, fold) for fold in (0, 1))
+            if first is None:
+                continue  # the clocks skip it
+            while again and again[0] < first:
+                yield again.popleft()
+            yield first
+            if second is not None and second != first:
+                again.append(second)
+        yield from again
+
+    def _shows(self, shown: datetime, fold: int) -> int | None:
+        """The instant at which the clocks show a time, in the first or the second pass; None if they skip it."""
+        at = shown.replace(tzinfo=self._zone, fold=fold).astimezone(UTC)
+        return _instant(at) if at.astimezone(self._zone).replace(tzinfo=None) == shown else None
 
     def next(self, after_us: int, count: int) -> list[int]:
         """The first `count` instants after a time; fewer if there are no more within 50 years."""
@@ -88,6 +117,10 @@ class Timetable:
             if start_us == after_us or len(found) == most:
                 return list(found)
             span_us *= 2
+
+
+def _instant(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def zone_of(name: str) -> ZoneInfo:
