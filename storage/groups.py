@@ -38,6 +38,11 @@ class Subscription:
     on_exhausted: str = "dead_letter"  # or "hold": in ordered mode the key of a message without attempts left stops
     fair_by: str = ""  # "key" or "header:NAME": what names the tenants that take turns
 
+    @property
+    def way(self) -> tuple[str, str]:
+        """How messages are handed out: another way needs another cursor, and no active consumers."""
+        return self.mode, self.fair_by
+
     def bounds(self, committed_us: int) -> tuple[int, int]:
         """The largest max_attempts and max_deaths that held since a message was committed: processes of two versions
         declare theirs in turns, and one that waits must not become a dead letter by the smaller numbers."""

@@ -155,6 +155,18 @@ def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns
     say_table(list(columns), [[value(row) for value in columns.values()] for row in items])
 
 
+def show_first(
+    result: dict[str, Any], as_json: bool, rows: str, columns: Columns, wide: bool = False, noun: str = ""
+) -> None:
+    """Like `show_rows`, for an answer with the first rows only: it says how many there are (`of`), if there are more.
+
+    `noun`: the name of the rows for people; by default `rows`.
+    """
+    show_rows(result, as_json, rows, columns, wide)
+    if not as_json and result["of"] > len(result[rows]):
+        say(f"{len(result[rows]):,} of {result['of']:,} {noun or rows}; see --max", err=True)
+
+
 def fields(*names: str) -> Columns:
     """Columns that show the fields with these names unchanged."""
     return {name: itemgetter(name) for name in names}

@@ -9,8 +9,21 @@ from urllib.parse import quote
 import typer
 
 from notify.admin_api import groups
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, seconds, show, show_rows, watched
-from notify.cli.printed import say
+from notify.cli.api import (
+    AS_JSON,
+    DRY_RUN,
+    REASON,
+    URL,
+    WATCH,
+    WIDE,
+    Columns,
+    call,
+    seconds,
+    show,
+    show_first,
+    show_rows,
+    watched,
+)
 from notify.cli.writes import add_write, send_write, show_write, write_body
 from notify.errors import NotFound
 from notify.protocol.limits import digits
@@ -77,9 +90,7 @@ def list_tenants(
 
     def look() -> None:
         result = call(url, "GET", "groups", name, "tenants", query=query)
-        show_rows(result, as_json, "tenants", TENANTS, wide)
-        if not as_json and result["of"] > len(result["tenants"]):
-            say(f"{len(result['tenants']):,} of {result['of']:,} tenants; see --max", err=True)
+        show_first(result, as_json, "tenants", TENANTS, wide)
 
     watched(watch, look)
 

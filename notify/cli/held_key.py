@@ -8,8 +8,7 @@ from urllib.parse import quote
 import typer
 
 from notify.admin_api import held_keys
-from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, seconds, show_rows
-from notify.cli.printed import say
+from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, seconds, show_first
 from notify.cli.writes import add_write
 
 COLUMNS: Columns = {
@@ -45,9 +44,7 @@ def list_held(
     """List the keys that a group holds, the longest held first: since when, and why."""
     query = f"?max={max}" + (f"&topic={quote(topic, safe='')}" if topic else "")
     result = call(url, "GET", "groups", group_name, "held-keys", query=query)
-    show_rows(result, as_json, "held", COLUMNS, wide)
-    if not as_json and result["of"] > len(result["held"]):
-        say(f"{len(result['held']):,} of {result['of']:,} held keys; see --max", err=True)
+    show_first(result, as_json, "held", COLUMNS, wide, "held keys")
 
 
 add_write(

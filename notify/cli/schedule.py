@@ -9,8 +9,7 @@ from urllib.parse import quote
 import typer
 
 from notify.admin_api import schedules
-from notify.cli.api import AS_JSON, URL, WATCH, WIDE, Columns, call, seconds, show, show_rows, watched
-from notify.cli.printed import say
+from notify.cli.api import AS_JSON, URL, WATCH, WIDE, Columns, call, seconds, show, show_first, watched
 from notify.cli.writes import Send, add_write, send_write
 
 
@@ -52,9 +51,7 @@ def list_schedules(
     def look() -> None:
         query = f"?max={max}" + (f"&prefix={quote(prefix, safe='')}" if prefix else "")
         result = call(url, "GET", "schedules", query=query, here=True)
-        show_rows(result, as_json, "schedules", COLUMNS, wide)
-        if not as_json and result["of"] > len(result["schedules"]):
-            say(f"{len(result['schedules']):,} of {result['of']:,} schedules; see --max", err=True)
+        show_first(result, as_json, "schedules", COLUMNS, wide)
 
     watched(watch, look)
 

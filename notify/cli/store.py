@@ -19,7 +19,7 @@ from notify.cli.api import AS_JSON, DRY_RUN, show_rows
 from notify.cli.database import SCHEMAS, opened
 from notify.cli.printed import say, say_json
 from notify.client.transport.foreign_answers import foreign_content
-from notify.client.transport.http import HttpClient, read_answer
+from notify.client.transport.http import HttpClient, read_answer, until_closed
 from notify.client.transport.servers import decode_members
 from notify.errors import HiddenRows, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
@@ -388,4 +388,4 @@ async def _client(address: str) -> AsyncIterator[HttpClient]:
         yield http
     finally:
         http.close()
-        await asyncio.sleep(0.01)  # the loop closes the connection in one of its next iterations
+        await until_closed([http])

@@ -107,12 +107,16 @@ class BodyReader:
     def read_all(self, messages: Sequence[ReceivedMessage]) -> list[ReadMessage]:
         """Each message with its body, or the error that reading it raised; several are read at the same time."""
         reads = {n: self._begin(m) for n, m in enumerate(messages) if lies_outside(m.headers)}
+        if not reads:
+            return list(messages)
         concurrent.futures.wait(reads.values())
         return [_result(reads[n]) if n in reads else message for n, message in enumerate(messages)]
 
     async def read_all_soon(self, messages: Sequence[ReceivedMessage]) -> list[ReadMessage]:
         """Like `read_all`, for the event loop."""
         reads = {n: self._begin(m) for n, m in enumerate(messages) if lies_outside(m.headers)}
+        if not reads:
+            return list(messages)
         await asyncio.gather(*map(asyncio.wrap_future, reads.values()), return_exceptions=True)
         return [_result(reads[n]) if n in reads else message for n, message in enumerate(messages)]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -129,6 +128,8 @@ class LargeBodies:
             raise ObjectStoreFailed(f"{self._url} did not store a body within store_timeout, {self.seconds:g} s")
 
     def _upload(self, message: PackedMessage) -> None:
+        from notify.object_store.store import digest_of
+
         unsent = message.body
         assert isinstance(unsent, Unsent)
         data, headers = unsent.data, dict(message.headers or {})
@@ -138,7 +139,7 @@ class LargeBodies:
                 data = smaller
             else:
                 del headers[ENCODING]
-        reference = self._reference(len(data), hashlib.sha256(data).hexdigest())
+        reference = self._reference(*digest_of(data))
         store = self._stores.of(self._url)
         assert store is not None
         store.replace(reference.name, data)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
-from notify.client.bodies.reading import BODY_BYTES, BodyReader, ReadMessage
+from notify.client.bodies.reading import BODY_BYTES, BodyReader
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
 from notify.client.consumer.session import Work
 from notify.client.consumer.sessions import Sessions
@@ -410,14 +410,11 @@ class AsyncConsumer(_Consumer):
         await self._call(handler, await self._bodies.read_soon(message))
 
     async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
-        messages = [message_of(waiting) for waiting in lot]
-        read: Sequence[ReadMessage] = messages
-        if any(lies_outside(message.headers) for message in messages):
-            try:
-                read = await self._bodies.read_all_soon(messages)
-            except asyncio.CancelledError:
-                hand.note(lot, Cancelled())
-                raise
+        try:
+            read = await self._bodies.read_all_soon([message_of(waiting) for waiting in lot])
+        except asyncio.CancelledError:
+            hand.note(lot, Cancelled())
+            raise
         batch = Batch(hand, lot, read)
         while batch.next():
             try:
@@ -531,11 +528,7 @@ class Consumer(_Consumer):
             hand.note(lot, began=began)
 
     def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
-        messages = [message_of(waiting) for waiting in lot]
-        read: Sequence[ReadMessage] = messages
-        if any(lies_outside(message.headers) for message in messages):
-            read = self._bodies.read_all(messages)
-        batch = Batch(hand, lot, read)
+        batch = Batch(hand, lot, self._bodies.read_all([message_of(waiting) for waiting in lot]))
         while batch.next():
             try:
                 self._call_all(batch.messages, batch.function)

@@ -129,12 +129,6 @@ class PendingMessages:
         """The encoded messages, in the order in which they were sent."""
         return [packed for _, packed, _ in self.sends]
 
-    def may_be_sent(self) -> bool:
-        """Whether the messages may be committed now. Raises TransactionRefused if their stored bodies are too old."""
-        if self.stored is not None:
-            self.stored.check()
-        return True
-
     def drop_all(self) -> None:
         """The whole transaction was rolled back."""
         self.dropped += self.messages
@@ -268,7 +262,10 @@ class HalfSender:
             self._store_half(pending, messages, place.source)
         is_written = False
         try:
-            is_written = self._insert(connection, pending, messages, place) and pending.may_be_sent()
+            is_inserted = self._insert(connection, pending, messages, place)
+            if is_inserted and pending.stored is not None:
+                pending.stored.check()
+            is_written = is_inserted
         except DBAPIError as error:
             refused = self._places.wrong_table(error)
             if refused is None:

@@ -88,7 +88,7 @@ class TransactionHandle:
 
     __slots__ = ("_ask", "_send")
 
-    def __init__(self, send: Callable[[Message], Sent], ask: Callable[[Withdrawal, float], WithdrawalOutcome]) -> None:
+    def __init__(self, send: Callable[[Message], Sent], ask: Callable[[Sent, float], WithdrawalOutcome]) -> None:
         self._send = send
         self._ask = ask
 
@@ -113,7 +113,7 @@ class AsyncTransactionHandle:
     def __init__(
         self,
         send: Callable[[Message], Awaitable[Sent]],
-        ask: Callable[[AsyncWithdrawal, float], Awaitable[WithdrawalOutcome]],
+        ask: Callable[[Sent, float], Awaitable[WithdrawalOutcome]],
     ) -> None:
         self._send = send
         self._ask = ask

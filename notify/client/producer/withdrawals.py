@@ -7,6 +7,7 @@ import enum
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from notify.client.producer.sent import Named, Sent
 from notify.errors import InvalidRequest, NotFound
@@ -15,6 +16,8 @@ from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage, WithdrawalState
 from notify.protocol.withdrawal import ANY_TOPIC, CANCELS, REPLACES
 from notify.runtime.backoff import Backoff
+
+R = TypeVar("R")
 
 OUTCOME_SECONDS = 10.0
 """How long `outcome` waits by default until it is known what became of a withdrawal."""
@@ -87,8 +90,8 @@ def check_timeout(seconds: float) -> float:
     return float(seconds)
 
 
-class Withdrawal(Sent):
-    """A withdrawal that was sent with a transaction, or is asked for by its id."""
+class _Asked(Sent, Generic[R]):
+    """A withdrawal, and the function that asks what became of it."""
 
     __slots__ = ("_ask",)
 
@@ -97,11 +100,17 @@ class Withdrawal(Sent):
         pending: Named | None,
         number: int,
         packed: PackedMessage | None,
-        ask: Callable[[Withdrawal, float], WithdrawalOutcome],
+        ask: Callable[[Sent, float], R],
         message_id: str = "",
     ) -> None:
         super().__init__(pending, number, packed, message_id)
         self._ask = ask
+
+
+class Withdrawal(_Asked[WithdrawalOutcome]):
+    """A withdrawal that was sent with a transaction, or is asked for by its id."""
+
+    __slots__ = ()
 
     def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
         """The end of the withdrawal, once its transaction is committed; waits at most `timeout` seconds until that
@@ -110,35 +119,22 @@ class Withdrawal(Sent):
         return self._ask(self, check_timeout(timeout))
 
 
-class AsyncWithdrawal(Sent):
+class AsyncWithdrawal(_Asked[Awaitable[WithdrawalOutcome]]):
     """A withdrawal of AsyncTransactionProducer."""
 
-    __slots__ = ("_ask",)
-
-    def __init__(
-        self,
-        pending: Named | None,
-        number: int,
-        packed: PackedMessage | None,
-        ask: Callable[[AsyncWithdrawal, float], Awaitable[WithdrawalOutcome]],
-        message_id: str = "",
-    ) -> None:
-        super().__init__(pending, number, packed, message_id)
-        self._ask = ask
+    __slots__ = ()
 
     async def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
         """The end of the withdrawal; see `Withdrawal.outcome`."""
         return await self._ask(self, check_timeout(timeout))
 
 
-def withdrawing(sent: Sent, ask: Callable[[Withdrawal, float], WithdrawalOutcome]) -> Withdrawal:
+def withdrawing(sent: Sent, ask: Callable[[Sent, float], WithdrawalOutcome]) -> Withdrawal:
     """The withdrawal of what was sent."""
     return Withdrawal(sent._pending, sent._number, sent._packed, ask)
 
 
-def async_withdrawing(
-    sent: Sent, ask: Callable[[AsyncWithdrawal, float], Awaitable[WithdrawalOutcome]]
-) -> AsyncWithdrawal:
+def async_withdrawing(sent: Sent, ask: Callable[[Sent, float], Awaitable[WithdrawalOutcome]]) -> AsyncWithdrawal:
     """The withdrawal of what a coroutine sent."""
     return AsyncWithdrawal(sent._pending, sent._number, sent._packed, ask)
 

@@ -45,6 +45,8 @@ from notify.runtime.urls import server_address
 T = TypeVar("T")
 CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
+CLOSE_ROUNDS = 1000
+"""How often a close looks whether connections are still open, a millisecond or more apart."""
 LARGE_BYTES = 64 << 10
 """If a connection is cut in the middle of a request with more bytes, these may be too many for a proxy."""
 IDLE_SECONDS = 30.0
@@ -502,3 +504,11 @@ def error_of(status: int, code: str, detail: str, retry_after: float | None = No
     error.code = code
     error.status = status
     return error
+
+
+async def until_closed(clients: Sequence[HttpClient]) -> None:
+    """Wait until the loop has closed the connections of closed clients: it must not be closed before."""
+    for _ in range(CLOSE_ROUNDS):
+        await asyncio.sleep(0.001)  # the loop closes each connection in one of its next iterations
+        if not any(client.is_open for client in clients):
+            break

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.transport.http import HttpClient, read_answer
+from notify.client.transport.http import HttpClient, read_answer, until_closed
 from notify.client.transport.login import Shown, Token
 from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
 from notify.protocol.keys import shard_of_key
@@ -50,8 +50,6 @@ LONG_POLL_SECONDS = 15.0
 SHORTEST_ATTEMPT_SECONDS = 0.5
 KEEPS_SECONDS, LARGE_REQUEST = 0.5, 100
 """How long small requests without keys stay with one of several shards; and from how many items a request is large."""
-CLOSE_ROUNDS = 1000
-"""How often a close looks whether connections are still open, a millisecond or more apart."""
 
 
 class Member(msgspec.Struct):
@@ -478,12 +476,7 @@ class Servers:
         self.close()
         if self._refreshing is not None:
             await asyncio.gather(self._refreshing, return_exceptions=True)
-        clients = [*self._clients.values(), *self._left]
-        for _ in range(CLOSE_ROUNDS):
-            # A loop must not be closed while it has connections; it closes each in one of its next iterations.
-            await asyncio.sleep(0.001)
-            if not any(client.is_open for client in clients):
-                break
+        await until_closed([*self._clients.values(), *self._left])
 
     def close(self) -> None:
         """Cut every connection, without waiting."""

@@ -20,7 +20,7 @@ from notify.server.groups.own_letters import OwnLetters
 from notify.storage.groups import SettleKind, Settlement
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import StoredMessage, Transaction
-from notify.storage.withdrawals import Standing
+from notify.storage.withdrawals import Standing, Withdrawable
 
 Event = tuple[int, dict[str, Any]]
 """A time in microseconds since 1970, and the event at that time."""
@@ -45,11 +45,12 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     stored = [m for m in store.messages(transaction_id) if m.message_no == number]
     letters = [m for m in stored if m.topic.startswith(DEAD_LETTER_PREFIX) and not m.corrupt]
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
+    withdrawable = store.withdrawable(transaction_id, number)
     half = halves[0]
     schedule = "" if half.corrupt or not half.payload else schedule_of(decode_payload(half.payload).headers)
     events = [
         *_transaction_events(transaction, schedule),
-        *_withdrawal_events(core, transaction_id, number),
+        *_withdrawal_events(core, transaction_id, number, withdrawable),
     ]
     groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
@@ -76,12 +77,11 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         "timeline_whole": is_timeline_whole,
         "consumers_known_since": instant(recent.since_us),
         "groups": groups,
-    } | _due(core, transaction_id, number)
+    } | _due(withdrawable)
 
 
-def _due(core: Core, transaction_id: bytes, number: int) -> dict[str, Any]:
+def _due(found: Withdrawable | None) -> dict[str, Any]:
     """When a delayed message is due; nothing for others."""
-    found = core.queues.withdrawable(transaction_id, number)
     return {"due_at": instant(found.due_us)} if found is not None and found.standing is Standing.DELAYED else {}
 
 
@@ -92,13 +92,14 @@ def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Eve
         yield transaction.decided_us, {"event": transaction.state.name}
 
 
-def _withdrawal_events(core: Core, transaction_id: bytes, number: int) -> Iterator[Event]:
+def _withdrawal_events(
+    core: Core, transaction_id: bytes, number: int, withdrawable: Withdrawable | None
+) -> Iterator[Event]:
     """The withdrawal of a message, or its fate as a withdrawal of another one."""
     withdrawal = core.queues.withdrawal(transaction_id, number, core.clock())
     if withdrawal is not None and withdrawal.fate is not None:
         verb = "replaces" if withdrawal.wanted.replaces else "cancels"
         yield withdrawal.at_us, {"event": f"{verb} {withdrawal.wanted.text}: {withdrawal.fate.name}"}
-    withdrawable = core.queues.withdrawable(transaction_id, number)
     if withdrawable is not None and withdrawable.at_us:
         yield withdrawable.at_us, {"event": withdrawable.standing.value}
 

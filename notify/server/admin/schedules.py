@@ -68,7 +68,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         """Make or replace a schedule. With other instants than before it begins now."""
         schedules = desk.running.schedules
         change = await schedules.wanted(name, _request(write), None)
-        outcome = _outcome(change, schedules.next_of(change.declaration, NEXT))
+        outcome = _outcome(change, schedules.next_of(change.timetable, NEXT))
 
         async def do() -> Any:
             await schedules.declare(name, change, who)
@@ -106,6 +106,6 @@ async def _paused(desk: Desk, name: str, write: Write, who: str, *, paused: bool
         changed = await schedules.pause(name, paused, who)
         return {"paused": paused, "next": changed.shown(desk.running.core.clock(), NEXT)["next"]}
 
-    coming = schedules.next_of(found.declaration, NEXT) if not paused and found.timetable is not None else []
+    coming = schedules.next_of(found.timetable, NEXT) if not paused and found.timetable is not None else []
     what = "schedule.pause" if paused else "schedule.resume"
     return await desk.carry_out(write, who, what, name, do, {"paused": paused, "next": coming})

@@ -64,6 +64,10 @@ class Objectives:
             while len(samples) > 1 and not 0 <= now_us - samples[0][0] < WINDOW_US + SAMPLE_US:
                 samples.popleft()
 
+    def lack_figures_of(self, group: str) -> bool:
+        """Whether a group has an objective, and acknowledged nothing lately: what waits tells how it does."""
+        return group in self.by_group and self.met(group).share is None
+
     def met(self, group: str) -> Met:
         """The messages that a group with an objective acknowledged since the first of its samples."""
         samples = self._samples.get(group)

@@ -83,7 +83,7 @@ class Subscriptions:
         if not is_pattern:
             described = self._queues.topic(topic)
             check_retry(described.ttl_us if described is not None else 0, group, topic, wanted.retry_min_us)
-        if existing is not None and _way(existing) != _way(wanted) and not request.force:
+        if existing is not None and existing.way != wanted.way and not request.force:
             self._refuse_other_way(existing, wanted)
         return wanted
 

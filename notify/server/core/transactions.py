@@ -154,9 +154,7 @@ class Transactions:
                 if is_limited:
                     self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic)
-                if self._no_withdrawals:
-                    self._refuse_withdrawals(new, transaction_id, anywhere=t.committed)
-                self._check_keys(new)
+                self._check_acts(new, transaction_id, anywhere=t.committed)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -200,9 +198,7 @@ class Transactions:
                 if not anywhere:
                     self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic)
-                if self._no_withdrawals:
-                    self._refuse_withdrawals(new, transaction_id, anywhere=anywhere)
-                self._check_keys(new)
+                self._check_acts(new, transaction_id, anywhere=anywhere)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -215,12 +211,20 @@ class Transactions:
         self._metrics.published += stored
         return items
 
+    def _check_acts(self, messages: Sequence[NewMessage], transaction_id: bytes, *, anywhere: bool) -> None:
+        """Check the messages that withdraw others or have a dedupe key; most transactions have none."""
+        acting = [m for m in messages if m.withdraws is not None or m.dedupe is not None]
+        if acting:
+            if self._no_withdrawals:
+                self._refuse_withdrawals(acting, transaction_id, anywhere=anywhere)
+            self._check_keys(acting)
+
     def _refuse_withdrawals(self, messages: Sequence[NewMessage], transaction_id: bytes, *, anywhere: bool) -> None:
         """Raises InvalidRequest (`withdrawal_refused`) for withdrawals and dedupe keys that cannot work here.
         `anywhere`: their messages are here, whatever their keys: a relay sends all to one worker."""
         is_kafka = self._no_withdrawals is KAFKA_REFUSES
         for m in messages:
-            if (m.withdraws is None and m.dedupe is None) or (anywhere and not is_kafka):
+            if anywhere and not is_kafka:
                 continue
             if is_kafka or m.key is None:
                 raise InvalidRequest(self._no_withdrawals, "withdrawal_refused")

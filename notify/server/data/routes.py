@@ -281,7 +281,7 @@ class DataRoutes:
         schedules = self._having_schedules()
         change = await schedules.wanted(name, body, request.principal)
         await schedules.declare(name, change, _instance(request), DECLARED)
-        coming = [datetime.fromisoformat(text) for text in schedules.next_of(change.declaration, NEXT)]
+        coming = [datetime.fromisoformat(text) for text in schedules.next_of(change.timetable, NEXT)]
         return request.encode(ScheduleDeclared(name, change.is_change, coming))
 
     async def unschedule(self, request: Request, name: str) -> bytes:

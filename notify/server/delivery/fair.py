@@ -8,7 +8,6 @@ stored as for every group, so that a restart makes the lanes again from the firs
 from __future__ import annotations
 
 import heapq
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ from notify.protocol.keys import key_hash
 from notify.protocol.limits import fair_header
 from notify.protocol.wire import decode_payload
 from notify.server.delivery.cursor import READ_BYTES, RUNS_BOUND, Cursor, is_full
-from notify.server.delivery.lanes import Lanes, OffsetQueue
+from notify.server.delivery.lanes import Lanes, OffsetQueue, Waits
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
@@ -54,14 +53,6 @@ class _Headers(msgspec.Struct):
 _decode_headers = msgspec.msgpack.Decoder(_Headers).decode
 _NOBODY = OffsetQueue()
 """Behind a busy key for which nothing waits; it stays empty."""
-
-
-class Waits(NamedTuple):
-    """The messages of one tenant that wait in a queue."""
-
-    messages: int
-    first: int
-    """The offset of the oldest one."""
 
 
 class _Read:
@@ -339,7 +330,7 @@ class FairTurns(Cursor):
 
     def waits(self) -> dict[int, Waits]:
         """The messages that wait, by lane: the hash of a tenant (0: none is named), or below 0 for several."""
-        return {lane.number: Waits(lane.messages, lane.first) for lane in self.lanes.waiting()}
+        return self.lanes.waiting()
 
     def oldest(self, waits: Waits) -> tuple[str | None, int]:
         """(the tenant's name, when the message was committed) of what waits the longest; it is read.

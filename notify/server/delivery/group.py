@@ -130,7 +130,7 @@ class Group:
         for queue in range(queues):
             key = (subscription.topic, queue)
             cursor = self.cursors.get(key)
-            if cursor is None or moved or _is_otherwise(cursor.subscription, subscription):
+            if cursor is None or moved or cursor.subscription.way != subscription.way:
                 # The new cursor begins at the first message that is not settled: leased messages are delivered again.
                 self._held.drop(subscription.topic, queue)
                 if cursor is not None:
@@ -440,11 +440,6 @@ def _kind(subscription: Subscription) -> type[Cursor]:
     if subscription.fair_by:
         return FairOrderedCursor if subscription.mode == "ordered" else FairCursor
     return OrderedCursor if subscription.mode == "ordered" else Cursor
-
-
-def _is_otherwise(before: Subscription, after: Subscription) -> bool:
-    """Whether messages are handed out in another way, so that a new cursor is needed."""
-    return before.mode != after.mode or before.fair_by != after.fair_by
 
 
 class Growth:

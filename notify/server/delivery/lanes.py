@@ -130,13 +130,12 @@ class Lane:
         return self.offsets.popleft()
 
 
-class Waiting(NamedTuple):
-    """How much waits in a lane."""
+class Waits(NamedTuple):
+    """The messages of one tenant that wait in a queue."""
 
-    number: int
     messages: int
     first: int
-    """The lowest offset."""
+    """The offset of the oldest one."""
 
 
 class Lanes:
@@ -238,10 +237,7 @@ class Lanes:
         while heap and len(taken) < limit:
             number = heap[0][1]
             lane = self._by_number[number]
-            before = lane.offsets.runs
-            taken.append((lane.take_lowest(), number))
-            self.runs += lane.offsets.runs - before
-            self.count -= 1
+            taken += [(offset, number) for offset in self._removed(lane, 1)]
             if lane:
                 heapq.heapreplace(heap, (lane.first, number))
             else:
@@ -261,6 +257,6 @@ class Lanes:
         """Whether any offset waits that was passed before."""
         return any(lane.again for lane in self._turns)
 
-    def waiting(self) -> list[Waiting]:
-        """The messages that wait in each lane, by number."""
-        return [Waiting(lane.number, len(lane), lane.first) for lane in self._turns if lane]
+    def waiting(self) -> dict[int, Waits]:
+        """The messages that wait in each lane, by its number."""
+        return {lane.number: Waits(len(lane), lane.first) for lane in self._turns if lane}

@@ -108,13 +108,13 @@ class OwnGroups:
         now_us = self._core.clock()
         groups = list(self._core.delivery.groups.values())
         await self._letters.counts.look([group.name for group in groups])
-        objectives = self._core.objectives.by_group
+        objectives = self._core.objectives
         return [
             _state(
                 group,
                 self._letters.count(group.name),
                 now_us,
-                oldest_seconds(self._core, group.name, now_us) if group.name in objectives else None,
+                oldest_seconds(self._core, group.name, now_us) if objectives.lack_figures_of(group.name) else None,
             )
             for group in groups
         ]

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
-from notify.server.delivery.fair import FairTurns, Waits
+from notify.server.delivery.fair import FairTurns
 from notify.server.delivery.group import Group
+from notify.server.delivery.lanes import Waits
 from notify.server.groups.own import group_of
 
 MOST_LISTED = 100

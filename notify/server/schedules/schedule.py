@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from notify.protocol import ids
 from notify.protocol.large_bodies import PLACE
 from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
-from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, instant
+from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, body_fields, instant
 from notify.server.schedules.timetable import Timetable
 
 MISSED_US = 60_000_000
@@ -249,11 +248,7 @@ class Schedule:
     def content(self) -> dict[str, Any]:
         """The message that it sends, as an admin route shows it."""
         message = self.declaration.message
-        try:
-            body: dict[str, Any] = {"body": message.body.decode()}
-        except UnicodeDecodeError:
-            body = {"body_base64": base64.b64encode(message.body).decode()}
-        return body | {"headers": message.headers or {}, "ttl": message.ttl}
+        return body_fields(message.body) | {"headers": message.headers or {}, "ttl": message.ttl}
 
 
 def _instant(at_us: int) -> str | None:

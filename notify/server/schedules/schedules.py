@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import structlog
@@ -61,8 +62,7 @@ class Change(NamedTuple):
 
     before: Schedule | None
     declaration: Declaration
-    starts_again: bool
-    """Whether the instants are others than before, and so begin now."""
+    timetable: Timetable
 
     @property
     def is_change(self) -> bool:
@@ -109,7 +109,9 @@ class Schedules:
         async with self._one_look:
             row = await in_thread(self._records.one, name)
             if row is not None:
-                self._hold(self._all | {name: self._known(row)})
+                schedule = self._known(row)
+                if schedule is not self._all.get(name):
+                    self._hold(self._all | {name: schedule})
             elif name in self._all:
                 self._hold({known: schedule for known, schedule in self._all.items() if known != name})
             return self._all.get(name)
@@ -183,8 +185,7 @@ class Schedules:
         others = sum(schedule.size for schedule in self._all.values() if schedule is not before)
         if others + len(encoded(declaration)) > MOST_BYTES:
             raise InvalidRequest(f"all schedules have at most {MOST_BYTES >> 20} MiB together", "out_of_bounds")
-        starts_again = before is None or before.declaration.when != declaration.when
-        return Change(before, declaration, starts_again)
+        return Change(before, declaration, timetable)
 
     async def declare(self, name: str, change: Change, who: str, reason: str = "") -> Schedule:
         """Carry out a change of `wanted`; the schedule as it is stored then. With a `reason` the change is recorded
@@ -194,17 +195,16 @@ class Schedules:
             if before is None:
                 await in_thread(self._records.add, name, self.place.of_new, text, now_us, who)
             else:
-                done_us = now_us if change.starts_again else None
+                done_us = None if before.declaration.when == change.declaration.when else now_us  # others begin now
                 await in_thread(self._records.change, name, before.changed_us, text, now_us, who, done_us)
             log.info("schedule_declared", schedule=name, who=who)
-            await self._note(
-                "schedule.put", name, who, reason, {"name": name, "next": self.next_of(change.declaration, 3)}
-            )
+            result = {"name": name, "next": self.next_of(change.timetable, 3)}
+            await self._note("schedule.put", name, who, reason, result)
         return await self.one(name)
 
-    def next_of(self, declaration: Declaration, count: int) -> list[str]:
-        """The next instants of a declaration."""
-        return [instant(at_us) for at_us in Timetable(*declaration.when).next(self._clock(), count)]
+    def next_of(self, timetable: Timetable, count: int) -> list[str]:
+        """The next instants of a timetable."""
+        return [instant(at_us) for at_us in timetable.next(self._clock(), count)]
 
     async def pause(self, name: str, paused: bool, who: str) -> Schedule:
         """Pause or resume a schedule: what was due while it was paused is left out. Raises NotFound."""
@@ -265,9 +265,9 @@ class Schedules:
     def _due(self) -> list[Schedule]:
         """Schedules whose messages this server has to send now, the longest due first."""
         now_us = self._clock()
-        due = [s for s in self._own if 0 < _wakes_us(s) <= now_us]
-        due = [s for s in due if s.next_us + TAKE_OVER_US <= now_us or self.place.comes_first(s)]
-        return sorted(due, key=lambda s: s.next_us)[:MOST_TOGETHER]
+        due = sorted([s for s in self._own if 0 < _wakes_us(s) <= now_us], key=lambda s: s.next_us)
+        mine = (s for s in due if s.next_us + TAKE_OVER_US <= now_us or self.place.comes_first(s))
+        return list(islice(mine, MOST_TOGETHER))
 
     async def _look_at(self, schedules: Sequence[Schedule]) -> None:
         """Take over how far other servers have come with these schedules."""

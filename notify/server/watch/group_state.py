@@ -28,7 +28,7 @@ class GroupState:
     held_up: Sequence[str] = ()
     """Its queues, as topic/number, that are read no further because of held keys."""
     oldest_seconds: float | None = None
-    """The age of its oldest message that is not settled, in seconds; None: there is none, or it has no objective."""
+    """The age of its oldest message that is not settled, in seconds; None if none is, or no objective asks."""
     is_whole: bool = True
     """Whether the lag includes all partitions."""
 
