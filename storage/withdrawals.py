@@ -49,3 +49,8 @@ class Withdrawal(msgspec.Struct, gc=False):
     fate: Fate | None
     rolled_back: bool = False
     at_us: int = 0
+
+
+def is_in_time(since_us: int, now_us: int) -> bool:
+    """Whether a withdrawal that waits since then, or as long as it takes (0), may still wait."""
+    return not since_us or now_us <= since_us + WAIT_US

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from notify.storage.log.entry import EntryKind, message_key_of
 from notify.storage.log.open_part import OpenPart
 from notify.storage.log.queues import Queue
 from notify.storage.log.segments import Segment
@@ -13,6 +14,8 @@ class Frame:
     """Records on their way to the disk, and who waits for them."""
 
     __slots__ = (
+        "_by_message",
+        "_indexed",
         "base",
         "chunks",
         "commits",
@@ -39,6 +42,8 @@ class Frame:
         self.queues: list[Queue | None] = []
         self.delayed: list[tuple[int, int, int]] = []
         """(due, payload position, number of the entry in this frame) of messages that are delayed."""
+        self._by_message: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {})
+        self._indexed = 0
         self.commits: list[tuple[int, int, int]] = []
         """(time of a commit, first and end of the numbers of its entries in this frame)."""
         self.waiters: list[asyncio.Future[None]] = []
@@ -48,3 +53,20 @@ class Frame:
         self.points: set[str] = set()
         self.written = b""
         """Its bytes, once they are on their way to the disk."""
+
+    def delayed_of(self, key: bytes, following: list[bytes]) -> tuple[bytes, bytes]:
+        """The last entries here of a message (`message_key`) as delayed and as withdrawn; each empty if there is none.
+
+        `following`: the entries of the record that is appended next. They are indexed by message when one is first
+        asked for, and from then on only those that are new.
+        """
+        count = len(self.entries)
+        while self._indexed < len(self.delayed):
+            place = self.delayed[self._indexed][2]
+            if place >= count + len(following):
+                break
+            raw = self.entries[place] if place < count else following[place - count]
+            self._by_message[raw[0] == EntryKind.WITHDRAWN][message_key_of(raw)] = raw
+            self._indexed += 1
+        delayed, withdrawn = self._by_message
+        return delayed.get(key, b""), withdrawn.get(key, b"")

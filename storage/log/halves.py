@@ -24,7 +24,7 @@ from notify.storage.log.lookup import entries_of, state_of
 from notify.storage.log.meta import Dedupes, ProducerGroupNumbered, Withdraws, encoded
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
-from notify.storage.log.placing import append_commit, place
+from notify.storage.log.placing import append_commit, concerns_others, place
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType, Sender, sender_head
 from notify.storage.log.state import LogState
@@ -159,7 +159,7 @@ class Halves:
         if committed:
             data = b"".join(chunks)
             kind = RecordType.MESSAGE
-            if state.dedupes.asked or not state.withdrawals.are_none:
+            if concerns_others(state, halves):
                 # How many entries there will be is not known, and where the payloads lie depends on it: they are stored
                 # as halves, and committed behind them in the same frame.
                 journal.append(RecordType.HALF, data, halves, None, "half")

@@ -53,10 +53,18 @@ def place(
     `halves`: their entries as halves. `entries`, `queues`: the record's entries, and of each the queue, None where the
     message is delayed. `forced`: an administrator decided the transactions.
     """
-    if state.withdrawals.are_none and not state.dedupes.asked:
-        _place(state, journal.open, halves, now_us, entries, queues, forced)
-    elif halves:
+    if concerns_others(state, halves):
         Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
+    else:
+        _place(state, journal.open, halves, now_us, entries, queues, forced)
+
+
+def concerns_others(state: LogState, halves: Iterable[bytes]) -> bool:
+    """Whether one of these messages withdraws another one, has a dedupe key, or is one that a withdrawal waits for."""
+    if state.withdrawals.are_none and not state.dedupes.asked:
+        return False
+    waiting = state.withdrawals.waiting
+    return any(half[1] & (FLAG_WITHDRAWS | FLAG_DEDUPE) or transaction_id_of(half) in waiting for half in halves)
 
 
 def append_commit(
@@ -171,13 +179,25 @@ class Withdrawing:
             elif withdraws:
                 self._place_one_of_a_key(half)
             else:
-                self._place_awaited(half)
+                self._place_all([half])
+                self._end_waiting_for(half, is_placed=True)
         self._place_all(run)
 
     def _place_all(self, halves: Sequence[bytes]) -> None:
         if halves:
             frame = self._journal.open
             _place(self._state, frame, halves, self._now_us, self._entries, self._queues, self._forced)
+
+    def _place_none(self, half: bytes, fate: Fate) -> None:
+        """Add the entry of a message that takes no place."""
+        forced = FLAG_FORCED if self._forced else 0
+        self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
+        self._queues.append(None)
+
+    def _delayed(self, transaction_id: bytes, number: int) -> tuple[bytes, bytes]:
+        """The entries of a message as delayed and as withdrawn; each empty if there is none."""
+        frames = self._journal.on_their_way()
+        return delayed_entry_of(self._state.parts, frames, self._entries, transaction_id, number)
 
     def _place_withdrawal(self, number: int, half: bytes) -> None:
         wanted = self._withdrawals.taken(half)
@@ -194,9 +214,7 @@ class Withdrawing:
         other = b"" if dedupe is None else self._pending(topic_of(half), dedupe)
         if dedupe is not None and other and not dedupe.last:
             state.dedupes.collapsed += 1
-            forced = FLAG_FORCED if self._forced else 0
-            self._entries.append(withdrawal_entry(half, Fate.COLLAPSED, self._now_us, forced))
-            self._queues.append(None)
+            self._place_none(half, Fate.COLLAPSED)
             self._end_waiting_for(half, is_placed=False)
             return
         if other:
@@ -213,8 +231,7 @@ class Withdrawing:
         one = state.dedupes.pending.get((topic, dedupe.key_hash))
         if one is None or one.moment <= state.times.released:
             return b""
-        frames = self._journal.on_their_way()
-        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, one.id, one.number)
+        delayed, withdrawn = self._delayed(one.id, one.number)
         return b"" if withdrawn else delayed
 
     def _fate(self, number: int, half: bytes, wanted: Wanted) -> Fate:
@@ -233,8 +250,7 @@ class Withdrawing:
             if not may_withdraw(own_topic, topic_of(self._halves[place]), self._any_topic):
                 return Fate.NOT_FOUND
             return withdrawals.wait(half, wanted, self._now_us, for_ever=True)
-        frames = self._journal.on_their_way()
-        delayed, withdrawn = delayed_entry_of(state.parts, frames, self._entries, wanted.id, wanted.number)
+        delayed, withdrawn = self._delayed(wanted.id, wanted.number)
         if delayed and not may_withdraw(own_topic, topic_of(delayed), self._any_topic):
             return Fate.NOT_FOUND
         if withdrawn:
@@ -279,16 +295,9 @@ class Withdrawing:
             if is_placed:
                 self._place_all([half])
             else:
-                forced = FLAG_FORCED if self._forced else 0
-                self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
-                self._queues.append(None)
+                self._place_none(half, fate)
             if fate is not Fate.WAITING:
                 ending += reversed(self._decided(half, is_placed))
-
-    def _place_awaited(self, half: bytes) -> None:
-        """Place a message that a withdrawal may wait for."""
-        self._place_all([half])
-        self._end_waiting_for(half, is_placed=True)
 
     def _end_waiting_for(self, half: bytes, *, is_placed: bool) -> None:
         """Decide the withdrawals that wait for a message. `is_placed`: whether the message is the last entry."""

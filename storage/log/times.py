@@ -94,14 +94,13 @@ class TimeIndex:
 
     def waiting(self) -> int:
         """How many are delayed, roughly: those of the same instant as the last released one may count twice."""
-        parts = list(self._parts)
-        released_us = self.released[0]
-        total = sum(part.delayed_count_until(FOR_EVER_US) for part in parts)
-        released = sum(part.delayed_count_until(released_us) for part in parts)
-        # A withdrawn message has an entry as a delayed one, and another one as withdrawn.
-        withdrawn = sum(part.withdrawn_count_until(FOR_EVER_US) for part in parts)
-        withdrawn -= sum(part.withdrawn_count_until(released_us) for part in parts)
-        return max(0, total - released - 2 * withdrawn)
+        released_us, count = self.released[0], 0
+        for part in list(self._parts):
+            left = part.delayed_count_until(FOR_EVER_US) - part.delayed_count_until(released_us)
+            if left:  # a withdrawn message has an entry as a delayed one, and another one as withdrawn
+                left -= 2 * (part.withdrawn_count_until(FOR_EVER_US) - part.withdrawn_count_until(released_us))
+            count += left
+        return max(0, count)
 
     def _load_more(self) -> None:
         """Take the next few thousand behind the horizon from all parts."""

@@ -32,7 +32,7 @@ from notify.storage.log.entry import (
 from notify.storage.log.frame import Frame
 from notify.storage.log.parts import Parts
 from notify.storage.log.pending import Pending
-from notify.storage.withdrawals import MOST_UNKNOWN, MOST_WAITING, WAIT_US
+from notify.storage.withdrawals import MOST_UNKNOWN, MOST_WAITING, is_in_time
 
 FORGET_EVERY_US = 60_000_000
 MOST_RECENT = 20_000
@@ -106,7 +106,7 @@ class Withdrawals:
         topic = topic_of(half)
         for other in self.waiting.get(wanted.id, ()):
             is_same = other.wanted.number == wanted.number and topic_of(other.half) == topic
-            if is_same and is_in_time(other, now_us):
+            if is_same and is_in_time(other.since_us, now_us):
                 return Fate.ALREADY
         most = MOST_WAITING if for_ever else MOST_UNKNOWN
         if self.waiting_count >= most:
@@ -123,14 +123,18 @@ class Withdrawals:
 
     def is_waiting(self, wanted: Wanted, key: bytes, now_us: int) -> bool:
         """Whether the withdrawal of a key (`message_key`) still waits for its message."""
-        return any(message_key_of(w.half) == key and is_in_time(w, now_us) for w in self.waiting.get(wanted.id, ()))
+        return any(
+            message_key_of(w.half) == key and is_in_time(w.since_us, now_us) for w in self.waiting.get(wanted.id, ())
+        )
 
     def _forget(self, now_us: int) -> None:
         """Drop those that have waited too long; once in a while, since all are looked at."""
         if now_us - self._forgot_us < FORGET_EVERY_US:
             return
         self._forgot_us = now_us
-        for transaction_id in [i for i, some in self.waiting.items() if not any(is_in_time(w, now_us) for w in some)]:
+        for transaction_id in [
+            i for i, some in self.waiting.items() if not any(is_in_time(w.since_us, now_us) for w in some)
+        ]:
             self.for_rolled_back(transaction_id)
 
     def for_message(self, half: bytes, now_us: int) -> list[Waiting]:
@@ -143,7 +147,7 @@ class Withdrawals:
         for waiting in [w for w in some if w.wanted.number == entry.message_no]:
             some.remove(waiting)
             self.waiting_count -= 1
-            if is_in_time(waiting, now_us):
+            if is_in_time(waiting.since_us, now_us):
                 found.append(waiting)
         if not some:
             del self.waiting[entry.transaction_id]
@@ -187,11 +191,6 @@ def is_waited_for(pending: Pending, number: int) -> bool:
     return number < len(pending.entries) and not pending.entries[number][1] & FLAG_WITHDRAWS
 
 
-def is_in_time(waiting: Waiting, now_us: int) -> bool:
-    """Whether a withdrawal may still wait."""
-    return not waiting.since_us or now_us <= waiting.since_us + WAIT_US
-
-
 def may_withdraw(withdrawal: int, target: int, any_topic: int | None) -> bool:
     """Whether a message of one topic may withdraw one of another, by their numbers."""
     return withdrawal in (target, any_topic)
@@ -221,13 +220,9 @@ def delayed_entry_of(
     """
     delayed = withdrawn = b""
     key = message_key(transaction_id, number)
-    recent = [frame.entries[place] for frame in frames for *_, place in frame.delayed if place < len(frame.entries)]
-    for raw in (*recent, *entries):
-        if message_key_of(raw) == key:
-            if raw[0] == EntryKind.DELAYED:
-                delayed = raw
-            elif raw[0] == EntryKind.WITHDRAWN:
-                withdrawn = raw
+    for frame in frames:
+        of_frame = frame.delayed_of(key, entries)
+        delayed, withdrawn = of_frame[0] or delayed, of_frame[1] or withdrawn
     for part in parts.holding(transaction_id):
         if delayed and withdrawn:
             break

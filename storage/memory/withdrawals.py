@@ -11,10 +11,10 @@ from notify.storage.withdrawals import (
     MOST_PENDING,
     MOST_UNKNOWN,
     MOST_WAITING,
-    WAIT_US,
     Standing,
     Withdrawable,
     Withdrawal,
+    is_in_time,
 )
 
 Key = tuple[bytes, int]
@@ -29,12 +29,12 @@ class MemoryWithdrawals:
         self._place = place
         self.delayed: dict[Key, tuple[int, str]] = {}
         """Messages that are not due, and not withdrawn: when each is due, and its topic."""
-        self.counts: Counter[Fate] = Counter()
+        self._counts: Counter[Fate] = Counter()
         self._pending: dict[tuple[str, int], Key] = {}
         """By topic and the hash of a dedupe key, its message that came last."""
         self._collapsed = 0
         self._collapsed_at: dict[Key, int] = {}
-        self._withdrawn: dict[Key, tuple[int, int, str]] = {}
+        self._withdrawn: dict[Key, tuple[int, int]] = {}
         self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
         self._waiting: dict[Key, list[tuple[Key, NewMessage, int]]] = {}
         """By the message that they wait for, withdrawals, and since when; 0: as long as that takes."""
@@ -105,7 +105,7 @@ class MemoryWithdrawals:
 
     def _wait(self, target: Key, key: Key, message: NewMessage, now_us: int, *, is_there: bool) -> Fate:
         others = self._waiting.get(target, ())
-        if any(m.topic == message.topic and _is_in_time(since_us, now_us) for _, m, since_us in others):
+        if any(m.topic == message.topic and is_in_time(since_us, now_us) for _, m, since_us in others):
             return Fate.ALREADY
         if self._waiting_count >= (MOST_WAITING if is_there else MOST_UNKNOWN):
             return Fate.NOT_FOUND
@@ -120,14 +120,14 @@ class MemoryWithdrawals:
         if topic not in (its_topic, ANY_TOPIC):
             return Fate.NOT_FOUND
         del self.delayed[target]
-        self._withdrawn[target] = due_us, now_us, its_topic
+        self._withdrawn[target] = due_us, now_us
         return Fate.WITHDRAWN
 
     def _end(self, key: Key, message: NewMessage, fate: Fate, now_us: int) -> set[str]:
         assert message.withdraws is not None
         self._ends[key] = fate, message.withdraws, message.topic, now_us
         if fate is not Fate.WAITING:
-            self.counts[fate] += 1
+            self._counts[fate] += 1
         if fate is Fate.WITHDRAWN and message.withdraws.replaces:
             return self._place_awaited(key, message, now_us)
         if fate is not Fate.WAITING:
@@ -138,7 +138,7 @@ class MemoryWithdrawals:
         touched = self._place(key, message, now_us)
         is_withdrawn = False
         for withdrawal, by, since_us in self._taken(key):
-            if not _is_in_time(since_us, now_us):
+            if not is_in_time(since_us, now_us):
                 continue
             if by.topic not in (message.topic, ANY_TOPIC):
                 fate = Fate.NOT_FOUND
@@ -151,7 +151,7 @@ class MemoryWithdrawals:
     # --- for those who ask ------------------------------------------------------------------------------------
 
     def withdrawals(self) -> Counter[Fate]:
-        return self.counts
+        return self._counts
 
     def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
         key = transaction_id, number
@@ -164,7 +164,7 @@ class MemoryWithdrawals:
         if state == State.ROLLED_BACK:
             return Withdrawable(topic, Standing.ROLLED_BACK)
         if key in self._withdrawn:
-            due_us, at_us, _ = self._withdrawn[key]
+            due_us, at_us = self._withdrawn[key]
             return Withdrawable(topic, Standing.WITHDRAWN, due_us, at_us)
         if key in self._collapsed_at:
             return Withdrawable(topic, Standing.COLLAPSED, at_us=self._collapsed_at[key])
@@ -177,7 +177,7 @@ class MemoryWithdrawals:
         if ended is not None:
             fate, wanted, topic, at_us = ended
             waiting = self._waiting.get((wanted.id, wanted.number), ())
-            waits = any(who == (transaction_id, number) and _is_in_time(since, now_us) for who, _, since in waiting)
+            waits = any(who == (transaction_id, number) and is_in_time(since, now_us) for who, _, since in waiting)
             is_over = fate is Fate.WAITING and not waits
             return Withdrawal(topic, wanted, Fate.NOT_FOUND if is_over else fate, at_us=at_us)
         transaction = self.transaction_of(transaction_id)
@@ -187,7 +187,3 @@ class MemoryWithdrawals:
         if message.withdraws is None:
             return None
         return Withdrawal(message.topic, message.withdraws, None, transaction[0] == State.ROLLED_BACK)
-
-
-def _is_in_time(since_us: int, now_us: int) -> bool:
-    return not since_us or now_us <= since_us + WAIT_US
