@@ -233,9 +233,9 @@ def capture(state: LogState) -> Callable[[], SavedState]:
     dropped_to = state.dropped_to
     generation = state.generation
     gaps = [(key, list(of_queue)) for key, of_queue in state.gaps.by_key.items()]
-    asked = [(i, number, w) for i, some in state.withdrawals.asked.items() for number, w in some.items()]
+    asked = state.withdrawals.asked.saved()
     waiting = [w for some in state.withdrawals.waiting.values() for w in some]
-    dedupes, pending_ones = state.dedupes.saved()
+    dedupes, pending_ones = state.dedupes.asked.saved(), list(state.dedupes.pending.values())
 
     def saved() -> SavedState:
         producers, undecided = _saved_pending(pending)
@@ -318,11 +318,11 @@ def restore(state: LogState, saved: SavedState) -> None:
     state.dropped_to = saved.dropped_to or 0
     state.generation = saved.generation
     for transaction_id, number, wanted in saved.asked:
-        state.withdrawals.ask(transaction_id, number, wanted)
+        state.withdrawals.asked.ask(transaction_id, number, wanted)
     for waiting in saved.waiting:
         state.withdrawals.add(waiting)
     for transaction_id, number, dedupe in saved.dedupes:
-        state.dedupes.ask(transaction_id, number, dedupe)
+        state.dedupes.asked.ask(transaction_id, number, dedupe)
     for one in saved.pending_ones:
         state.dedupes.add(one)
     state.gaps.by_key = {key: [(first, count) for first, count in of_queue] for key, of_queue in saved.gaps}

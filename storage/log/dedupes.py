@@ -12,6 +12,7 @@ import msgspec
 
 from notify.protocol.withdrawal import Dedupe
 from notify.storage.log.entry import Entry, EntryKind, each_of, transaction_id_of
+from notify.storage.log.pending import Asked
 from notify.storage.log.times import Moment
 from notify.storage.withdrawals import MOST_PENDING
 
@@ -37,8 +38,8 @@ class Dedupes:
     """The dedupe keys that `place` and replay need to know."""
 
     def __init__(self) -> None:
-        self.asked: dict[bytes, dict[int, Dedupe]] = {}
-        """By transaction id and message number, the keys of undecided messages."""
+        self.asked = Asked[Dedupe]()
+        """The keys of undecided messages."""
         self.pending: dict[tuple[int, int], PendingOne] = {}
         """By topic number and the hash of a key."""
         self._sweep_at = LEAST_SWEPT
@@ -46,21 +47,6 @@ class Dedupes:
         """A sweep at the bound is not worth its time until what is due at this moment is released."""
         self.collapsed = 0
         """How many messages were collapsed into another one since the start."""
-
-    def ask(self, transaction_id: bytes, number: int, dedupe: Dedupe) -> None:
-        """A message with a key was stored."""
-        self.asked.setdefault(transaction_id, {})[number] = dedupe
-
-    def taken(self, half: bytes) -> Dedupe | None:
-        """The key of a message that is committed now; None if it is not known, because damage took it."""
-        entry = Entry.of(half)
-        of_transaction = self.asked.get(entry.transaction_id)
-        if of_transaction is None:
-            return None
-        dedupe = of_transaction.pop(entry.message_no, None)
-        if not of_transaction:
-            del self.asked[entry.transaction_id]
-        return dedupe
 
     def note(self, delayed: bytes, dedupe: Dedupe, released: Moment) -> None:
         """A message is the pending one of its key now; at the bound it is not noted, and delivered all the same."""
@@ -96,10 +82,6 @@ class Dedupes:
             if raw[0] == EntryKind.ROLLBACK:
                 del self.asked[transaction_id_of(raw)]
             elif raw[0] != EntryKind.WITHDRAWN:
-                dedupe = self.taken(raw)
+                dedupe = self.asked.taken(raw)
                 if dedupe is not None and raw[0] == EntryKind.DELAYED:
                     self.note(raw, dedupe, released)
-
-    def saved(self) -> tuple[list[tuple[bytes, int, Dedupe]], list[PendingOne]]:
-        asked = [(i, number, dedupe) for i, some in self.asked.items() for number, dedupe in some.items()]
-        return asked, list(self.pending.values())

@@ -116,10 +116,10 @@ class Halves:
         for t in run:
             for number, m in enumerate(t.messages):
                 if m.withdraws is not None:
-                    state.withdrawals.ask(t.id, number, m.withdraws)
+                    state.withdrawals.asked.ask(t.id, number, m.withdraws)
                     journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.withdraws)))
                 if m.dedupe is not None:
-                    state.dedupes.ask(t.id, number, m.dedupe)
+                    state.dedupes.asked.ask(t.id, number, m.dedupe)
                     journal.append(RecordType.META, encoded(Dedupes(t.id, number, m.dedupe)))
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)

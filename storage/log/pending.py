@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Container, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from notify.storage.checks import Due, new_token
-from notify.storage.log.entry import topic_of
+from notify.storage.log.entry import Entry, topic_of
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
+
+T = TypeVar("T")
 
 LEAST_COMPACTED = 1000
 """A schedule with so many ids that came due, or twice as many as were open the last time, drops the decided ones."""
@@ -33,6 +36,29 @@ class Pending(msgspec.Struct, eq=False, gc=False):
     attempts: int = 0
     parked: bool = False
     token: int = 0
+
+
+class Asked(dict[bytes, dict[int, T]]):
+    """What messages of undecided transactions ask for, by transaction id and message number."""
+
+    def ask(self, transaction_id: bytes, number: int, what: T) -> None:
+        """A message was stored that asks for something."""
+        self.setdefault(transaction_id, {})[number] = what
+
+    def taken(self, half: bytes) -> T | None:
+        """What a message asks for that is committed now; None if that is not known, because damage took it."""
+        entry = Entry.of(half)
+        of_transaction = self.get(entry.transaction_id)
+        if of_transaction is None:
+            return None
+        what = of_transaction.pop(entry.message_no, None)
+        if not of_transaction:
+            del self[entry.transaction_id]
+        return what
+
+    def saved(self) -> list[tuple[bytes, int, T]]:
+        """All of it, as `ask` takes it."""
+        return [(i, number, what) for i, some in self.items() for number, what in some.items()]
 
 
 class _Schedule:

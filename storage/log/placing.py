@@ -200,7 +200,7 @@ class Withdrawing:
         return delayed_entry_of(self._state.parts, frames, self._entries, transaction_id, number)
 
     def _place_withdrawal(self, number: int, half: bytes) -> None:
-        wanted = self._withdrawals.taken(half)
+        wanted = self._withdrawals.asked.taken(half)
         if wanted is None:
             self._place_all([half])  # damage took the record of what it wants: a replacement is delivered as it is
             return
@@ -210,7 +210,7 @@ class Withdrawing:
     def _place_one_of_a_key(self, half: bytes) -> None:
         """Place a message with a dedupe key, unless another one of the key is pending and stays."""
         state = self._state
-        dedupe = state.dedupes.taken(half)
+        dedupe = state.dedupes.asked.taken(half)
         other = b"" if dedupe is None else self._pending(topic_of(half), dedupe)
         if dedupe is not None and other and not dedupe.last:
             state.dedupes.collapsed += 1

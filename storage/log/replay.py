@@ -157,8 +157,8 @@ class Replay:
             case meta.Restored():
                 state.begin_generation(record.generation)
             case meta.Withdraws():
-                state.withdrawals.ask(record.id, record.message_no, record.wanted)
+                state.withdrawals.asked.ask(record.id, record.message_no, record.wanted)
             case meta.Dedupes():
-                state.dedupes.ask(record.id, record.message_no, record.dedupe)
+                state.dedupes.asked.ask(record.id, record.message_no, record.dedupe)
             case None:
                 return  # of a version that knows more

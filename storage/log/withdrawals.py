@@ -31,7 +31,7 @@ from notify.storage.log.entry import (
 )
 from notify.storage.log.frame import Frame
 from notify.storage.log.parts import Parts
-from notify.storage.log.pending import Pending
+from notify.storage.log.pending import Asked, Pending
 from notify.storage.withdrawals import MOST_UNKNOWN, MOST_WAITING, is_in_time
 
 FORGET_EVERY_US = 60_000_000
@@ -53,8 +53,8 @@ class Withdrawals:
     """The withdrawals that `place` and replay need to know."""
 
     def __init__(self) -> None:
-        self.asked: dict[bytes, dict[int, Wanted]] = {}
-        """By transaction id and message number, the withdrawals of undecided transactions."""
+        self.asked = Asked[Wanted]()
+        """The withdrawals of undecided transactions."""
         self.waiting: dict[bytes, list[Waiting]] = {}
         """By the transaction id of the message that they wait for. Changed by the methods here only."""
         self.waiting_count = 0
@@ -74,21 +74,6 @@ class Withdrawals:
         """How many bytes of entries a commit may need besides its own, for withdrawals that waited for its messages:
         each withdraws a message, and gets an entry itself; a replacement may be waited for in turn."""
         return 2 * ENTRY_SIZE * self.waiting_count
-
-    def ask(self, transaction_id: bytes, number: int, wanted: Wanted) -> None:
-        """A withdrawal was stored."""
-        self.asked.setdefault(transaction_id, {})[number] = wanted
-
-    def taken(self, half: bytes) -> Wanted | None:
-        """The message that one withdraws which is committed now; None if damage took the record of it."""
-        entry = Entry.of(half)
-        of_transaction = self.asked.get(entry.transaction_id)
-        if of_transaction is None:
-            return None
-        wanted = of_transaction.pop(entry.message_no, None)
-        if not of_transaction:
-            del self.asked[entry.transaction_id]
-        return wanted
 
     def note(self, half: bytes, wanted: Wanted, fate: Fate, now_us: int) -> None:
         """Remember what became of a withdrawal."""
@@ -174,7 +159,7 @@ class Withdrawals:
                 self.for_rolled_back(transaction_id)
             elif kind != EntryKind.WITHDRAWN:
                 entry = Entry.of(raw)
-                wanted = self.taken(raw) if transaction_id in self.asked else None
+                wanted = self.asked.taken(raw)
                 waits = kind == EntryKind.WITHDRAWAL and entry.offset == Fate.WAITING
                 if waits and wanted is not None:
                     half = ENTRY_HEAD.pack(EntryKind.HALF, entry.flags, entry.queue, entry.topic, entry.time_us, 0)

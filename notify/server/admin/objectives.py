@@ -13,6 +13,7 @@ from notify.admin_api.groups import ObjectiveWrite
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_name
 from notify.server.admin.writes import Desk, Who
+from notify.server.configuration.revisions import OBJECTIVES
 from notify.server.core.objectives import MOST_OBJECTIVES, Objective
 
 
@@ -21,7 +22,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     async def revise(who: str, reason: str, objectives: Mapping[str, Objective]) -> None:
         administration = desk.running.administration
-        await administration.revise(who, reason, administration.configuration.with_objectives(objectives))
+        await administration.revise(who, reason, administration.configuration.with_groups(OBJECTIVES, objectives))
 
     @routes.put("/groups/{name}/objective")
     async def put(name: str, write: ObjectiveWrite, who: Who) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from notify.admin_api.groups import PushWrite
 from notify.errors import NotFound
 from notify.protocol.limits import check_name
 from notify.server.admin.writes import Desk, Who
+from notify.server.configuration.revisions import PUSHES
 from notify.server.core.pushes import Push
 
 
@@ -31,7 +32,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         desk.running.pushes.check(name, wanted, configuration.pushes)
 
         async def do() -> Any:
-            document = configuration.with_pushes(configuration.pushes | {name: wanted})
+            document = configuration.with_groups(PUSHES, configuration.pushes | {name: wanted})
             await desk.running.administration.revise(who, write.reason, document)
             return {"push": desk.running.pushes.shown().get(name)}
 
@@ -47,7 +48,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
         async def do() -> Any:
             remaining = {group: push for group, push in configuration.pushes.items() if group != name}
-            await desk.running.administration.revise(who, write.reason, configuration.with_pushes(remaining))
+            await desk.running.administration.revise(who, write.reason, configuration.with_groups(PUSHES, remaining))
             return {}
 
         return await desk.carry_out(write, who, "push.delete", name, do, {})

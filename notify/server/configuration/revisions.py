@@ -82,10 +82,6 @@ class Configuration:
         """The next document with these rate limits."""
         return self.document() | {LIMITS: dataclasses.asdict(limits)}
 
-    def with_pushes(self, pushes: Mapping[str, Push]) -> dict[str, Any]:
-        """The next document with these webhooks of consumer groups."""
-        return self.document() | {PUSHES: {group: dataclasses.asdict(push) for group, push in pushes.items()}}
-
-    def with_objectives(self, objectives: Mapping[str, Objective]) -> dict[str, Any]:
-        """The next document with these objectives of consumer groups."""
-        return self.document() | {OBJECTIVES: {group: dataclasses.asdict(o) for group, o in objectives.items()}}
+    def with_groups(self, part: str, by_group: Mapping[str, Push] | Mapping[str, Objective]) -> dict[str, Any]:
+        """The next document with these webhooks (PUSHES) or OBJECTIVES of consumer groups."""
+        return self.document() | {part: {group: dataclasses.asdict(row) for group, row in by_group.items()}}
