@@ -39,14 +39,14 @@ class Pending(msgspec.Struct, eq=False, gc=False):
 
 
 class Asked(dict[bytes, dict[int, T]]):
-    """What messages of undecided transactions ask for, by transaction id and message number."""
+    """Requests of messages whose transaction is undecided, by transaction id and message number."""
 
     def ask(self, transaction_id: bytes, number: int, what: T) -> None:
         """A message was stored that asks for something."""
         self.setdefault(transaction_id, {})[number] = what
 
     def taken(self, half: bytes) -> T | None:
-        """What a message asks for that is committed now; None if that is not known, because damage took it."""
+        """The request of a message that is committed now; None if that is not known, because damage took it."""
         entry = Entry.of(half)
         of_transaction = self.get(entry.transaction_id)
         if of_transaction is None:

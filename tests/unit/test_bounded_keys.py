@@ -45,6 +45,7 @@ BOUNDS = {
         client/kafka/handling.py:_instant server/data/routes.py:self._find server/letters/failures.py:kind_of
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
+        cli/api.py:_Answer
         client/consumer/session.py:_polls server/app.py:_admin_routes
         cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
         protocol/wire.py:_to_the_second
@@ -68,6 +69,7 @@ BOUNDS = {
         server/delivery/cursor.py:_ahead server/delivery/leases.py:open
     """,
     "a number beside the container, and keys that are checked before": """
+        server/delivery/instances.py:Instances
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
         server/latency.py:_by_name
@@ -154,8 +156,8 @@ BOUNDS = {
         storage/log/checkpoint.py:held storage/log/checkpoint.py:forgiven
         storage/log/frame.py:points storage/log/open_part.py:decided storage/log/open_part.py:rolled_back
         storage/log/pending.py:by_id storage/log/pending.py:_schedules storage/log/state.py:topics
-        storage/log/dedupes.py:asked storage/memory/withdrawals.py:_collapsed_at
-        storage/log/withdrawals.py:asked storage/memory/withdrawals.py:delayed
+        storage/log/pending.py:Asked storage/memory/withdrawals.py:_collapsed_at
+        storage/memory/withdrawals.py:delayed
         storage/memory/withdrawals.py:_withdrawn storage/memory/withdrawals.py:_ends
         storage/log/state.py:subscriptions storage/log/state.py:patterns storage/log/state.py:priorities
         storage/log/state.py:progress storage/log/state.py:paused storage/log/state.py:bridges
@@ -194,6 +196,12 @@ class _Census(ast.NodeVisitor):
         self._depth -= 1
 
     visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """A kind of container counts for all that are made of it."""
+        if any(_name(base.value if isinstance(base, ast.Subscript) else base) in CONTAINERS for base in node.bases):
+            self.found.append(node.name)
+        self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Call) and _name(node.func.func) in CACHES:
