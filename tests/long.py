@@ -34,7 +34,7 @@ MOVERS = ("-m", "tests.history.run", "--over-databases", "--database", "mysql", 
 AUTO = ("-m", "tests.crash.auto", "--seconds", "40")
 AUDIT = ("-m", "tests.audit.campaign", "--transactions", "100000", "--each", "25")
 STEPS = (
-    Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 30),
+    Step("every test", ("-m", "pytest", "-m", "", "-n", "{workers}"), 90),
     Step("kill -9, lost power, flipped bits", ("-m", "tests.crash.campaign", "--cycles", "40"), 10),
     Step("the demo on MySQL", ("-m", "tests.cluster_demo", "--database", "mysql"), 6),
     Step("races", ("-m", "tests.simulation.run", "--seeds", "6000"), 10),

@@ -32,6 +32,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, subscribe
 from tests.support.http import admin
+from tests.support.verdict import asserted, judged
 
 ALONE, FAIR, LARGE = "alone", "fair", "large"
 """Two groups, each with a topic of its name, and the tenant with the many messages."""
@@ -339,13 +340,7 @@ def main() -> int:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
     print(f"seed {o.seed}", flush=True)
-    try:
-        print(run(o.messages, o.tenants, o.rounds, o.kills, o.mode, o.fair_by, o.seed), flush=True)
-    except AssertionError as error:
-        print(f"BROKEN: {error}\nVERDICT: FAIL tenants that take turns")
-        return 1
-    print("VERDICT: PASS no promise broken")
-    return 0
+    return judged(lambda: asserted(lambda: run(o.messages, o.tenants, o.rounds, o.kills, o.mode, o.fair_by, o.seed)))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import subscribe
 from tests.support.http import admin, post
+from tests.support.verdict import asserted, judged
 
 TOPIC, GROUP = "steps", "held"
 ATTEMPTS, DEATHS = 2, 2
@@ -238,13 +239,9 @@ def main() -> int:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
     print(f"seed {options.seed}", flush=True)
-    try:
-        print(run(options.keys, options.steps, options.consumers, options.kills, options.seed), flush=True)
-    except AssertionError as error:
-        print(f"BROKEN: {error}\nVERDICT: FAIL held keys")
-        return 1
-    print("VERDICT: PASS no promise broken")
-    return 0
+    return judged(
+        lambda: asserted(lambda: run(options.keys, options.steps, options.consumers, options.kills, options.seed))
+    )
 
 
 if __name__ == "__main__":

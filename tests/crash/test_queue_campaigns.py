@@ -38,9 +38,9 @@ def test_a_message_that_is_withdrawn_and_delivered_is_found() -> None:
     """The planted faults: both, neither, a replacement too many, and an answer that changes."""
     books = withdraw.Books({"m": "later"}, {"w": ("m", True)})
     books.delivered.update(["m", "w"])
-    assert len(withdraw.judged(books, "w", "m", True, "WITHDRAWN")) == 1
-    assert len(withdraw.judged(books, "w", "m", True, "TOO_LATE")) == 2
-    assert len(withdraw.judged(withdraw.Books(), "w", "m", True, "WITHDRAWN")) == 1
+    assert len(withdraw.violations_of(books, "w", "m", True, "WITHDRAWN")) == 1
+    assert len(withdraw.violations_of(books, "w", "m", True, "TOO_LATE")) == 2
+    assert len(withdraw.violations_of(withdraw.Books(), "w", "m", True, "WITHDRAWN")) == 1
 
 
 @pytest.mark.long

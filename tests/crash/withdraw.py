@@ -35,6 +35,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import subscribe
 from tests.support.http import admin, metric
+from tests.support.verdict import asserted, judged
 
 TOPIC, GROUP, PRODUCERS = "reminders", "withdrawn", "shop"
 AHEAD_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 0.5, 0.2, 0.03
@@ -178,7 +179,7 @@ async def campaign(process: ServerProcess, books: Books, rounds: int, messages: 
             assert time.monotonic() < deadline, f"{delayed:,.0f} messages stay delayed, or are not delivered"
             await asyncio.sleep(0.05)  # the pause between two looks
         for withdrawal, (message, replaces) in books.withdrawals.items():
-            books.violations += judged(books, withdrawal, message, replaces, await server.outcome(withdrawal))
+            books.violations += violations_of(books, withdrawal, message, replaces, await server.outcome(withdrawal))
     finally:
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
@@ -189,7 +190,7 @@ async def campaign(process: ServerProcess, books: Books, rounds: int, messages: 
             books.violations.append(f"{message} was neither delivered nor withdrawn")
 
 
-def judged(books: Books, withdrawal: str, message: str, replaces: bool, outcome: str) -> list[str]:
+def violations_of(books: Books, withdrawal: str, message: str, replaces: bool, outcome: str) -> list[str]:
     """The violations of a withdrawal; its final outcome is noted."""
     wrong = []
     before = books.said.setdefault(withdrawal, outcome)
@@ -236,13 +237,7 @@ def main() -> int:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
     print(f"seed {options.seed}", flush=True)
-    try:
-        print(run(options.rounds, options.messages, options.seed), flush=True)
-    except AssertionError as error:
-        print(f"BROKEN: {error}\nVERDICT: FAIL withdrawals")
-        return 1
-    print("VERDICT: PASS no message was delivered and withdrawn")
-    return 0
+    return judged(lambda: asserted(lambda: run(options.rounds, options.messages, options.seed)))
 
 
 if __name__ == "__main__":

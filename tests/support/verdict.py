@@ -40,6 +40,20 @@ def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_
         overdue.end()  # also if its own signal came before it was entered
 
 
+def asserted(campaign: Callable[[], str]) -> int:
+    """Run a campaign that returns its figures, and raises AssertionError with them if a promise was broken.
+
+    Prints the verdict; returns its exit code.
+    """
+    try:
+        words = campaign()
+    except AssertionError as broken:
+        print(f"VERDICT: FAIL {broken}", flush=True)
+        return 1
+    print(f"VERDICT: PASS {words}", flush=True)
+    return 0
+
+
 def _inconclusive(reason: str) -> int:
     print(f"VERDICT: INCONCLUSIVE {reason}", flush=True)
     return INCONCLUSIVE

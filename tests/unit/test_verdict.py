@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.verdict import judged
+from tests.support.verdict import asserted, judged
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -64,3 +64,11 @@ def test_wrong_arguments_are_no_verdict() -> None:
 
     with pytest.raises(SystemExit):
         judged(refuses)
+
+
+def test_a_campaign_that_asserts_its_promises_fails_with_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    def breaks() -> str:
+        raise AssertionError("2 lost")
+
+    assert (asserted(breaks), asserted(lambda: "0 lost")) == (1, 0)
+    assert capsys.readouterr().out == "VERDICT: FAIL 2 lost\nVERDICT: PASS 0 lost\n"
