@@ -81,6 +81,7 @@ def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
             continue_from.begun(PLAN, report, inputs, goes_on=True)
 
 
+@pytest.mark.long
 def test_what_an_audit_goes_on_with_may_be_small_in_a_large_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

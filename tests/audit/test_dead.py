@@ -69,6 +69,7 @@ async def die(trade: Trade) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_dead_letter_that_took_effect_says_so(spark: Any, tmp_path: Path) -> None:
     """Its inbox has one, a ledger another; and those that were dropped or purged lack nothing then."""
     trade = make_trade(tmp_path / "trade")

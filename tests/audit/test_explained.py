@@ -25,6 +25,7 @@ ELSEWHERE = {"DISORDER", "CORRUPT", "BRIDGE_GAP", "DUP_EFFECT", "UNGUARDED"}
 EACH = 2
 
 
+@pytest.mark.long
 def test_a_message_of_a_schedule_is_explained_by_it(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)

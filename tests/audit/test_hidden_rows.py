@@ -109,6 +109,7 @@ def test_rows_that_are_hidden_from_a_query_of_effects_are_named(database_urls: d
             engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", [server_shard.name, server_key_map.name, server_member.name, server_action.name])
 def test_rows_that_are_hidden_of_a_servers_table_are_named(
     database_urls: dict[str, str], tmp_path: Path, table: str

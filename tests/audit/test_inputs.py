@@ -254,6 +254,7 @@ def test_a_range_that_begins_before_a_purge(spark: Any, run: tuple[Made, str], t
     assert result.exit_code == 2 and "purged" in result.reasons[0]
 
 
+@pytest.mark.long
 def test_a_database_that_goes_away_midway(
     spark: Any, run: tuple[Made, str], database_urls: dict[str, str], tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_what_libpq_takes_from_elsewhere_reaches_spark(
     assert read(spark, url, SESSION) == "tenant auditor elsewhere t"
 
 
+@pytest.mark.long
 def test_a_postgresql_with_another_authority_is_not_read(spark: Any, secured: Secured) -> None:
     other = Authority(secured.authority.directory, "others").file
     with pytest.raises(Exception, match="connect"):

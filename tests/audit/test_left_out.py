@@ -58,6 +58,7 @@ def audited(spark: Any, trade: Trade, scratch: Path, plan: Plan = PLAN) -> Resul
         return result
 
 
+@pytest.mark.long
 def test_each_cause_is_told_with_who_when_and_why(
     spark: Any, trade: Trade, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_cause_that_nobody_recorded_is_told_as_unknown(spark: Any, trade: Trad
     assert all("is in no record that was given" in row["why"] for row in result.left_out)
 
 
+@pytest.mark.long
 def test_what_led_to_it_survives_restarts_and_retention(tmp_path: Path) -> None:
     """Retention has dropped the records of the subscriptions; what ends them says what they were."""
     now_us = 1_800_000_000_000_000

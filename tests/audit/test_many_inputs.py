@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.spark.judge.completeness_proof import MOST_LISTED, Proof
@@ -38,6 +40,7 @@ async def with_many(trade: Trade) -> None:
     await store.close()
 
 
+@pytest.mark.long
 def test_the_last_source_and_the_last_group_are_checked_as_the_first(tmp_path: Path) -> None:
     trade = make_trade(tmp_path / "trade")
     asyncio.run(with_many(trade))

@@ -25,6 +25,7 @@ def reading(spark: Any) -> Any:
     return spark
 
 
+@pytest.mark.long
 def test_a_topic_as_a_table(reading: Any, server: ServerProcess) -> None:
     topic = make(server.url, "as-a-table", 3)
     send(server.url, topic, 0, 100)

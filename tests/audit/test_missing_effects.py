@@ -30,6 +30,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     process.stop()
 
 
+@pytest.mark.long
 def test_each_row_that_is_gone_is_named(spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     mended, tried = threading.Event(), set[str]()
     letters: set[str] = set()

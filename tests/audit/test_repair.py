@@ -72,6 +72,7 @@ def effect(shop: Shop, message_id: str, group: str = "points") -> None:
         connection.execute(notify_inbox.insert().values(row))
 
 
+@pytest.mark.long
 def test_findings_are_mended_and_the_next_audit_is_clean(
     spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def plant_faults(shop: Shop, server: ServerProcess) -> None:
     outbox_row(shop, missing)  # lost by the log
 
 
+@pytest.mark.long
 def test_nothing_is_planned_where_an_effect_or_a_doubt_exists(server: ServerProcess, shop: Shop) -> None:
     took_effect, was_sent, good, nowhere = (outbox_row(shop) for _ in range(4))
     effect(shop, took_effect)
@@ -188,6 +190,7 @@ def test_nothing_is_planned_where_an_effect_or_a_doubt_exists(server: ServerProc
             each.check_force(force=False)
 
 
+@pytest.mark.long
 def test_the_command_carries_out_a_plan_and_says_what_is_left(
     server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:
@@ -240,6 +243,7 @@ def test_a_dry_run_says_what_it_would_do_and_a_repair_what_it_did(
     assert {record.what for record in both} == {"message.republish", "plan.republish"}
 
 
+@pytest.mark.long
 def test_a_redriven_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     consumer = Consumer(server.url, group="mail", inbox=Inbox(shop.engine))
     mended = threading.Event()
@@ -271,6 +275,7 @@ def test_a_redriven_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_p
     assert "settled by mail" in sent.sentence and "It is repaired" in known.sentence and known.exit_code == 0
 
 
+@pytest.mark.long
 def test_a_dropped_dead_letter_is_told(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     subscribe(server.url, "mail", TOPIC)
     shop.order()
@@ -299,6 +304,7 @@ def test_rows_of_an_inbox_that_were_purged_prove_nothing(server: ServerProcess, 
     assert not plan.items and all("purged" in held.why for held in plan.held_back)
 
 
+@pytest.mark.long
 def test_what_changes_after_the_plan_is_not_carried_out(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     names = took_effect, came, half_there, changed, tomb, good = [outbox_row(shop) for _ in range(6)]
     with opened(shop, server) as inputs:
@@ -385,6 +391,7 @@ def plan_with(items: list[Item], needs_force: tuple[str, ...] = ()) -> RepairPla
     return RepairPlan(1, "", "", "", [], "FINDINGS", {}, [], list(needs_force), items, [])
 
 
+@pytest.mark.long
 def test_what_looks_like_a_lost_input_is_forced_by_a_person(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     many = plan_with([item(n) for n in range(MOST_WITHOUT_FORCE + 1)])
     with pytest.raises(InvalidRequest, match="501 repairs"):

@@ -39,6 +39,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     process.stop()
 
 
+@pytest.mark.long
 def test_a_journal_is_of_one_plan(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     case = lost(outbox_row(shop))
@@ -103,6 +104,7 @@ def test_a_repair_that_was_not_shipped_yet_is_not_gone(trade: Trade, tmp_path: P
     assert rows["copied"]["status"] == 0 and "nothing is left of it" in rows["copied"]["detail"]
 
 
+@pytest.mark.long
 def test_a_repair_refuses_another_input_of_the_same_name(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     message_id = outbox_row(shop)
     backup = tmp_path / "backup" / server.data_dir.name
@@ -123,6 +125,7 @@ def test_a_repair_refuses_another_input_of_the_same_name(server: ServerProcess, 
     assert admin(server.url, "GET", f"topics/{TOPIC}")["queues"] and in_queue(server) == 1
 
 
+@pytest.mark.long
 def test_a_repair_needs_every_input_of_the_audit(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     message_id = outbox_row(shop)
     with (

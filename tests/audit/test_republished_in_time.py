@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from notify.protocol import ids
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.repair.planning import plan_of
@@ -19,6 +21,7 @@ from tests.support.groups import Caller, subscribe
 HOUR = 3600
 
 
+@pytest.mark.long
 def test_neither_early_nor_after_its_end(database_urls: dict[str, str], tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     with contextlib.ExitStack() as stack:

@@ -279,6 +279,7 @@ def test_the_last_segment_is_copied_once_if_nobody_writes_to_it(log: Any, tmp_pa
     assert rotted.facts[-1] != first.facts[-1] and rotted.facts[:-1] == first.facts[:-1]
 
 
+@pytest.mark.long
 def test_segments_with_the_same_groups_are_one_branch_of_a_plan(spark: Any, tmp_path: Path) -> None:
     from notify.spark.judge.message_rows import Groups
 

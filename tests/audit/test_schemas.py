@@ -134,6 +134,7 @@ def test_schemas_of_one_database_are_sources(spark: Any, tenants: Tenants, tmp_p
         assert "LOST" in str(told.plain(surplus))
 
 
+@pytest.mark.long
 def test_the_schema_is_the_one_that_a_role_finds(database_urls: dict[str, str], tmp_path: Path) -> None:
     """By the options of the URL, by those of the role, and by those of the database; Spark's statements name it."""
     with empty_database("postgresql", database_urls, tmp_path) as url:

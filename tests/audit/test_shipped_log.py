@@ -69,6 +69,7 @@ def told(result: Result) -> list[tuple[str, str]]:
 # --- without Spark ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_shipped_log_is_read_as_the_log_itself(sound: Trade, store: str, tmp_path: Path) -> None:
     own = prepared(sound.log, tmp_path / "own")
     from_store = prepared(store, tmp_path / "copies")

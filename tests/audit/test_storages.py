@@ -89,6 +89,7 @@ def test_a_sound_trade_over_storages_belongs_together(sharded: Trade, tmp_path: 
             refuse_foreign(inputs)
 
 
+@pytest.mark.long
 def test_each_storage_that_was_not_given_is_missed(sharded: Trade, tmp_path: Path) -> None:
     with inputs_of(sharded, ["a"]) as inputs:
         unknown, unnamed = reasons_of(inputs, tmp_path)

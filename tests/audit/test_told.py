@@ -109,6 +109,7 @@ def test_the_causes_of_real_inputs(result: Result, trade: Trade) -> None:
     assert [cause.finding for cause in result.causes][-1] == "UNDELIVERED" and len(result.causes) == 4
 
 
+@pytest.mark.long
 def test_ghosts_have_their_producer_group_and_source(result: Result, trade: Trade) -> None:
     for case in of_class(result, "GHOST"):
         named = {"producer_group": GROUPS["bank"], "sent_from": "bank", "source": trade.source("bank")}

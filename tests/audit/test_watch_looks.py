@@ -89,6 +89,7 @@ def key(name: str) -> str:
     return f"ACKED_NO_EFFECT:{name}.0:points"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("deleted_after", "found_by"),
     [(1, SOON.behind + SOON.at_once), (4, LATER.behind + LATER.at_once), (48, ROUND.behind + ROUND.at_once + 2)],
@@ -102,6 +103,7 @@ def test_an_effect_that_is_deleted_later_is_found_once(shop: Shop, deleted_after
     assert shop.run(100) == [("revision", key("deleted"))], "it was put right"
 
 
+@pytest.mark.long
 def test_every_window_is_looked_at_soon_later_and_in_each_round(shop: Shop) -> None:
     shop.run(250)
     short = [each for each in shop.looked if each[1] - each[0] == SOON.at_once]

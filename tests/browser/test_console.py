@@ -157,6 +157,7 @@ def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
     assert w.page.evaluate("window.ran") is None and "alert(1)" not in w.page.content().replace("&lt;", "")
 
 
+@pytest.mark.long
 def test_a_chart_that_was_not_told_of_a_smaller_window_widens_no_page(shop: Shop, window: Any) -> None:
     """A chart gets a window's new size a frame after the layout: until then it widens no page."""
     w = window(shop.url)
@@ -189,6 +190,7 @@ def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
     assert w.page.inner_text("h1") == "a report" and w.page.evaluate("window.ran") is None
 
 
+@pytest.mark.long
 def test_the_overview_keeps_up(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     w.go("/")

@@ -31,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", LISTS)
 def test_a_row_is_a_line(server: ServerProcess, window: Any, path: str) -> None:
     w = window(server.url)
@@ -41,6 +42,7 @@ def test_a_row_is_a_line(server: ServerProcess, window: Any, path: str) -> None:
     assert w.page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
+@pytest.mark.long
 def test_keys_lead_from_row_to_row_and_the_row_with_the_focus_is_shown_whole(
     server: ServerProcess, window: Any
 ) -> None:

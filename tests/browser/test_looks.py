@@ -79,6 +79,7 @@ def preview(w: Any, path: str) -> None:
     w.press("button:has-text('Preview')")
 
 
+@pytest.mark.long
 def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
     """`Do it` was red on blue, with a contrast of 1.07 in light and 1.00 in dark."""
     w = window(scene.url)
@@ -95,6 +96,7 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
     assert seen == []
 
 
+@pytest.mark.long
 def test_a_preview_is_sentences_and_has_the_focus(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     preview(w, f"/do/transaction.commit?transaction={scene.half}")
@@ -109,6 +111,7 @@ def test_a_preview_is_sentences_and_has_the_focus(scene: Scene, window: Any) -> 
     assert "30 messages at most" in text and "{" not in text
 
 
+@pytest.mark.long
 def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     w.go("/transactions")
@@ -131,6 +134,7 @@ def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window
     assert w.wrong == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "field"), [("/transactions", "id"), ("/groups/points/dead-letters", "contains"), ("/topics", "prefix")]
 )
@@ -146,6 +150,7 @@ def test_what_is_typed_in_a_search_stays(scene: Scene, window: Any, path: str, f
     assert w.wrong == []
 
 
+@pytest.mark.long
 def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     w.go("/")
@@ -176,6 +181,7 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
 
 
+@pytest.mark.long
 def test_a_late_answer_is_not_drawn_over_the_span_that_was_chosen_meanwhile(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     held: list[Any] = []
@@ -191,6 +197,7 @@ def test_a_late_answer_is_not_drawn_over_the_span_that_was_chosen_meanwhile(scen
     assert w.page.get_attribute("#charts", "data-span") == "day"
 
 
+@pytest.mark.long
 def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
     publish(scene.url, "fewer", ["x"])
     w = window(scene.url, width=1920)
@@ -205,6 +212,7 @@ def test_topics_are_sorted_by_a_heading(scene: Scene, window: Any) -> None:
     assert w.page.locator("tbody td:first-child").first.inner_text() == "fewer"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_overview_begins_with_the_groups_and_sorts_them(scene: Scene, window: Any, width: int) -> None:
     subscribe(scene.url, "stock", "stock.reserved", max_attempts=1)
@@ -240,6 +248,7 @@ def test_a_message_says_where_it_stands(scene: Scene, window: Any) -> None:
     assert w.page.input_value("#f-ids") != ""
 
 
+@pytest.mark.long
 def test_messages_come_newest_first_in_pages(scene: Scene, window: Any) -> None:
     publish(scene.url, "many", [f"m{n}" for n in range(250)])
     w = window(scene.url)

@@ -52,6 +52,7 @@ def url() -> Iterator[str]:
 LONG = pytest.mark.long
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("width", "dark"),
     [(390, False), (1280, True), pytest.param(390, True, marks=LONG), pytest.param(1280, False, marks=LONG)],

@@ -23,6 +23,10 @@ NAMES = (
     "decide",
 )  # fmt: skip
 """The pages of `Busy.pages`."""
+FIRST = frozenset(
+    {"overview", "transaction", "messages", "message", "groups", "group", "dead-letters", "decide", "send", "login"}
+)
+"""The pages that `make test` looks at; the others follow in `make test-long`."""
 PREVIEWED = ("decide", "send")
 """Forms whose preview is looked at, too."""
 CONTROLS = frozenset(
@@ -175,7 +179,9 @@ def wrong_with(w: Any, is_login: bool = False) -> list[str]:
     return found + list(w.page.evaluate(FROM_THE_PAGE))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.long) for name in NAMES]
+)
 def test_a_screen_reader_is_given_what_the_eye_sees(busy: Busy, w: Window, name: str) -> None:
     w.go(busy.pages()[name])
     assert wrong_with(w, name == "login") == []
@@ -190,6 +196,7 @@ def test_every_page_of_the_busy_server_is_looked_at(busy: Busy) -> None:
     assert set(busy.pages()) == set(NAMES)
 
 
+@pytest.mark.long
 def test_what_happens_is_announced_once(w: Window) -> None:
     """The number of alarms is a status of its own; the alarms themselves, with their ages, are read when wanted."""
     w.go("/")

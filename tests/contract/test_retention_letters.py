@@ -84,6 +84,7 @@ def test_a_letter_that_was_sent_again_is_not_kept(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_dead_letters_of_many_segments_keep_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dropped segment leaves its index if a letter was in it: such indexes are merged, also over a kill."""
     most = 4

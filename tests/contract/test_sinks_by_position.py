@@ -134,6 +134,7 @@ def sent(target: Target, body: str, key: str | None = "k", group: str = "g", **f
     return BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group=group, messages=[message])
 
 
+@pytest.mark.long
 def test_each_is_there_once_and_a_frozen_mover_that_wakes_is_refused(target: Target) -> None:
     async def run() -> None:
         frozen, other = Mover(target), Mover(target)
@@ -184,6 +185,7 @@ def test_two_movers_at_once_store_each_batch_once_and_in_order(target: Target) -
     assert target.delivered(count) == [f"{n:02}" for n in range(count)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [False, True], ids=["before the answer", "after it was written"])
 def test_a_batch_that_is_cut_is_stored_once(target: Target, answer: bool) -> None:
     async def run() -> None:
@@ -222,6 +224,7 @@ def test_the_order_per_key_is_kept_over_batches_and_producer_groups(target: Targ
         assert numbers == sorted(numbers) and len(numbers) >= 10
 
 
+@pytest.mark.long
 def test_parts_of_a_large_transaction_are_there_together_and_taken_back_together(target: Target) -> None:
     async def run() -> None:
         mover = Mover(target)
@@ -286,6 +289,7 @@ def test_a_batch_that_nobody_claimed_for_is_refused(target: Target) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_note_between_parts_does_not_commit_them(target: Target) -> None:
     """A source's transaction that takes long is between its parts when its bridge notes that it still lives."""
 
@@ -331,6 +335,7 @@ def test_what_is_no_message_is_named_by_itself(target: Target) -> None:
     assert target.delivered(1) == ["good"]
 
 
+@pytest.mark.long
 def test_a_batch_that_is_larger_than_a_request_is_stored(target: Target) -> None:
     async def run() -> None:
         mover = Mover(target)

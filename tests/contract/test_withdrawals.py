@@ -232,6 +232,7 @@ def test_of_one_that_is_not_there_nothing_is_known(run: Any) -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_waiting_has_a_bound(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         many = [withdrawing(ids.new_id(), committed=True) for _ in range(MOST_UNKNOWN + 1)]

@@ -16,6 +16,7 @@ def test_no_message_loses_its_body_to_a_sweep() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_body_that_is_missing_is_found() -> None:
     """The planted fault: bodies of messages that are still in the log are deleted."""

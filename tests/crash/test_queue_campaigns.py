@@ -49,12 +49,14 @@ def test_held_keys_over_many_kills() -> None:
     held.run(keys=500, steps=20, consumers=4, kills=15, seed=8)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize(("mode", "fair_by"), [("shared", "key"), ("ordered", "header:tenant")])
 def test_tenants_take_turns_over_a_kill(mode: str, fair_by: str) -> None:
     fair.run(5_000, small=20, rounds=2, kills=1, mode=mode, fair_by=fair_by, seed=9, is_timed=False)
 
 
+@pytest.mark.long
 def test_without_turns_the_few_wait() -> None:
     """The planted fault: a group whose tenants take no turns."""
     with pytest.raises(AssertionError, match="the few waited more than"):

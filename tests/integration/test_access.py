@@ -123,6 +123,7 @@ def test_a_poll_ends_with_its_token(guarded: GuardedInMemory, unique: str, route
     assert status == 401 and end in problem["detail"]
 
 
+@pytest.mark.long
 def test_only_hashes_are_kept_and_files_are_the_owners(tmp_path: Path) -> None:
     made = Guarded(tmp_path / "data")
     token = made.make("view")

@@ -173,6 +173,7 @@ def test_several_processes_send_the_same_rows_once(away: ServerProcess, engine: 
     assert delivered(away.url, unique) == [str(number) for number in range(60)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_commit_follows_rows_that_another_process_left(up: ServerProcess, engine: sa.Engine, unique: str) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
@@ -328,6 +329,7 @@ def test_a_row_that_the_server_refuses_later_holds_up_no_other(
         assert producer.flush(PATIENCE_SECONDS) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_coroutines(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}[engine.dialect.name]

@@ -307,6 +307,7 @@ def fuzzed_server(tmp_path: Path) -> Iterator[ServerProcess]:
     process.stop()
 
 
+@pytest.mark.long
 def test_schemathesis_finds_no_server_error(fuzzed_server: ServerProcess) -> None:
     """A few requests of each kind, made from the OpenAPI document, get no 5xx; `make fuzz` makes more."""
     import schemathesis

@@ -303,6 +303,7 @@ def test_an_answer_to_something_else_is_not_taken(
     assert by_loop == ["half", "COMMIT", "half"]
 
 
+@pytest.mark.long
 def test_a_handler_that_closes_the_producer_while_its_thread_sends(
     frozen: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

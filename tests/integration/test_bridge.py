@@ -158,6 +158,7 @@ def test_what_was_published_without_a_transaction_is_bridged(url: str, server: S
     assert sorted(numbers(server, unique, 5)) == [*range(5)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("second_id", [991, 992], ids=["same server id", "another server id"])
 def test_a_second_bridge_takes_over_and_the_first_stops(
     url: str, server: ServerProcess, unique: str, second_id: int
@@ -260,6 +261,7 @@ def test_what_was_purged_stops_it_and_is_backfilled(
     assert drain(server.url, unique, unique, 0) == []
 
 
+@pytest.mark.long
 def test_a_foreign_position_stops_it(url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str) -> None:
     outbox(url, unique, range(2))
     foreign = "0-77-900000" if isinstance(binlog_server, MariaDbServer) else f"{uuid.uuid4()}:1-900000"
@@ -296,6 +298,7 @@ def test_a_source_that_would_leave_gaps_is_refused_at_start(
         move(url, server)
 
 
+@pytest.mark.long
 def test_a_source_that_turns_bad_stops_it(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
@@ -486,6 +489,7 @@ def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
         engine.dispose()
 
 
+@pytest.mark.long
 def test_a_source_that_has_begun_to_send_a_transaction_is_not_read_to_its_end(url: str) -> None:
     """A bridge has not caught up while a transaction arrives. It said so until its end, however long that took."""
     outbox(url, "t", range(1))

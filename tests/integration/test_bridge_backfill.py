@@ -110,6 +110,7 @@ def test_a_session_that_says_it_is_later_has_nothing_taken_for_moved(
     assert numbers(server, unique, 4) == [0, 1, 4, 5]
 
 
+@pytest.mark.long
 def test_a_backfill_begins_while_services_write(url: str, server: ServerProcess, unique: str) -> None:
     """Each transaction is in the snapshot of the tables or behind its position, on MySQL and on MariaDB."""
     subscribe(server.url, unique, unique)

@@ -88,6 +88,7 @@ def test_a_candidate_that_is_refused_is_passed_over(
             move([broken, text(url.set(password="wrong"))], server, name=unique)
 
 
+@pytest.mark.long
 def test_one_that_does_not_answer_is_not_refused(url: URL, server: ServerProcess, unique: str) -> None:
     """It may return, so the bridge goes on asking it beside one that is refused."""
     outbox(text(url), unique, range(2))

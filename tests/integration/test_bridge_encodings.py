@@ -65,6 +65,7 @@ COMPRESS = {
 }
 
 
+@pytest.mark.long
 def test_compressed_transactions_are_read(
     url: str, kind: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_message_that_is_not_logged_stops_it_in_one_sentence(url: str, kind: s
         batches_of(url, kind)
 
 
+@pytest.mark.long
 def test_a_default_of_a_column_that_a_message_may_lack_is_told(url: str) -> None:
     """The binlog does not say what a column's default was."""
 

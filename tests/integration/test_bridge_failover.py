@@ -130,6 +130,7 @@ def test_what_a_server_took_in_between_is_not_passed(
         move(url, server)
 
 
+@pytest.mark.long
 def test_a_bridge_does_not_write_to_a_replica(
     logging: MariaDbServer,
     silent: MariaDbServer,

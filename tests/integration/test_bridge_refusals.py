@@ -182,6 +182,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fill", [False, True], ids=["binlog", "backfill"])
 def test_a_row_that_is_no_message_goes_to_the_list(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str, fill: bool

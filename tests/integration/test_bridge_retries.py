@@ -74,6 +74,7 @@ def test_retention_leaves_what_is_to_be_tried_again(url: str, server: ServerProc
     assert sorted(numbers(server, unique, 2)) == [1, 2]
 
 
+@pytest.mark.long
 def test_one_whose_rows_are_gone_waits_for_a_person_again(url: str, server: ServerProcess, unique: str) -> None:
     """A hundred of those kept every later one from being sent, and no list showed them."""
     subscribe(server.url, unique, unique)

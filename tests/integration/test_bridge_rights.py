@@ -63,6 +63,7 @@ def test_rights_of_one_database_are_not_those_of_the_server(few: URL, binlog_ser
     assert found(few) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("right", ["REPLICATION SLAVE", "ALL", "REPLICATION REPLICA"])
 def test_any_spelling_of_the_right_is_known(few: URL, binlog_server: BinlogServer, right: str) -> None:
     if right == "REPLICATION REPLICA" and is_mysql(binlog_server):

@@ -80,6 +80,7 @@ def numbers(server: ServerProcess, topic: str, count: int) -> list[int]:
     return [json.loads(m["body"])["n"] for m in drain(server.url, topic, topic, count)]
 
 
+@pytest.mark.long
 def test_one_bridge_serves_schemas_that_come_and_go(schemas: Schemas, server: ServerProcess, unique: str) -> None:
     topics = [f"{unique}.{n}" for n in range(3)]
     for topic in topics:

@@ -135,6 +135,7 @@ def test_the_binlog_is_read_with_the_tls_of_the_address(
         reader.close()
 
 
+@pytest.mark.long
 def test_a_word_of_ours_may_have_any_character_set_that_has_ascii(url: URL) -> None:
     """The default of a database, in older tables: states and names are ASCII."""
     engine = sa.create_engine(url)
@@ -166,6 +167,7 @@ def test_the_mark_of_a_row_may_be_any_whole_number(url: URL, server: ServerProce
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["state ENUM('COMMITTED') NOT NULL", "`key` INT", "relayed VARCHAR(3) NOT NULL"])
 def test_a_column_of_another_type_stops_it(url: URL, server: ServerProcess, unique: str, change: str) -> None:
     """A key of four bytes was read as a text, and rows with such a mark or state were skipped."""

@@ -71,6 +71,7 @@ def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: s
     assert metric(frozen_server.url, "notify_leases_expired_total") == ran_out
 
 
+@pytest.mark.long
 def test_a_thousand_large_messages_are_not_in_memory_at_a_time(notify_server: InMemoryServer) -> None:
     """The bodies in hand are bounded, whatever `batch` says: by IN_HAND_BYTES, and an answer of the server more."""
     for part in range(7):  # a request takes 8 MiB

@@ -133,6 +133,7 @@ def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServ
     assert lag(url, "g") == 0
 
 
+@pytest.mark.long
 def test_a_stop_waits_for_a_handler_longer_than_its_lease(
     notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
 ) -> None:

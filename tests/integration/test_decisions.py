@@ -97,6 +97,7 @@ def test_what_was_stored_after_the_preview_is_left_alone(memory: InMemoryServer,
     assert old["count"] == 0
 
 
+@pytest.mark.long
 def test_parked_ones_are_checked_again(memory: InMemoryServer, unique: str) -> None:
     """A job has PARKED transactions checked again with all their checks, and PREPARED ones at once."""
     names = halves(memory, unique, 2, topic=unique)

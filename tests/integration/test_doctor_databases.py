@@ -183,6 +183,7 @@ def test_a_standby_is_named_unless_it_is_a_bridge_s_candidate(own: BinlogServer,
         own.execute("SET GLOBAL read_only = OFF")
 
 
+@pytest.mark.long
 def test_tables_are_made_where_each_needs_a_primary_key(own: BinlogServer, memory: InMemoryServer) -> None:
     if not isinstance(own, MySqlServer):
         pytest.skip("a variable of MySQL")

@@ -31,6 +31,7 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "number"),
     [

@@ -115,6 +115,7 @@ def test_a_careful_shop_has_no_findings(notify_process: Process) -> None:
     shop(notify_process)
 
 
+@pytest.mark.long
 def test_each_step_of_a_careful_shop_is_tried() -> None:
     seen = explored(shop)
     assert seen.findings == () and seen.missed == (), seen
@@ -241,6 +242,7 @@ def test_an_effect_in_a_session_of_its_own_happens_twice(server_url: str) -> Non
     assert finding.fault.step.code == "with Session(process.engine) as own, own.begin():"
 
 
+@pytest.mark.long
 def test_an_error_of_the_commit_that_is_swallowed_loses_the_order() -> None:
     finding = found(explored(lambda process: shop(process, place_whatever_happens)), "LOST")
     assert finding.fault is not None and not finding.fault.is_kill
@@ -304,6 +306,7 @@ def test_causes_without_effects() -> None:
         explore(shop, causes=CAUSES)
 
 
+@pytest.mark.long
 def test_an_act_with_too_many_steps() -> None:
     with pytest.raises(InvalidRequest, match="most_steps is 3"):
         explored(shop, most_steps=3)
@@ -369,6 +372,7 @@ def test_without_the_mark(notify_process):
 """
 
 
+@pytest.mark.long
 def test_a_marked_test_fails_with_the_shortest_step(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FILE)
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist", "test_it.py"]

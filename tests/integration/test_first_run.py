@@ -83,6 +83,7 @@ def test_tail_shows_the_newest_messages_of_all_queues(memory: InMemoryServer, un
     assert [group["name"] for group in groups] == [group["name"] for group in before]
 
 
+@pytest.mark.long
 def test_tail_follows_a_topic_in_json(memory: InMemoryServer, unique: str) -> None:
     publish(memory.url, unique, ["before"])
     tail = Command("topic", "tail", unique, "--follow", "--json", "--url", memory.url)

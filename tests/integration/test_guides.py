@@ -344,6 +344,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_more_than_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ports = {number: str(free_port()) for number in ("7400", "7401")}
@@ -364,6 +365,7 @@ def are_members(listed: str) -> bool:
     return (listed.count("\tserver\t"), listed.count("\trelay\t")) == (2, 1)
 
 
+@pytest.mark.long
 def test_upgrade_and_a_lost_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     server = ServerProcess(tmp_path / "data").start()

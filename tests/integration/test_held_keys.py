@@ -108,6 +108,7 @@ def test_another_mode_is_refused(notify_server: InMemoryServer, unique: str) -> 
         assert refusal(notify_server.url, "PUT", admin_path, mode=mode, on_exhausted=on_exhausted)[0] == 422
 
 
+@pytest.mark.long
 def test_held_keys_outlast_a_kill(killed_server: ServerProcess, unique: str) -> None:
     url = killed_server.url
     subscribe(url, unique, unique, "ordered", **HOLD)
@@ -246,6 +247,7 @@ def test_a_consumer_asks_for_it(notify_server: InMemoryServer, unique: str) -> N
     assert "LookupError: no such account" in held_before[0]["reason"]
 
 
+@pytest.mark.long
 def test_an_async_consumer_asks_for_it(notify_server: InMemoryServer, unique: str) -> None:
     consumer = AsyncConsumer(notify_server.url, group=unique)
 

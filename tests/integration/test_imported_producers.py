@@ -155,6 +155,7 @@ def serve_orders(
     assert len(set(sent)) == len(sent)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("program", "options"), SERVERS)
 def test_requests_commit_with_their_messages(
     frozen: InMemoryServer,
@@ -404,6 +405,7 @@ def test_requests_on_a_servers_database(
     serve_orders(frozen, shop_environment(frozen, engine_url), tmp_path / "output", program, *options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=LONG), pytest.param("forkserver", marks=LONG)])
 def test_a_child_that_ends_right_after_its_commit_sends_the_outcome(
     frozen: InMemoryServer, environment: dict[str, str], tmp_path: Path, how: str

@@ -58,6 +58,7 @@ def rows(engine: sa.Engine, group: str) -> int:
         return connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox).where(own)) or 0
 
 
+@pytest.mark.long
 def test_a_batch_takes_effect_once(shared_engine: sa.Engine, unique: str) -> None:
     inbox, effects = Inbox(shared_engine), Effects(unique)
     size = ASKED_AT_ONCE + 1

@@ -70,6 +70,7 @@ def purge_all(engine: sa.Engine) -> None:
 RESET = {"topic": "t", "to": "earliest"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_reset_to_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
@@ -180,6 +181,7 @@ def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server
     assert consume(url, shop_engine, "other", start="latest") == 0, "a group that begins at the end is not concerned"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_what_was_told_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()

@@ -103,6 +103,7 @@ def test_no_process_is_left_when_the_server_stops(server: ServerProcess, stands_
     assert state(pid)[0] == "Z"
 
 
+@pytest.mark.long
 def test_no_process_is_left_when_the_server_is_killed(server: ServerProcess) -> None:
     pid = child(server)
     assert server.process is not None
@@ -115,6 +116,7 @@ def test_a_refusal_passes_from_the_process() -> None:
         process.ask(partial(AdminClient.list_topics, timeout=0.1))
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_killed_and_replaced(kafka_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AdminProcess(Cluster.of(kafka_url))) as process:
         assert process.ask(take).unknown == frozenset()

@@ -353,6 +353,7 @@ def test_retries_of_an_earlier_version_are_handled(kafka: str, unique: str) -> N
         eventually(lambda: [(m.id, m.topic, m.attempt) for m in seen.messages] == [("old", unique, 2)], "the retry")
 
 
+@pytest.mark.long
 def test_headers_of_strangers_do_no_harm(kafka: str, unique: str) -> None:
     make_topic(kafka, unique)
     strange = {"notify-expires": "never", "notify-attempt": "x", "notify-topic": "elsewhere", "notify-due": "soon",

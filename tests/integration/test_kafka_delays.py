@@ -355,6 +355,7 @@ def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
 # --- in time ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka_node: KafkaNode, unique: str) -> None:
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
@@ -483,6 +484,7 @@ def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka_node: KafkaNode, 
     assert b"too large" in headers["notify-reason"].lower()
 
 
+@pytest.mark.long
 def test_what_is_no_delayed_message_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
     """Somebody else's record in a wheel is left out, and logged."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)

@@ -38,6 +38,7 @@ def until_noted(url: str, group: str) -> None:
     assert (group, 0) in progress(url, group)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
 def test_a_group_that_rested_goes_on_where_it_was_noted(
     kafka_url: str, unique: str, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,7 @@ def test_a_position_is_shown_while_a_consumers_transaction_is_open(kafka_url: st
         consumer.close()
 
 
+@pytest.mark.long
 def test_topics_are_shown_with_their_groups(kafka_url: str, server: ServerProcess) -> None:
     group = Group(kafka_url)
     group.write(group.topic, 0, 3)
@@ -174,6 +175,7 @@ def test_a_group_is_paused_and_reset_through_the_control_topic(kafka_url: str, s
     assert (status, "instant or an offset" in refused["detail"]) == (422, True)
 
 
+@pytest.mark.long
 def test_sources_are_shown_as_bridges(kafka_url: str, server: ServerProcess) -> None:
     source = f"s{uuid.uuid4().hex[:8]}"
 
@@ -193,6 +195,7 @@ def test_sources_are_shown_as_bridges(kafka_url: str, server: ServerProcess) -> 
     assert (status, source in page) == (200, True)
 
 
+@pytest.mark.long
 def test_the_server_takes_no_messages_and_says_why(server: ServerProcess) -> None:
     status, refused = ask(server.url, "POST", "/v1/transactions", {"items": []})
     assert (status, refused["code"]) == (421, "wrong_role")
@@ -241,6 +244,7 @@ def alarms(server: ServerProcess) -> list[dict[str, Any]]:
     return [{"name": "kafka"}] if 'notify_alarms{alarm="kafka"} 1.0' in metrics else []
 
 
+@pytest.mark.long
 def test_positions_without_a_record_keep_no_other_group_from_its_age(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

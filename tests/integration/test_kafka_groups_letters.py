@@ -243,6 +243,7 @@ def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: 
     assert [a["what"] for a in done][2:] == ["dead_letter.purge"] * 2 + ["dead_letter.redrive"] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("ordered", marks=pytest.mark.long), "failover"])
 def test_a_letter_that_is_sent_again_reaches_its_group(kafka_url: str, server: ServerProcess, mode: str) -> None:
     group = Group(kafka_url)

@@ -98,6 +98,7 @@ def test_many_orders_of_operators_hold_up_no_start(kafka_url: str, unique: str) 
         assert arrived.wait(PATIENCE_SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "second"), [("shared", "exclusive"), ("failover", "ordered")])
 def test_a_group_does_not_mix_an_owner_and_members(
     kafka_url: str, unique: str, first: Any, second: Any, monkeypatch: pytest.MonkeyPatch

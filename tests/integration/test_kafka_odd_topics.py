@@ -385,6 +385,7 @@ def test_a_topic_that_is_missing_once_is_not_given_up(
     assert "are gone" not in caplog.text
 
 
+@pytest.mark.long
 def test_a_topic_that_is_missing_at_the_first_look_begins_where_it_is_to(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_delayed_messages_that_were_refused_are_shown_sent_and_dropped(
     eventually(lambda: 'notify_alarms{alarm="refused"} 0.0' in metrics(), "the alarm to be cleared")
 
 
+@pytest.mark.long
 def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -> None:
     refuse(kafka_url, (unique, unique))
     cluster = Cluster.of(kafka_url)
@@ -103,6 +104,7 @@ def test_two_people_who_retry_send_a_message_once(kafka_url: str, unique: str) -
     assert committed(kafka_url, DECISIONS.topic)
 
 
+@pytest.mark.long
 def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(kafka_url: str, unique: str) -> None:
     """Its decisions were those that it had read before another person's."""
     refuse(kafka_url, *[(f"{unique}-{n}", unique) for n in range(2)])

@@ -287,6 +287,7 @@ CONSUMER_LACKS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "name", "operation", "error", "text"), CONSUMER_LACKS)
 def test_a_consumer_says_which_right_it_lacks(
     secured: SecuredKafka, unique: str, kind: str, name: str, operation: str, error: type[NotifyError], text: str
@@ -475,6 +476,7 @@ def test_a_delayed_message_waits_for_a_right_that_is_missing(
         assert texts(secured, topic, 1) == ["late"]
 
 
+@pytest.mark.long
 def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka, unique: str) -> None:
     """A publisher that took it for missing would begin anew."""
     topic = f"orders.{unique}"

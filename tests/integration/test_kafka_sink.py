@@ -245,6 +245,7 @@ def test_a_mover_that_was_frozen_for_too_long_goes_on_where_nobody_took_over(
 # --- topics, sizes, partitions --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_topics_are_made_with_the_partitions_asked_for_and_keys_go_where_java_puts_them(url: str, unique: str) -> None:
     async def work(sink: Sink) -> None:
         epoch, _ = await sink.claim(unique)
@@ -287,6 +288,7 @@ def test_a_topic_of_small_records_takes_what_fits_and_the_rest_is_refused(url: s
     assert [m.value() for m in committed(url, small, 20)] == [t.messages[0].body for t in some]
 
 
+@pytest.mark.long
 def test_what_the_client_itself_refuses_is_of_the_record_that_it_refuses(
     url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,6 +540,7 @@ def test_a_second_relay_stands_by_and_takes_over(
     assert sorted(texts(url, unique, 60)) == [f"{n:02}" for n in range(60)]
 
 
+@pytest.mark.long
 def test_the_largest_message_may_be_delayed(url: str, unique: str) -> None:
     largest = sent(unique, b"x" * LIMITS.message_bytes, key="k" * LIMITS.key_bytes, delay=0.5)
 

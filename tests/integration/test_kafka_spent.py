@@ -77,6 +77,7 @@ def ends(node: KafkaNode, name: str, fault: Fault, end: str, **own: Any) -> tupl
     return producer, planned
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_a_producer_goes_on_if_all_was_answered(kafka_url: str, unique: str, end: str) -> None:
     make_topic(kafka_url, unique)
@@ -92,6 +93,7 @@ def test_a_producer_goes_on_if_all_was_answered(kafka_url: str, unique: str, end
     assert sorted(texts_of(kafka_url, unique)) == (["a", "b", "c"] if end == "commit_transaction" else [])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 @pytest.mark.parametrize(
     ("fault", "own"),
@@ -217,6 +219,7 @@ def test_a_sink_goes_on_with_another_client(kafka_url: str, unique: str) -> None
     assert sorted(texts_of(kafka_url, unique)) == ["0", "1", "2"]
 
 
+@pytest.mark.long
 def test_a_sink_takes_no_other_client_if_another_bridge_came(kafka_url: str, unique: str) -> None:
     """It would fence that bridge, and publish what that one has published."""
     make_topic(kafka_url, unique)
@@ -267,6 +270,7 @@ def test_a_late_claim_of_its_own_does_not_end_a_bridge(
     assert texts_of(kafka_url, unique) == ["first"]
 
 
+@pytest.mark.long
 def test_a_position_is_not_committed_without_what_came_before_it(kafka_node: KafkaNode, unique: str) -> None:
     """A copy of an abort that the client has not sent itself: nothing tells it, and the brokers refuse the position."""
     make_topic(kafka_node.url, unique)

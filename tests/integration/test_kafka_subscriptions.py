@@ -47,6 +47,7 @@ def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> 
     assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
 
 
+@pytest.mark.long
 def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str, tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path}/points.db")
     create_tables(engine)

@@ -174,6 +174,7 @@ def test_a_consumer_goes_on_with_a_new_producer(
     assert made[0].is_spent and len(made) >= 2
 
 
+@pytest.mark.long
 def test_a_releaser_goes_on_with_a_new_producer(kafka_url: str, unique: str, spent: Callable[[str], list[Any]]) -> None:
     made = spent("notify-delays-")
     send_delayed(kafka_url, unique, ["a", "b", "c"], delay=0.1)

@@ -367,6 +367,7 @@ def test_a_change_with_a_mistyped_shard_is_taken_back(databases: dict[str, str],
         eventually(lambda: statuses(second) == {201}, "the server to take every key again")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_haste")
 def test_a_change_is_taken_back_until_it_is_through(databases: dict[str, str]) -> None:
     """A change is taken back at each of its steps; a change that is complete is not."""

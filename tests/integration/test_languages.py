@@ -46,6 +46,7 @@ def java(scratch: Path) -> list[str]:
     return ["java", "-cp", f"{jars}/*", str(EXAMPLES / "Shop.java")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program", [node, pytest.param(java, marks=pytest.mark.long), pytest.param(go, marks=pytest.mark.long)]
 )

@@ -434,6 +434,7 @@ def test_a_dead_letter_with_a_stored_body_is_corrected_and_sent_again(
 # --- object stores ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_on_s3(notify_server: InMemoryServer, engine: sa.Engine, unique: str) -> None:
     """Through a store's own protocol, and a sweep by its own clock."""
     with s3_server() as s3:
@@ -447,6 +448,7 @@ def test_on_s3(notify_server: InMemoryServer, engine: sa.Engine, unique: str) ->
         assert (status, swept["objects"], swept["young"], swept["swept"]) == (0, 1, 1, 0)
 
 
+@pytest.mark.long
 def test_over_kafka(kafka_url: str, engine: sa.Engine, body_store: BodyStore, unique: str) -> None:
     """Through an outbox and a relay: the reference is the record's value."""
     options: dict[str, Any] = {"mode": "outbox", "store": body_store.url, "compress_above": 1000}
@@ -467,6 +469,7 @@ def test_over_kafka(kafka_url: str, engine: sa.Engine, body_store: BodyStore, un
     assert (small.body, small.headers) == (b"x" * 5000, {"h": "v"})
 
 
+@pytest.mark.long
 def test_without_a_store_its_library_is_not_imported() -> None:
     """Neither by a producer nor by a consumer."""
     code = (

@@ -62,6 +62,7 @@ class InLoop(AsyncConsumer):
         asyncio.run(super().run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["threads", "coroutines", "batches"])
 def test_a_handlers_time_is_the_same_everywhere(timed: ServerProcess, unique: str, kind: str) -> None:
     measured: list[float] = []

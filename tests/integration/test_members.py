@@ -116,6 +116,7 @@ def test_the_same_room_comes_first(three: Started) -> None:
         assert sum(counts) == clients and stored in (None, counts)
 
 
+@pytest.mark.long
 def test_a_clock_that_is_off_is_said(three: Started) -> None:
     """A server whose clock is off is named by `doctor`; it uses the database's clock."""
     engine = open_engine(three.storage)
@@ -133,6 +134,7 @@ def test_a_clock_that_is_off_is_said(three: Started) -> None:
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_server_without_queues_says_who_has_them(three: Started, tmp_path: Path) -> None:
     server = three.servers[0]
     status, problem = ask(server.url, "POST", "/v1/groups/g/receive", {"instance": "i"})

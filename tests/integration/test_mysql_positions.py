@@ -271,6 +271,7 @@ def test_the_binlog_is_read_by_a_unix_socket(mysql: MySqlServer, url: str, serve
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_stream_that_the_source_kills_ends_with_an_error(mysql: MySqlServer, url: str) -> None:
     outbox(url, "t", range(1))
     stream = BinlogStream(sa.make_url(url), 4711, None, mariadb=False)

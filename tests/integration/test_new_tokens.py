@@ -187,6 +187,7 @@ def test_of_servers_that_start_at_once_one_makes_the_first_token(engine_url: str
     assert left[0].stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.long
 def test_two_new_servers_share_one_first_token(shared: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [server_on(shared, tmp_path / name, stack) for name in "ab"]

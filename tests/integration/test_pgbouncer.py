@@ -111,6 +111,7 @@ def bounds_of(url: str) -> list[str]:
         return [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
 
 
+@pytest.mark.long
 def test_an_audit_refuses_transaction_mode(direct: str, pooled: Pooled, tmp_path: Path) -> None:
     """It ended in Spark with an error of a prepared statement, and left its time limit to other clients."""
     through = pooled(TRANSACTION)
@@ -120,6 +121,7 @@ def test_an_audit_refuses_transaction_mode(direct: str, pooled: Pooled, tmp_path
     assert bounds_of(through) == bounds_of(direct)
 
 
+@pytest.mark.long
 def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
     direct: str, pooled: Pooled, server: ServerProcess, unique: str
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
         made.dispose()
 
 
+@pytest.mark.long
 def test_doctor_notices_a_pooler(direct: str, pooled: Pooled, server: ServerProcess) -> None:
     engine = sa.create_engine(direct)
     create_tables(engine)

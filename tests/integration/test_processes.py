@@ -35,6 +35,7 @@ def launch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     return request.param  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 @BOTH
 def test_it_is_started_killed_and_stopped(launch: Any, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CREATE_TOPICS": "1"}).start()

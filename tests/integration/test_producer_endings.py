@@ -36,6 +36,7 @@ place()
 """
 
 
+@pytest.mark.long
 def test_a_script_that_ends_without_close_has_sent_its_outcome(
     notify_server: InMemoryServer, unique: str, tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("way", "times"), [("kept", 1), ("collected", 1), ("closed", 0)])
 def test_an_asynchronous_producer_that_is_never_closed_is_said(
     notify_server: InMemoryServer, unique: str, way: str, times: int

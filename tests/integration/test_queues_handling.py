@@ -313,6 +313,7 @@ def test_what_outlasts_the_drain_comes_again(queue: Queue, unique: str) -> None:
     assert seen == ["too slow"]
 
 
+@pytest.mark.long
 def test_at_most_so_many_handlers_run_at_once(queue: Queue, unique: str) -> None:
     queue.make_topic(unique, 2)
     at_once, most = 0, 0

@@ -97,6 +97,7 @@ async def sent(relay: Relay, count: int) -> None:
     await eventually_async(lambda: relay.total.sent == count, f"{count} to be sent")
 
 
+@pytest.mark.long
 def test_an_idle_relay_asks_nothing(outbox: Outbox, server: ServerProcess) -> None:
     """It asked 14 times a second, for ever: a database that is paid by use never slept."""
 

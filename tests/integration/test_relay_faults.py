@@ -158,6 +158,7 @@ def test_what_is_far_too_large_is_not_even_read(
     assert read == [small] and outbox.listed() == [(large, "request_too_large", 1)]
 
 
+@pytest.mark.long
 def test_rows_that_no_driver_can_read_hold_up_no_others(
     outbox: Outbox, server: ServerProcess, unique: str, database: str
 ) -> None:
@@ -176,6 +177,7 @@ def test_rows_that_no_driver_can_read_hold_up_no_others(
     assert [code for _, code, _ in outbox.listed()] == ["unreadable"] * (1 + count)
 
 
+@pytest.mark.long
 def test_one_that_is_mended_is_sent_when_a_person_has_it_tried_again(
     outbox: Outbox, server: ServerProcess, unique: str
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_relay_that_ends_by_a_fault_says_so(
         assert code == 2 and "planted" in said["text"]
 
 
+@pytest.mark.long
 def test_a_database_without_the_list_is_relayed_too(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +259,7 @@ def test_a_database_without_the_list_is_relayed_too(
     assert codes == {name: "unlisted", other: "invalid_name"}
 
 
+@pytest.mark.long
 def test_a_relay_finds_a_list_that_is_made_while_it_runs(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +293,7 @@ def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProc
     assert [body[:3] for body in bodies(drain(server.url, unique, unique, 450))] == [f"{n:03}" for n in range(450)]
 
 
+@pytest.mark.long
 def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: ServerProcess, unique: str) -> None:
     for n in range(12):
         outbox.add(str(n), producer_group="gh"[n % 2])

@@ -254,6 +254,7 @@ def test_pause_and_resume(frozen: InMemoryServer, unique: str) -> None:
     assert refusal(frozen.url, "POST", "schedules/none/pause")[0] == 404
 
 
+@pytest.mark.long
 def test_a_thousand_at_midnight(frozen: InMemoryServer, unique: str) -> None:
     async def thousand(schedules: Schedules) -> None:
         declaration = json.dumps({"message": {"topic": unique, "body": "eA=="}, "cron": "0 0 * * *"})
@@ -430,6 +431,7 @@ def test_a_server_without_schedules_has_no_timer(notify_server: InMemoryServer) 
 # --- several processes --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_workers_divide_schedules(tmp_path: Path, unique: str) -> None:
     server = ServerProcess(tmp_path / "data", flags=["--workers", "2"]).start()
     try:
@@ -470,6 +472,7 @@ def rows_when_ready(rows: Any) -> list[list[dict[str, Any]]]:
     return eventually(tried, "both workers to answer")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("mysql", marks=pytest.mark.long)])
 def test_three_servers_over_one_database(kind: str, database_urls: Any, tmp_path: Path, unique: str) -> None:
     """They take turns by schedule; the instants of a server that is killed are sent by another one, each once."""
@@ -513,6 +516,7 @@ def test_three_servers_over_one_database(kind: str, database_urls: Any, tmp_path
         assert sorted(row["id"] for row in moved) == sorted(f"{row['id']}.0" for row in rows)
 
 
+@pytest.mark.long
 def test_logs_in_a_registry_send_what_was_declared_at_them(tmp_path: Path, unique: str) -> None:
     storage = f"sqlite:///{tmp_path}/servers.db"
     make_storage(storage)

@@ -157,6 +157,7 @@ def test_a_named_schema_wins(tenants: Tenants, producing: Callable[..., Transact
 ODD = ("with space", 'Mixed"Case', "per%cent:colon's", "ünïcode")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "name"),
     [
@@ -187,6 +188,7 @@ def test_odd_names(
     assert tenants.rows(schema) == []
 
 
+@pytest.mark.long
 def test_names_that_differ_in_their_case_only(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:
@@ -401,6 +403,7 @@ def test_the_search_path_of_a_role(
         tenants.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_many_tenants_of_one_producer(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer, count: int

@@ -269,6 +269,7 @@ def test_tables_of_two_versions(tenants: Tenants, producing: Callable[..., Trans
     assert [len(tenants.rows(schema)) for schema in (new, old)] == [4, 4]
 
 
+@pytest.mark.long
 def test_a_row_in_another_schema_than_its_source(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:

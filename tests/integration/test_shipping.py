@@ -71,6 +71,7 @@ def until_shipped(server: ServerProcess) -> None:
         raise AssertionError(f"{error}; {shown}; {server.output[-20:]}") from None
 
 
+@pytest.mark.long
 def test_what_is_stored_is_shipped_through_a_kill(server: ServerProcess, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     server.start()

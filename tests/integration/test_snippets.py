@@ -89,6 +89,7 @@ def test_a_service_is_tested_on_a_real_database(
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_fastapi_service(notify_server: InMemoryServer, tmp_path: Path) -> None:
     from fastapi.testclient import TestClient
 
@@ -382,6 +383,7 @@ def test_handlers_of_each_kind(notify_server: InMemoryServer, tmp_path: Path) ->
 EARLIEST = 'subscribe("order.placed", start="earliest")'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_own_process", [True, False])
 def test_fastapi_and_postgresql_in_production(
     notify_server: InMemoryServer, database_urls: Mapping[str, str], tmp_path: Path, is_own_process: bool

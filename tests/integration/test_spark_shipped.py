@@ -130,6 +130,7 @@ def test_micro_batches_over_the_seam(world: World) -> None:
     assert sorted(read) == list(range(COUNT))
 
 
+@pytest.mark.long
 def test_a_query_begins_at_an_instant_that_only_the_store_knows(world: World) -> None:
     for first in (0, 7, 30, SHIPPED, COUNT - 1):
         begun = sorted(world.numbers(startingOffsets=instant(START_US + first * STEP_US)))

@@ -33,6 +33,7 @@ from tests.support.transactions import sent
 pytestmark = pytest.mark.usefixtures("patient_writers")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient_writers")
 def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, str], tmp_path: Path) -> None:
     with two_shards(database_urls, tmp_path) as (a, b):

@@ -490,6 +490,7 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
     use(storage, scenario, retention_us=10 * SECOND)
 
 
+@pytest.mark.long
 def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> None:
     """Relayed rows are purged. On MySQL and MariaDB only bridged rows were: with a relay the table grew for ever."""
 

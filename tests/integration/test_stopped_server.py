@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.groups import Caller, publish, subscribe
@@ -16,6 +18,7 @@ STOPPED_SECONDS = 3.0
 """Longer than what a server takes for a busy machine."""
 
 
+@pytest.mark.long
 def test_leases_go_on_for_as_long_as_a_server_was_stopped(tmp_path: Path) -> None:
     """`notify serve` had the plain time of day, and not the clock that this is promised of: what was in hand had used
     up an attempt, and nothing looked whether the process was away."""

@@ -189,6 +189,7 @@ def test_if_a_server_is_away_it_deletes_nothing(server: ServerProcess, refused: 
         Sweep(Store(refused.url), ["left"], 3600).run([server.url, URL])
 
 
+@pytest.mark.long
 def test_if_a_server_of_the_registry_is_stopped_it_deletes_nothing(tmp_path: Path, stored: BodyStore) -> None:
     """Each has a log of its own, and the registry lists a server only while it runs."""
     registry = f"sqlite:///{tmp_path / 'registry.db'}"

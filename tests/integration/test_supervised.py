@@ -37,6 +37,7 @@ def told_until(manager: socket.socket, state: str) -> list[str]:
     return told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_is_ready_when_it_listens(manager: socket.socket, tmp_path: Path, workers: int) -> None:
     """`listening` was logged up to 1.3 s before the socket listened, and off a terminal nothing said "ready"."""
@@ -63,6 +64,7 @@ def test_a_server_is_ready_when_it_listens(manager: socket.socket, tmp_path: Pat
     assert not [line for line in lines if " listening " in line], output
 
 
+@pytest.mark.long
 def test_a_mover_touches_its_file_while_it_waits_for_its_database(tmp_path: Path) -> None:
     """A probe restarts a mover that hangs, not one whose target is away."""
     file = tmp_path / "alive"

@@ -91,6 +91,7 @@ def test_the_service_crashes(
         pass
 
 
+@pytest.mark.long
 def test_lost_outcomes_are_asked_back(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
 ) -> None:
@@ -175,6 +176,7 @@ def test_time_stands_still(notify_server: InMemoryServer) -> None:
     assert (notify_server.now - before).total_seconds() == 0.25
 
 
+@pytest.mark.long
 def test_it_restarts_with_what_it_holds(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
 ) -> None:

@@ -315,6 +315,7 @@ def _shake_hands(context: ssl.SSLContext, accepted: socket.socket) -> None:
         connection.recv(1)
 
 
+@pytest.mark.long
 def test_a_server_takes_its_new_certificate(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority")
     file = tmp_path / "server.pem"

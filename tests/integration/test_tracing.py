@@ -85,6 +85,7 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
     assert (by_name["check order.placed"].attributes or {})["notify.outcome"] == "COMMIT"
 
 
+@pytest.mark.long
 def test_a_bridge_goes_on_with_the_trace(spans: InMemorySpanExporter, binlog_url: str) -> None:
     """A trace goes from the request through the outbox's row and the binlog into the queue."""
     with InMemoryServer(tracing=True) as server:

@@ -250,6 +250,7 @@ def refused(*words: str) -> str:
     return str(said["text"])
 
 
+@pytest.mark.long
 def test_a_relay_that_may_not_see_the_outbox_does_not_say_that_it_is_empty(
     few: Few, server: ServerProcess, unique: str
 ) -> None:

@@ -81,6 +81,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     assert all(second == first + 1 for first, second in zip(received[::2], received[1::2], strict=True))
 
 
+@pytest.mark.long
 def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: ServerProcess, unique: str) -> None:
     outbox(url, unique, range(2))
 

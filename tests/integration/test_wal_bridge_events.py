@@ -196,6 +196,7 @@ def test_a_row_that_the_source_itself_cannot_send_stops_it(
         move(url, server)
 
 
+@pytest.mark.long
 def test_each_column_arrives_as_it_was_written(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with engine.begin() as connection:
         insert(

@@ -62,6 +62,7 @@ def test_a_log_that_is_not_logical_is_refused(
             move(url, server)
 
 
+@pytest.mark.long
 def test_a_log_without_a_bound_is_refused_unless_it_is_accepted(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_quiet_database_lets_the_log_of_others_go(
     move_until(url, server, is_past)
 
 
+@pytest.mark.long
 def test_a_message_that_no_queue_takes_does_not_hold_the_slot(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:

@@ -43,6 +43,7 @@ def numbers(kafka: str, topic: str, wanted: int) -> list[int]:
     return sorted(json.loads(m.value())["n"] for m in committed(kafka, topic, wanted))
 
 
+@pytest.mark.long
 def test_a_bridge_goes_on_where_its_relay_has_died(
     kafka: str, wal_url: str, source: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def test_with_coroutines(url: str, engine: sa.Engine, server: ServerProcess, uni
     assert numbers(server, unique, 2) == [0, 1]
 
 
+@pytest.mark.long
 def test_with_django(url: str, engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     shops = pytest.importorskip("tests.support.django_project.shop")
     with shops.added(unique, shops.database_of(url)) as alias:
@@ -247,6 +248,7 @@ def test_a_schemas_messages_go_with_the_bridge_of_their_schema(
     assert numbers(server, unique, 1) == [1]
 
 
+@pytest.mark.long
 def test_audits_are_told_that_there_is_nothing_to_compare(
     engine: sa.Engine, producer: TransactionProducer, unique: str
 ) -> None:

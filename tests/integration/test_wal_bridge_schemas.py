@@ -129,6 +129,7 @@ def test_a_bridge_of_one_schema_leaves_the_others(
     assert drain(server.url, unique, unique, 0) == []
 
 
+@pytest.mark.long
 def test_what_is_refused_is_on_its_schemas_own_list(
     schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
 ) -> None:

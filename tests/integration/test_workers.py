@@ -554,6 +554,7 @@ def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost_or_out_of_order(
             assert list(dict.fromkeys(numbers)) == list(range(count)), key
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_workers_stop_when_their_parent_is_killed_and_the_next_one_serves_their_logs(server: ServerProcess) -> None:
     with TransactionProducer(server.url, group="orders") as producer:

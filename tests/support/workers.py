@@ -120,21 +120,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_kinds_to_long(items)
 
 
-SERVERS = ("postgresql", "mysql", "mariadb")
+ON_ONE_KIND = ("tests/integration/", "tests/contract/test_letters.py")
+KINDS = ("sqlite", "postgresql", "mysql", "mariadb")
 
 
 def leave_kinds_to_long(items: list[pytest.Item]) -> None:
-    """Mark tests as `long`, so that in `make test` each test of the integration folder runs on one kind of database
-    server, beside SQLite, and one of three of those that run on the queue server and on Kafka runs on Kafka.
+    """Mark tests as `long`, so that in `make test` each test of the integration folder runs on one kind of database,
+    and one of three of those that run on the queue server and on Kafka runs on Kafka.
 
-    The checksum of its name says which, so that each subject meets each kind. What differs between kinds has contract
-    suites (tests/contract), which run on all.
+    The checksum of its name says which, so that each subject meets each kind. What differs between kinds of databases
+    has contract suites (tests/contract), which run on all.
     """
     cases: dict[tuple[str, str], list[tuple[str, pytest.Item]]] = defaultdict(list)
     for item in items:
-        if item.nodeid.startswith("tests/integration/") and hasattr(item, "callspec"):
+        if item.nodeid.startswith(ON_ONE_KIND) and hasattr(item, "callspec"):
             assert isinstance(item, pytest.Function)
-            kinds = {*SERVERS, "Kafka"} & {value for value in item.callspec.params.values() if isinstance(value, str)}
+            kinds = {*KINDS, "Kafka"} & {value for value in item.callspec.params.values() if isinstance(value, str)}
             if len(kinds) == 1 and item.get_closest_marker("long") is None:
                 cases[item.nodeid.partition("::")[0], item.originalname].append((kinds.pop(), item))
     for (_, name), of_test in cases.items():

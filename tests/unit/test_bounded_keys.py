@@ -287,16 +287,19 @@ def test_a_refused_name_is_not_kept(text: str) -> None:
     _refused(InvalidRequest, lambda: check_name("topic", "n" * (NAME_CHARACTERS + 1)))
 
 
+@pytest.mark.long
 def test_a_long_key_is_hashed_but_not_kept() -> None:
     assert _kept(lambda n: keys.key_hash(f"{n}{LONG}")) < KEPT
     longest = "k" * LIMITS.key_bytes
     assert keys.key_hash(longest) == keys._hash_of(longest)
 
 
+@pytest.mark.long
 def test_a_refused_id_is_not_kept() -> None:
     assert _kept(lambda n: _refused(InvalidId, lambda: ids.from_text(f"{n}{LONG}"))) < KEPT
 
 
+@pytest.mark.long
 def test_a_host_that_no_name_is_long_enough_for_is_not_kept() -> None:
     assert _kept(lambda n: browsers.is_own_host(f"{n}{LONG}".encode(), "127.0.0.1", "")) < KEPT
     assert browsers.is_own_host(b"127.0.0.1:8080", "127.0.0.1", "")

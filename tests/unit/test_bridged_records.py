@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 
 from notify.spark.checks.searches import gaps
 from notify.spark.inputs.catalog import Bridged, Catalog, learn
@@ -53,6 +54,7 @@ def test_a_bridge_that_goes_on_is_two_records_of_a_segment() -> None:
     assert thinned(records[:2]) == records[:2] and thinned([]) == []
 
 
+@pytest.mark.long
 def test_gaps_are_the_same_in_what_is_left() -> None:
     rng = random.Random(3)
     total = 0

@@ -535,6 +535,7 @@ def test_the_bodies_of_strangers_are_bounded_for_all_together() -> None:
     virtual_loop.run(run())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "begun",
     [

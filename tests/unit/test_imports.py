@@ -167,6 +167,7 @@ EXTRAS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_what_an_extra_is_for_works_with_what_it_brings_alone(extra: str) -> None:
     """As `make release` shows it in an environment of its own: here whatever else is installed cannot be imported."""
@@ -209,6 +210,7 @@ def command(*words: str) -> str:
     return "\n".join([*lines, "try: main.main()", "except SystemExit as ended: assert not ended.code, ended.code"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("group", "--help"), ("topic", "tail", "--help")])
 def test_a_command_that_asks_nobody_loads_no_command_but_its_own(words: tuple[str, ...]) -> None:
     """`notify --version` imported every command, SQLAlchemy and the client."""

@@ -277,6 +277,7 @@ sys.exit(peers.main([], [Sleeping()]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGINT, signal.SIGHUP))]
 )

@@ -176,6 +176,7 @@ def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
     assert shown == {"reason", "dry_run", "url", "as_json"}
 
 
+@pytest.mark.long
 def test_a_locale_without_a_character_is_shown_its_number() -> None:
     """Help, and whatever a message or a sentence of ours holds, ended with a traceback."""
     shown = subprocess.run(

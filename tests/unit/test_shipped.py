@@ -367,6 +367,7 @@ def test_a_pace_bounds_the_rate() -> None:
     assert time.monotonic() - began >= 0.15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", ["garbage", "cut off", "empty", "of another tool"])
 def test_a_table_that_is_not_the_one_shipped_is_the_stores_fault(data: Path, url: str, spoil: str) -> None:
     """Errors of the library that reads it came up in a query of Spark, without a word of the object."""

@@ -118,6 +118,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([(zone, at) for zone, instants in CHANGES.items() for at in instants]),
@@ -210,6 +211,7 @@ def test_any_text_is_an_expression_or_is_refused(text: str) -> None:
     assert found == sorted(set(found))
 
 
+@pytest.mark.long
 def test_a_machine_without_the_database_of_zones_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> ZoneInfo:
         raise zoneinfo.ZoneInfoNotFoundError(name)

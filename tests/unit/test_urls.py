@@ -162,6 +162,7 @@ def test_an_engine_is_shown_without_its_password() -> None:
     assert shown_url(engine) == "postgresql+psycopg://u:***@h/d?password=***"
 
 
+@pytest.mark.long
 def test_other_addresses_are_refused_without_their_passwords() -> None:
     for refuse in (
         lambda: check_address(f"http://user:{SECRET}@h/x", Settings()),

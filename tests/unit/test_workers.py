@@ -338,6 +338,7 @@ def test_the_state_of_a_process_is_read_whatever_its_name() -> None:
     assert not waits_for_disk(os.getpid())
 
 
+@pytest.mark.long
 def test_the_parent_holds_no_more_silent_connections_than_its_files_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others go to the workers at once; it accepted nothing until they had been silent for long enough."""
     monkeypatch.setattr(acceptor, "open_files", lambda: 40)
