@@ -6,6 +6,8 @@ databases are cut, and its next step raises Crashed.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import importlib
 import inspect
@@ -34,28 +36,30 @@ from notify.client.producer.producer import ThreadProducer
 from notify.client.producer.running import Running
 from notify.client.threads.loop import LoopThread
 from notify.errors import InvalidRequest, Unavailable
-from notify.runtime.databases import use_explicit_begin
 from notify.testing.crashes import Crashed
+from notify.testing.explored_database import engine_of
 from notify.testing.server import Entrance
-from notify.testing.steps import HOOKS, Fault, Step
+from notify.testing.steps import HOOKS, Fault, Place, Step, place_of_caller
 
 T = TypeVar("T")
 START_SECONDS = 30.0
 """How long a consumer may take to subscribe, and a real process to start."""
 END_SECONDS = 10.0
 """How long the parts of dead processes may take to end."""
-Event = tuple[Literal["step"], Step] | tuple[Literal["returned"], bool, object]
+Event = tuple[Literal["step"], Step] | tuple[Literal["group"], str] | tuple[Literal["returned"], bool, object]
 
 
 class Process:
     """One process of the service under test: what the tested function gets each time that it is called.
 
-    `url`: the address of the server, for this process's producers and consumers. `database`: the SQLAlchemy URL of the
-    database. `is_restarted`: whether this process follows one that was killed.
+    `url`: the address of the server, for this process's producers and consumers. `kafka`: the URL of the brokers; empty
+    without them. `database`: the SQLAlchemy URL of the database, or `django:` and an alias. `is_restarted`: whether
+    this process follows one that was killed.
     """
 
     def __init__(self, run: ServiceRun, database: str, is_restarted: bool) -> None:
         self.url = run.url
+        self.kafka = run.kafka
         self.database = database
         self.is_restarted = is_restarted
         self._run = run
@@ -65,29 +69,35 @@ class Process:
     def engine(self) -> sa.Engine:
         """A SQLAlchemy engine of this process for the database; on SQLite with `use_explicit_begin`."""
         if self._engine is None:
-            self._engine = sa.create_engine(self.database)
-            if self._engine.dialect.name == "sqlite":
-                use_explicit_begin(self._engine)
+            self._engine = engine_of(self.database)
         return self._engine
 
     def load(self, module: str) -> Any:
         """Import a module of the service anew, as a new process does: its engines and producers must not be those of
-        the killed process. Returns the module."""
+        the killed process. Returns the module. Django's models, which can be imported only once, stay as they are."""
         package = module.partition(".")[0]
         if package not in self._run.packages:
             self._run.packages.add(package)
+            kept = HOOKS.kept_modules
             for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-                del sys.modules[name]
+                if name not in kept:
+                    del sys.modules[name]
         return importlib.import_module(module)
 
     def run(self, *parts: Any) -> None:
-        """Run consumers until this process ends, and have an AsyncTransactionProducer answer checks.
+        """Run consumers until this process ends, and have producers answer checks.
 
         Returns once the consumers have subscribed. Raises InvalidRequest for a part whose engine belongs to a process
         that was killed, Unavailable for a consumer that does not subscribe, and what its `run` raises.
         """
         for part in parts:
             self._run.run(part)
+
+    def relay(self, *, schema: str | None = None) -> None:
+        """Run a relay of this process's database until the process ends, for a producer in mode `outbox`. It moves to
+        Kafka, if the exploration has brokers, otherwise to the server. What it sends and marks are steps. `schema`: the
+        schema of the outbox."""
+        self._run.relay(self.engine, schema)
 
     def act(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
         """Call the function that the test is about, whose every step is tried; None in a restarted process, where it is
@@ -108,9 +118,13 @@ Service = Callable[[Process], object]
 class ServiceRun:
     """The run of a process, in the process (of the operating system) that runs it."""
 
-    def __init__(self, url: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, url: str, kafka: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]
+    ) -> None:
         """`die` is called before Crashed is raised; `tell` hears of what happens."""
         self.url = url
+        self.kafka = kafka
+        self.relay_place: Place | None = None
         self._fault = fault
         self._die = die
         self._tell = tell
@@ -120,6 +134,8 @@ class ServiceRun:
         self._times: Counter[tuple[str, str, int]] = Counter()
         self._loop: LoopThread | None = None
         self._parts: list[Any] = []
+        self._threads: list[threading.Thread] = []
+        """The threads of consumers."""
         self._outgoings: dict[int, ThreadOutgoing | LoopOutgoing] = {}
         self._has_acted = False
         self._process: Process | None = None
@@ -162,7 +178,7 @@ class ServiceRun:
         """The act: from its beginning on, each step counts."""
         self._is_acting = True
         yield
-        self._has_acted = True
+        self._has_acted = not self.is_dead  # a rollback's error may have taken the place of Crashed
 
     # --- parts ------------------------------------------------------------------------------------------------
 
@@ -193,8 +209,22 @@ class ServiceRun:
             self.loop().run(part.start(), START_SECONDS)
         elif isinstance(part, ThreadProducer):
             self._check_engine(part._plan.engine)
+            part.outgoing.start()
         else:
             raise InvalidRequest(f"run takes consumers and producers, not a {type(part).__name__}")
+
+    def relay(self, engine: sa.Engine, schema: str | None) -> None:
+        from notify.testing.relay_steps import relay  # it needs the movers, which few services run
+
+        self._check_engine(engine)
+        self.relay_place = place_of_caller()
+        moving = asyncio.run_coroutine_threadsafe(relay(self, engine, self.kafka or self.url, schema), self.loop().loop)
+        moving.add_done_callback(self._relay_has_ended)
+
+    def _relay_has_ended(self, moving: concurrent.futures.Future[None]) -> None:
+        error = None if moving.cancelled() else moving.exception()
+        if error is not None and not self.is_dead:
+            self._tell(("returned", False, error))
 
     def _check_engine(self, engine: Any) -> None:
         if not HOOKS.owns(self, engine):
@@ -204,8 +234,17 @@ class ServiceRun:
             )
 
     def _run_consumer(self, consumer: Consumer | AsyncConsumer) -> None:
-        if consumer.url != self.url:
-            raise InvalidRequest(f"give the consumer the address process.url; it has {consumer.url}")
+        if self.kafka and consumer.url == self.kafka:
+            from notify.testing import kafka_steps
+
+            kafka_steps.look()
+            HOOKS.claim(consumer, self)
+            self._tell(("group", consumer.group))
+        elif consumer.url != self.url:
+            raise InvalidRequest(
+                f"give the consumer the address process.url, or process.kafka of an exploration with brokers; it has "
+                f"{consumer.url}"
+            )
         subscribed = threading.Event()
         errors: list[BaseException] = []
         consumer._announce = lambda text: subscribed.set()  # type: ignore[assignment]
@@ -220,7 +259,8 @@ class ServiceRun:
                 errors.append(error)
             subscribed.set()
 
-        threading.Thread(target=run, name="notify-explored-consumer", daemon=True).start()
+        self._threads.append(threading.Thread(target=run, name="notify-explored-consumer", daemon=True))
+        self._threads[-1].start()
         if not subscribed.wait(START_SECONDS):
             raise Unavailable(f"the consumer of {consumer.group} did not subscribe within {START_SECONDS:g} s")
         if errors:
@@ -232,6 +272,9 @@ class ServiceRun:
             if isinstance(part, Consumer):
                 with contextlib.suppress(RuntimeError):  # its loop is closed already
                     part._cut(signal.SIGTERM)
+        if self.kafka:
+            for thread in self._threads:
+                thread.join(END_SECONDS)  # until it has left its group, the next process gets no partitions
         for outgoing in self._outgoings.values():
             if isinstance(outgoing, ThreadOutgoing):
                 _abandon(outgoing)
@@ -274,6 +317,8 @@ class Observed:
     """The explorer's knowledge of a run."""
 
     steps: list[Step] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """The groups of consumers over Kafka."""
     has_returned: bool = False
     """Whether the service's function has returned, or raised."""
     has_acted: bool = False
@@ -287,8 +332,10 @@ class Observed:
         self.moved_at = time.monotonic()
         if event[0] == "step":
             self.steps.append(event[1])
+        elif event[0] == "group":
+            self.groups.append(event[1])
         else:
-            self.has_acted, self.error = event[1], event[2]
+            self.has_acted, self.error = event[1], self.error or event[2]
             self.has_returned = True  # the last one: the explorer then reads the others
 
 
@@ -307,6 +354,9 @@ class Kind(Protocol):
     def start(self, entrance: Entrance, database: str, fault: Fault | None, is_restarted: bool) -> Explored:
         """Start a process. `fault`: what happens in it."""
 
+    def rest(self) -> None:
+        """Wait until what is left of the dead ones has ended."""
+
     def close(self) -> None:
         """End what is left of all of them."""
 
@@ -318,7 +368,7 @@ class _Thread:
         self.observed = Observed()
         self._kind = kind
         self._entrance = entrance
-        self.run = ServiceRun(entrance.url, fault, self._die, self.observed.hear)
+        self.run = ServiceRun(entrance.url, kind.kafka, fault, self._die, self.observed.hear)
         main = self.run.main
         threading.Thread(
             target=main, args=(kind.service, database, is_restarted), name="notify-explored", daemon=True
@@ -336,7 +386,7 @@ class _Thread:
         self._kind.bury(self.run)
 
 
-_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "asyncio")
+_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "notify.relay", "notify.kafka", "asyncio")
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
@@ -348,8 +398,9 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 class Threads:
     """Processes that are threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, kafka: str) -> None:
         self.service = service
+        self.kafka = kafka
         self._burying: list[threading.Thread] = []
         self._modules = dict(sys.modules)
         self._packages: set[str] = set()
@@ -366,10 +417,13 @@ class Threads:
         thread.start()
         self._burying = [earlier for earlier in self._burying if earlier.is_alive()] + [thread]
 
-    def close(self) -> None:
+    def rest(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         for thread in self._burying:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        self.rest()
         threading.excepthook = self._excepthook
         for name in _LOGGERS:
             logging.getLogger(name).removeFilter(_is_of_interest)
@@ -379,7 +433,8 @@ class Threads:
 
     def _raised(self, given: Any) -> None:
         """A thread of a dead process ends as it can."""
-        if not isinstance(given.exc_value, Crashed | sa.exc.DBAPIError):
+        is_djangos = type(given.exc_value).__module__ == "django.db.utils"
+        if not is_djangos and not isinstance(given.exc_value, Crashed | sa.exc.DBAPIError):
             self._excepthook(given)
 
 
@@ -415,7 +470,7 @@ class _Child:
 class Children:
     """Real processes, forked one at a time from a process that was forked before the server started its threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, kafka: str) -> None:
         if not hasattr(os, "fork"):
             raise InvalidRequest("real=True forks processes, which this system cannot do")
         self._directory = tempfile.TemporaryDirectory(prefix="notify-explored-")
@@ -427,7 +482,7 @@ class Children:
             self._pid = os.fork()
         if self._pid == 0:
             self._commands.close()
-            _fork_on_command(theirs, service)
+            _fork_on_command(theirs, service, kafka)
         theirs.close()
         self._living: _Child | None = None
 
@@ -436,6 +491,9 @@ class Children:
         pid: int = self._commands.recv()
         self._living = _Child(pid, self._listener.accept(), lambda: self._commands.recv())
         return self._living
+
+    def rest(self) -> None:
+        """Nothing is left of a killed process."""
 
     def close(self) -> None:
         if self._living is not None:
@@ -446,7 +504,7 @@ class Children:
         self._directory.cleanup()
 
 
-def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
+def _fork_on_command(commands: Connection[Any, Any], service: Service, kafka: str) -> None:
     """Fork a child for each command, and tell its id, and when it has ended. Never returns."""
     try:
         while True:
@@ -454,7 +512,7 @@ def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
             pid = os.fork()
             if pid == 0:
                 commands.close()
-                _be_child(service, *command)
+                _be_child(service, kafka, *command)
             commands.send(pid)
             os.waitpid(pid, 0)
             commands.send(None)
@@ -464,7 +522,9 @@ def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
         os._exit(1)
 
 
-def _be_child(service: Service, address: str, url: str, database: str, fault: Fault | None, restarted: bool) -> None:
+def _be_child(
+    service: Service, kafka: str, address: str, url: str, database: str, fault: Fault | None, restarted: bool
+) -> None:
     """Run the service until this process is killed."""
     try:
         telling = threading.Lock()
@@ -483,7 +543,7 @@ def _be_child(service: Service, address: str, url: str, database: str, fault: Fa
                     signal.pause()
 
             with HOOKS.installed():
-                ServiceRun(url, fault, die, tell).main(service, database, restarted)
+                ServiceRun(url, kafka, fault, die, tell).main(service, database, restarted)
                 while True:
                     signal.pause()
     finally:
