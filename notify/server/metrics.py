@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from notify.protocol.latency import BOUNDS, Histogram
-from notify.server.latency import Latencies
+from notify.server.latency import Exemplar as Kept
+from notify.server.latency import Latencies, Latency
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ COUNTERS = tuple(f.name for f in fields(Metrics) if f.name in HELP)
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
 """Samples of a metric: the values of the labels, and the value of the sample."""
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
 LE = [*map(str, BOUNDS), "+Inf"]
 """The label `le` of each bucket."""
 
@@ -112,10 +116,12 @@ class Exposition:
         self._families.append(family)
 
     def histograms(self, name: str, text: str, label: str, samples: Iterable[tuple[str, Histogram]]) -> None:
-        """Add a histogram of durations for each value of its label."""
+        """Add a histogram of durations for each value of its label, with the exemplars that it has."""
         family = HistogramMetricFamily(name, text, labels=[label])
         for value, histogram in samples:
-            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), strict=True))
+            exemplars = histogram.exemplars if isinstance(histogram, Latency) else None
+            traces = [_traced(exemplars.get(bucket)) for bucket in range(len(LE))] if exemplars else repeat(None)
+            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), traces, strict=False))
             family.add_metric([value], buckets, histogram.sum_us / 1e6)
         self._families.append(family)
 
@@ -123,8 +129,22 @@ class Exposition:
         """The metrics gathered so far; prometheus-client calls this on a collector."""
         return self._families
 
-    def text(self) -> str:
-        """Prometheus' text format 0.0.4."""
+    def text(self, kind: str = PLAIN) -> str:
+        """The metrics in a content type, PLAIN or OPENMETRICS; only the latter has exemplars."""
         registry = CollectorRegistry()
         registry.register(self)
-        return generate_latest(registry).decode()
+        text = openmetrics.generate_latest(registry) if kind == OPENMETRICS else generate_latest(registry)
+        return text.decode()
+
+
+def kind_for(accept: str) -> str:
+    """The content type for a request's header `Accept`: OPENMETRICS if that names it, as Prometheus does."""
+    accepted = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return OPENMETRICS if OPENMETRICS.partition(";")[0] in accepted else PLAIN
+
+
+def _traced(exemplar: Kept | None) -> Exemplar | None:
+    """An exemplar of a bucket as prometheus-client takes it."""
+    if exemplar is None:
+        return None
+    return Exemplar({"trace_id": exemplar.trace_id}, exemplar.us / 1e6, exemplar.at_us / 1e6)

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from notify.admin_api.words import latency
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.protocol.latency import BOUNDS, quantile
-from notify.server.latency import KINDS, SHARES
+from notify.protocol.latency import BOUNDS, SHARES, quantile
+from notify.server.latency import KINDS
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import run

@@ -8,9 +8,19 @@ from array import array
 
 import pytest
 
-from notify.protocol.latency import BOUNDS, BUCKETS, Histogram, parsed, quantile, written
+from notify.protocol.latency import (
+    BOUNDS,
+    BUCKETS,
+    Histogram,
+    parsed,
+    parsed_slowest,
+    quantile,
+    shown,
+    written,
+    written_slowest,
+)
 from notify.server import latency
-from notify.server.latency import OTHER, Histograms, Latencies, Latency, shown
+from notify.server.latency import EXEMPLAR_US, OTHER, Exemplar, Histograms, Latencies, Latency
 from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
 from notify.storage.message_run import CommitTimes, total_of
 
@@ -81,6 +91,55 @@ def test_a_report_is_read_as_it_was_written() -> None:
     again = parsed(written(histogram))
     assert again is not None and again.counts == histogram.counts and again.sum_us == histogram.sum_us
     assert len(written(counted(*BOUNDS, 5000))) < 200
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_the_slowest_call_is_read_as_it_was_written() -> None:
+    assert parsed_slowest(written_slowest(61_000, TRACE)) == (61_000, TRACE)
+    wrong = (
+        "",
+        "x",
+        f"1.{TRACE[1:]}",
+        f"1.{TRACE}0",
+        f".{TRACE}",
+        f"-1.{TRACE}",
+        f"1.{TRACE.upper()}",
+        f"1.{'g' * 32}",
+    )
+    assert [text for text in wrong if parsed_slowest(text) is not None] == []
+
+
+def test_a_bucket_keeps_one_exemplar_for_a_while() -> None:
+    timed = Latency(with_exemplars=True)
+    asked: list[str] = []
+
+    def exemplify(us: int, now_us: int, trace_id: str) -> None:
+        def find_trace() -> str:
+            asked.append(trace_id)
+            return trace_id
+
+        timed.exemplify(us, now_us, find_trace)
+
+    exemplify(3_000, NOW, "")
+    exemplify(3_000, NOW, "a")
+    exemplify(4_000, NOW + EXEMPLAR_US - 1, "b")
+    exemplify(30_000, NOW, "c")
+    assert timed.exemplars == {2: Exemplar(3_000, NOW, "a"), 5: Exemplar(30_000, NOW, "c")}
+    exemplify(4_000, NOW + EXEMPLAR_US, "")
+    exemplify(4_000, NOW + EXEMPLAR_US, "d")
+    assert timed.exemplars[2] == Exemplar(4_000, NOW + EXEMPLAR_US, "d")
+    assert asked == ["", "a", "c", "", "d"], "a message is read only if its trace is wanted"
+    for us in range(0, 2_000_000_000, 500_000):
+        exemplify(us, NOW, "e")
+    assert len(timed.exemplars) <= BUCKETS
+
+
+def test_a_server_that_does_not_trace_keeps_no_exemplars() -> None:
+    timed = Latencies()["commit_to_ack"].of("g")
+    timed.exemplify(3_000, NOW, lambda: TRACE)
+    assert timed.exemplars is None
 
 
 @pytest.mark.parametrize(
