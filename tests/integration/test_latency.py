@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from notify.admin_api.words import latency
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.protocol.latency import BOUNDS, SHARES, quantile
+from notify.protocol.latency import SHARES, quantile
 from notify.server.latency import KINDS
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import run
 from tests.support.groups import Caller, publish, running, subscribe
 from tests.support.http import admin, call, post
+from tests.support.latency import bucket, counts
 from tests.support.transactions import half_request, new_id
 
 SLOW_SECONDS = 0.03
@@ -31,20 +30,6 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process = ServerProcess(tmp_path_factory.mktemp("latency") / "data").start()
     yield process
     process.stop()
-
-
-def counts(url: str, kind: str, label: str) -> list[int]:
-    """The counts of a histogram's buckets in /metrics; empty if there is none."""
-    cumulated: list[float] = []
-    for family in text_string_to_metric_families(str(call(url, "GET", "/metrics"))):
-        if family.name == f"notify_{kind}_seconds":
-            cumulated = [s.value for s in family.samples if s.name.endswith("_bucket") and label in s.labels.values()]
-    return [round(now - before) for now, before in zip(cumulated, [0.0, *cumulated], strict=False)]
-
-
-def bucket(seconds: float | None) -> int:
-    assert seconds is not None
-    return bisect_left(BOUNDS, seconds)
 
 
 def assert_alike(measured: Sequence[float], shown: dict[str, Any]) -> None:

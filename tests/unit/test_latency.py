@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,18 @@ from notify.protocol.latency import (
     written_slowest,
 )
 from notify.server import latency
-from notify.server.latency import EXEMPLAR_US, OTHER, Exemplar, Histograms, Latencies, Latency
+from notify.server.data.routes import WAITING, DataRoutes
+from notify.server.latency import (
+    EXEMPLAR_US,
+    KINDS,
+    MOST_LABELLED,
+    OTHER,
+    Exemplar,
+    Histograms,
+    Latencies,
+    Latency,
+)
+from notify.server.metrics import Exposition, Metrics
 from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
 from notify.storage.message_run import CommitTimes, total_of
 
@@ -178,6 +191,34 @@ def test_the_number_of_series_is_bounded_and_no_count_falls(monkeypatch: pytest.
     seen = {name: sum(histogram.counts) for name, histogram in histograms.samples()}
     assert seen == {"b": 1, "g": 1, OTHER: 5}
     assert all(len(histogram.counts) == BUCKETS for _, histogram in histograms.samples())
+
+
+def test_topics_and_groups_make_no_more_series_than_the_reference_says() -> None:
+    """10,000 topics, and 1,000 groups and producer groups, each with a figure of every kind; and every route."""
+    routes = [f"{method} {path}" for method, path, name in DataRoutes.ROUTES if name not in WAITING]
+    names = {
+        "topic": [f"topic.{n}" for n in range(10_000)],
+        "group": [f"group.{n}" for n in range(1_000)],
+        "producer_group": [f"producer.{n}" for n in range(1_000)],
+        "route": routes,
+    }
+    latencies = Latencies()
+    for kind in KINDS:
+        for name in names[kind.label]:
+            latencies[kind.name].of(name).add(3_000)
+    exposition = Exposition(Metrics())
+    for kind in KINDS:
+        exposition.histograms(f"notify_{kind.name}_seconds", kind.text, kind.label, latencies[kind.name].samples())
+    lines = [line for line in exposition.text().splitlines() if re.match(r"notify_\w+_seconds", line)]
+    labels = sum(len(routes) if kind.label == "route" else MOST_LABELLED + 1 for kind in KINDS)
+    assert len(lines) == labels * (BUCKETS + 2)
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    assert f"at most {len(lines):,} series of histograms" in reference
+    counted = {line.split("{")[0]: 0.0 for line in lines if "_count{" in line}
+    for line in lines:
+        if "_count{" in line:
+            counted[line.split("{")[0]] += float(line.split()[-1])
+    assert counted == {f"notify_{kind.name}_seconds_count": len(names[kind.label]) for kind in KINDS}, "all are counted"
 
 
 class Queues:
