@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, repeat
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -119,9 +119,9 @@ class Exposition:
         """Add a histogram of durations for each value of its label, with the exemplars that it has."""
         family = HistogramMetricFamily(name, text, labels=[label])
         for value, histogram in samples:
-            exemplars = histogram.exemplars if isinstance(histogram, Latency) else None
-            traces = [_traced(exemplars.get(bucket)) for bucket in range(len(LE))] if exemplars else repeat(None)
-            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), traces, strict=False))
+            exemplars = (isinstance(histogram, Latency) and histogram.exemplars) or {}
+            traces = [_traced(exemplars.get(bucket)) for bucket in range(len(LE))]
+            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), traces, strict=True))
             family.add_metric([value], buckets, histogram.sum_us / 1e6)
         self._families.append(family)
 

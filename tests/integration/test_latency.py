@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from notify.admin_api.words import latency
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.protocol.latency import SHARES, quantile
 from notify.server.latency import KINDS
+from notify.server.running import Running
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import run
@@ -167,3 +171,38 @@ def test_check_backs_and_requests_are_timed(timed: ServerProcess, unique: str) -
 def test_every_kind_is_shown_as_a_histogram(timed: ServerProcess) -> None:
     text = str(call(timed.url, "GET", "/metrics"))
     assert all(f"# TYPE notify_{kind.name}_seconds histogram\n" in text for kind in KINDS)
+
+
+@pytest.mark.long
+def test_many_topics_and_groups_make_no_more_series_than_the_reference_says() -> None:
+    """10,000 topics with a message, and 1,000 groups with a lag, a dead letter and a figure of every kind."""
+    with InMemoryServer() as server:
+        topics = [f"topic.{n}" for n in range(10_000)]
+        for first in range(0, len(topics), 2_000):
+            messages = [{"topic": topic, "body": "x"} for topic in topics[first : first + 2_000]]
+            post(server.url, "/v1/messages", {"messages": messages})
+        for n in range(1_000):
+            subscribe(server.url, f"group.{n}", topics[n], start="earliest", max_attempts=1)
+
+        async def timed_all(running: Running) -> None:
+            for kind in KINDS:
+                for name in topics if kind.label == "topic" else [f"group.{n}" for n in range(1_000)]:
+                    running.core.metrics.latencies[kind.name].of(name).add(3_000)
+
+        server.inside(timed_all)
+        for n in range(200):
+            caller = Caller(server.url, f"group.{n}", "i")
+            caller.settle(caller.receive(topics[n]), "dead_letter", reason="a test")
+        text = str(call(server.url, "GET", "/metrics"))
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    most = re.search(r"all of `/metrics` has fewer than ([\d,]+) series", reference())
+    assert most is not None and len(series) < int(most[1].replace(",", "")), len(series)
+    assert metric_lines(text, "notify_lag_messages") == metric_lines(text, "notify_dead_letters") == 100
+
+
+def metric_lines(text: str, name: str) -> int:
+    return sum(line.startswith(f"{name}{{") for line in text.splitlines())
+
+
+def reference() -> str:
+    return (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
