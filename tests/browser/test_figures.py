@@ -20,9 +20,9 @@ from tests.support.latency import bucket, counts, seconds_of
 
 TOPIC, GROUP = "order.placed", "points"
 TOOK = {0.03: 96, 0.7: 4}
-"""How long so many messages took from their commit to their acknowledgement, in seconds."""
+"""The seconds from commit to acknowledgement, and how many messages took so long."""
 HANDLED = "?handled=2960000_4.96_8.4&waited=500000_2.100"
-"""What the consumer reports: 96 calls of 10 to 20 ms and 4 of 0.2 to 0.5 s; all messages waited for 2 to 5 ms."""
+"""The report of the consumer: 96 calls of 10 to 20 ms and 4 of 0.2 to 0.5 s; all messages waited for 2 to 5 ms."""
 LEFT = 7
 LABELS = {"Commit to consumer": "commit_to_consumer", "Consumer to handler": "consumer_to_handler",
           "Handler time": "handler", "Commit to acknowledgement": "commit_to_ack"}  # fmt: skip
@@ -73,6 +73,8 @@ def under_the_cursor(w: Any, chart: str) -> list[str]:
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     w.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
+    value = f"{chart} .u-legend .u-series:nth-child(2) .u-value"
+    w.page.wait_for_function("value => document.querySelector(value).textContent !== ''", arg=value)
     texts: list[str] = w.page.locator(f"{chart} .u-legend .u-value").all_inner_texts()
     return texts[1:]  # the first one is the time
 

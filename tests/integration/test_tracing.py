@@ -166,7 +166,7 @@ def exemplars(url: str) -> dict[tuple[str, str], list[str]]:
             if sample.exemplar is not None:
                 (label,) = (value for name, value in sample.labels.items() if name != "le")
                 assert least < sample.exemplar.value <= float(sample.labels["le"]) or sample.exemplar.value == 0
-                assert sample.exemplar.timestamp > 1_700_000_000 and sample.name.endswith("_bucket")
+                assert float(sample.exemplar.timestamp) > 1_700_000_000 and sample.name.endswith("_bucket")
                 found.setdefault((family.name, label), []).append(sample.exemplar.labels["trace_id"])
             least = float(sample.labels.get("le", "0")) if sample.name.endswith("_bucket") else 0.0
     return found

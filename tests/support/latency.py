@@ -1,4 +1,4 @@
-"""What /metrics says of latencies, and what people are shown of them, to compare both."""
+"""Latencies of /metrics and those that people are shown, to compare both."""
 
 from __future__ import annotations
 
