@@ -32,24 +32,30 @@ LABELS = {"Commit to consumer": "commit_to_consumer", "Consumer to handler": "co
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A server whose charts have one minute: 100 messages were handled in it, and LEFT wait."""
-    with pytest.MonkeyPatch.context() as patch, InMemoryServer() as server:
-        server.freeze()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "EVERY_SECONDS", 86_400.0)  # only the test ends a minute
-        subscribe(server.url, GROUP, TOPIC)
-        server.inside(lambda running: running.figures.sample())
-        server.advance(60)
-        caller = Caller(server.url, GROUP, "points-1")
-        for seconds, count in TOOK.items():
-            publish(server.url, TOPIC, ["x"] * count)
-            server.advance(seconds)
-            messages = caller.receive(TOPIC)
-            assert caller.settle(messages) == [200] * count
-        publish(server.url, TOPIC, ["x"] * (LEFT + 1))
-        (message, *_) = caller.receive(TOPIC, max=1)
-        items = {"items": [{"receipt": message["receipt"], "action": "retry", "delay": 3600}]}
-        post(server.url, f"/v1/groups/{GROUP}/settle{HANDLED}", items)
-        server.inside(lambda running: running.figures.sample())
-        yield server.url
+        with InMemoryServer() as server:
+            fill(server)
+            yield server.url
+
+
+def fill(server: InMemoryServer) -> None:
+    """Let messages take as long as TOOK says, within a minute of the charts."""
+    server.freeze()
+    subscribe(server.url, GROUP, TOPIC)
+    server.inside(lambda running: running.figures.sample())
+    server.advance(60)
+    caller = Caller(server.url, GROUP, "points-1")
+    for seconds, count in TOOK.items():
+        publish(server.url, TOPIC, ["x"] * count)
+        server.advance(seconds)
+        messages = caller.receive(TOPIC)
+        assert caller.settle(messages) == [200] * count
+    publish(server.url, TOPIC, ["x"] * (LEFT + 1))
+    (message, *_) = caller.receive(TOPIC, max=1)
+    items = {"items": [{"receipt": message["receipt"], "action": "retry", "delay": 3600}]}
+    post(server.url, f"/v1/groups/{GROUP}/settle{HANDLED}", items)
+    server.inside(lambda running: running.figures.sample())
 
 
 def said(url: str, kind: str, name: str, label: str = GROUP) -> int:
@@ -68,11 +74,11 @@ def assert_alike(shown: dict[tuple[str, str], str], url: str, label: str = GROUP
 
 
 def under_the_cursor(w: Any, chart: str) -> list[str]:
-    """What a chart's legend says of its newest point, which the mouse is over."""
+    """The values in a chart's legend while the mouse is over the newest point."""
+    w.page.check("#charts input[value='5min']")  # where a minute is wider than the mouse is exact
+    w.page.wait_for_selector("#charts[data-span='5min']")
     plot = w.page.locator(f"{chart} .u-over")
-    plot.scroll_into_view_if_needed()
-    box = plot.bounding_box()
-    w.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
+    plot.hover(position={"x": plot.bounding_box()["width"] - 2, "y": 100})
     value = f"{chart} .u-legend .u-series:nth-child(2) .u-value"
     w.page.wait_for_function("value => document.querySelector(value).textContent !== ''", arg=value)
     texts: list[str] = w.page.locator(f"{chart} .u-legend .u-value").all_inner_texts()
