@@ -120,8 +120,8 @@ class Exposition:
         family = HistogramMetricFamily(name, text, labels=[label])
         for value, histogram in samples:
             exemplars = (isinstance(histogram, Latency) and histogram.exemplars) or {}
-            traces = [_traced(exemplars.get(bucket)) for bucket in range(len(LE))]
-            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), traces, strict=True))
+            cumulated = enumerate(accumulate(histogram.counts))
+            buckets = [_bucket(LE[number], count, exemplars.get(number)) for number, count in cumulated]
             family.add_metric([value], buckets, histogram.sum_us / 1e6)
         self._families.append(family)
 
@@ -133,8 +133,9 @@ class Exposition:
         """The metrics in a content type, PLAIN or OPENMETRICS; only the latter has exemplars."""
         registry = CollectorRegistry()
         registry.register(self)
-        text = openmetrics.generate_latest(registry) if kind == OPENMETRICS else generate_latest(registry)
-        return text.decode()
+        if kind == OPENMETRICS:
+            return str(openmetrics.generate_latest(registry), "utf-8")  # type: ignore[no-untyped-call]
+        return generate_latest(registry).decode()
 
 
 def kind_for(accept: str) -> str:
@@ -143,8 +144,8 @@ def kind_for(accept: str) -> str:
     return OPENMETRICS if OPENMETRICS.partition(";")[0] in accepted else PLAIN
 
 
-def _traced(exemplar: Kept | None) -> Exemplar | None:
-    """An exemplar of a bucket as prometheus-client takes it."""
+def _bucket(le: str, count: int, exemplar: Kept | None) -> tuple[str, float] | tuple[str, float, Exemplar]:
+    """A bucket as prometheus-client takes it."""
     if exemplar is None:
-        return None
-    return Exemplar({"trace_id": exemplar.trace_id}, exemplar.us / 1e6, exemplar.at_us / 1e6)
+        return le, count
+    return le, count, Exemplar({"trace_id": exemplar.trace_id}, exemplar.us / 1e6, exemplar.at_us / 1e6)

@@ -29,7 +29,7 @@ def messages(spark: Any) -> Any:
     table = {"event_us": [at for at, _ in rows], "topic": pa.array([topic for _, topic in rows], pa.int64())}
     table |= {name: pa.array([1 if topic else None for _, topic in rows], pa.int64()) for name in COLUMNS}
     table["last_acked_us"] = pa.array([9 if topic else None for _, topic in rows], pa.int64())
-    table["due_us"] = pa.nulls(len(rows), pa.int64())
+    table |= {name: pa.nulls(len(rows), pa.int64()) for name in ("due_us", "left0")}
     table |= {"id": [b"i"] * len(rows), "is_closed": [True] * len(rows), "classes": [0] * len(rows)}
     return spark.createDataFrame(pa.table(table))
 
