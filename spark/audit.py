@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from operator import or_
+from operator import add, or_
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,8 @@ class Audit:
                 f"not checked for GHOST, because no given database has rows of these producer groups: {listed}"
             )
         self._judge(message_rows, coverage, looked)
+        if not self._plan.closes_by_clock:  # a watch shows no latencies
+            self._count_acks(coverage)
         self._search(coverage)
         self._search_malformed(coverage, looked)
         left_out.tell(self._spark, self._inputs, result, self._effects)
@@ -223,6 +225,13 @@ class Audit:
             self._step("latencies")
         finally:
             rows.unpersist()
+
+    def _count_acks(self, coverage: Coverage) -> None:
+        for log in self._inputs.logs:
+            for group, counts in measures.commit_to_ack(self._spark, log, coverage.from_us, coverage.to_us).items():
+                known = self.result.commit_to_ack.get(group, [0] * len(counts))
+                self.result.commit_to_ack[group] = [*map(add, known, counts)]
+        self._step("acknowledgements")
 
     def _count(self, read: list[dict[str, Any]], coverage: Coverage, looked: Looked) -> None:
         """Add up the figures of the messages that were read row by row (`read`) and those of equal slots."""

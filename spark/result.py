@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from notify.errors import InvalidRequest
+from notify.protocol.latency import BUCKETS, shown
 from notify.spark.causes.cause import Cause
 from notify.spark.inputs.changes import Left
 from notify.spark.inputs.databases import Database
@@ -16,7 +18,11 @@ from notify.spark.inputs.log_read import LogRead
 from notify.spark.judge.completeness import Completeness
 from notify.spark.judge.findings import BAD, BY_NAME
 
-LATENCIES = ("commit_to_queue", "queue_to_ack", "queue_to_effect")
+LATENCIES = ("row_to_queue", "queue_to_ack", "queue_to_effect")
+"""The kinds of latency that are counted by topic: from a message's local row until it is recorded in a queue, and from
+then until its last acknowledgement and until its first effect."""
+MOST_LISTED = 200
+"""The most topics, and the most groups, that a report lists."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,9 @@ class Result:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     buckets: list[dict[str, Any]] = field(default_factory=list)
     latencies: dict[str, list[tuple[int, str, int, int]]] = field(default_factory=dict)
-    """Rows of (bucket, topic, bin, messages) by kind."""
+    """Rows of (instant, topic, bucket, messages) by kind; the buckets are those of notify/protocol/latency.py."""
+    commit_to_ack: dict[str, list[int]] = field(default_factory=dict)
+    """The acknowledgements of each consumer group by bucket, counted as a server counts its histogram of that name."""
     bucket_us: int = 0
     """The length of each of the `buckets`: the plan's, or a longer one if there would be too many of them."""
     from_us: int = 0
@@ -176,6 +184,25 @@ class Result:
     """The inputs by what stays the same about each, with their names, for a watch."""
     bad: tuple[str, ...] = tuple(BAD)
     """The classes of findings that fail this audit."""
+
+    def by_topic(self, kind: str) -> dict[str, list[int]]:
+        """The messages of each topic by bucket of a kind of latency."""
+        counts: dict[str, list[int]] = defaultdict(lambda: [0] * BUCKETS)
+        for _, topic, bucket, count in self.latencies.get(kind, ()):
+            counts[topic][bucket] += count
+        return counts
+
+    @staticmethod
+    def largest(counts: Mapping[str, list[int]]) -> list[tuple[str, list[int]]]:
+        """The MOST_LISTED topics or groups that have counted most, the largest first."""
+        return sorted(counts.items(), key=lambda item: (-sum(item[1]), item[0]))[:MOST_LISTED]
+
+    @property
+    def latency(self) -> dict[str, dict[str, Any]]:
+        """How long messages took, by kind, and by topic (LATENCIES) or consumer group (`commit_to_ack`): as admin
+        routes show it."""
+        counts = {kind: self.by_topic(kind) for kind in LATENCIES} | {"commit_to_ack": self.commit_to_ack}
+        return {kind: {name: shown(c) for name, c in self.largest(by_name)} for kind, by_name in counts.items()}
 
     @property
     def exit_code(self) -> int:

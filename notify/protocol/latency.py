@@ -6,9 +6,11 @@ ignores them, and a client that does not measure leaves them out.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from notify.protocol.limits import digits
 
@@ -19,13 +21,18 @@ BOUNDS = (
 number, so other bounds need other parameters of the query."""
 BOUNDS_US = tuple(round(bound * 1_000_000) for bound in BOUNDS)
 BUCKETS = len(BOUNDS) + 1
+SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+"""The shares that people are shown, by name."""
 
 WAITED = "waited"
 """The parameter of a settlement: how long messages waited in the consumer's hands before their handlers began."""
 HANDLED = "handled"
 """The parameter of a settlement: how long handlers took."""
+SLOWEST = "slowest"
+"""The parameter of a settlement: the slowest handler call of a message with a sampled trace, as `written_slowest`."""
 _MOST_COUNT = 9
 """The most digits of a count in a report."""
+_TRACE = re.compile("[0-9a-f]{32}")
 
 
 class Histogram:
@@ -85,6 +92,17 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return BOUNDS[-1]
 
 
+def shares(counts: Sequence[int]) -> dict[str, float | None]:
+    """The durations of SHARES, in seconds to the microsecond."""
+    durations = {name: quantile(counts, share) for name, share in SHARES.items()}
+    return {name: None if seconds is None else round(seconds, 6) for name, seconds in durations.items()}
+
+
+def shown(counts: Sequence[int]) -> dict[str, Any]:
+    """Counts as admin routes and reports show them: how many, and the SHARES in seconds, None if none is counted."""
+    return {"count": sum(counts)} | shares(counts)
+
+
 def share_within(counts: Sequence[int], seconds: float) -> float | None:
     """The share (0 to 1) of the counted durations that are at most so long, interpolated as in `quantile`; None if none
     is counted. What took longer than the last bound counts as longer than any `seconds`."""
@@ -122,3 +140,15 @@ def parsed(text: str) -> Histogram | None:
             return None
         histogram.counts[bucket] += count
     return histogram
+
+
+def written_slowest(us: int, trace_id: str) -> str:
+    """The value of SLOWEST: a duration in microseconds, and the trace of its message (32 hexadecimal digits)."""
+    return f"{us}.{trace_id}"
+
+
+def parsed_slowest(text: str) -> tuple[int, str] | None:
+    """The duration and the trace that `written_slowest` wrote; None for another text."""
+    us_text, _, trace_id = text.partition(".")
+    us = digits(us_text, 18)
+    return None if us is None or not _TRACE.fullmatch(trace_id) else (us, trace_id)

@@ -53,6 +53,12 @@ def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
     return context if context.is_valid and context.trace_flags.sampled else None
 
 
+def trace_id(headers: Mapping[str, str] | None) -> str:
+    """The id of the sampled trace in the headers, 32 hexadecimal digits; "" if they have none."""
+    context = parse(headers)
+    return "" if context is None else f"{context.trace_id:032x}"
+
+
 @contextlib.contextmanager
 def sending(messages: Sequence[Traced]) -> Iterator[None]:
     """A span around sending messages; each message gets the span's context, unless it has a `traceparent` already."""

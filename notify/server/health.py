@@ -24,7 +24,7 @@ from notify.server.core.core import Core
 from notify.server.data.answer import Answer
 from notify.server.groups import own_tenants
 from notify.server.latency import KINDS
-from notify.server.metrics import Exposition
+from notify.server.metrics import Exposition, kind_for
 from notify.server.running import Running
 from notify.server.schedules.schedule import STATES
 from notify.server.schedules.schedules import Schedules
@@ -79,7 +79,8 @@ def router(what_runs: Callable[[], Running | None], connections: Connections) ->
         if running is None:
             return PlainTextResponse("", 503)
         exposition = await _exposition(running, connections)
-        return PlainTextResponse(exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        kind = kind_for(request.headers.get("accept", ""))
+        return PlainTextResponse(exposition.text(kind), media_type=kind)
 
     return routes
 

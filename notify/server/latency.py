@@ -9,10 +9,11 @@ Hand.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from notify.protocol.latency import BUCKETS, Histogram, quantile
+from notify.protocol.latency import BOUNDS_US, BUCKETS, Histogram, shares, shown
 
 MOST_NAMES = 1000
 """The most topics, groups and so on of a kind with a histogram of their own; the others share one."""
@@ -20,7 +21,8 @@ MOST_LABELLED = 50
 """The most of a kind that have series of their own in /metrics: the first with a figure. The others are added up."""
 OTHER = "(other)"
 """The label's value for all others; no topic or group can have this name."""
-SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+EXEMPLAR_US = 10_000_000
+"""How long the exemplar of a bucket stays before another message may take its place."""
 
 
 class Kind(NamedTuple):
@@ -58,16 +60,43 @@ IN_LISTS = ("commit_to_ack", "handler")
 """The kinds that lists of groups show."""
 
 
+class Exemplar(NamedTuple):
+    """One of the durations of a bucket, and the trace that shows what took so long."""
+
+    us: int
+    at_us: int
+    """When it ended, in microseconds since 1970."""
+    trace_id: str
+    """32 hexadecimal digits."""
+
+
 class Latency(Histogram):
     """A histogram since the start, which knows what it counted in the last minutes."""
 
-    __slots__ = ("_before", "_last", "is_labelled")
+    __slots__ = ("_before", "_last", "exemplars", "is_labelled")
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_exemplars: bool = False) -> None:
         super().__init__()
         self.is_labelled: bool | None = None
         """Whether it has series of its own in /metrics; None: it has not been shown there yet."""
+        self.exemplars: dict[int, Exemplar] | None = {} if with_exemplars else None
+        """At most one for each bucket; None: none is kept, because this server does not trace."""
         self._last = self._before = array("Q", self.counts)
+
+    def exemplify(self, us: int, now_us: int, find_trace: Callable[[], str]) -> None:
+        """Make a duration that ended now the exemplar of its bucket, unless that has a recent one.
+
+        `find_trace` returns the id of its sampled trace, or "" if it has none. It may read a message, and is called
+        only if the exemplar is wanted.
+        """
+        if self.exemplars is None or self.is_labelled is False:  # the sum of the others shows none
+            return
+        bucket = bisect_left(BOUNDS_US, us)
+        known = self.exemplars.get(bucket)
+        if known is None or now_us - known.at_us >= EXEMPLAR_US:
+            trace_id = find_trace()
+            if trace_id:
+                self.exemplars[bucket] = Exemplar(max(0, us), now_us, trace_id)
 
     def turn(self) -> None:
         """End a minute."""
@@ -84,21 +113,11 @@ class Latency(Histogram):
         return [now - before for now, before in zip(self.counts, self._before, strict=True)]
 
 
-def shown(counts: Sequence[int]) -> dict[str, Any]:
-    """Counts as the admin routes show them: how many, and the SHARES in seconds, None if nothing was counted."""
-    return {"count": sum(counts)} | shares(counts)
-
-
-def shares(counts: Sequence[int]) -> dict[str, float | None]:
-    """The durations of SHARES, in seconds to the microsecond."""
-    durations = {name: quantile(counts, share) for name, share in SHARES.items()}
-    return {name: None if seconds is None else round(seconds, 6) for name, seconds in durations.items()}
-
-
 class Histograms:
     """The histograms of one kind, by the value of its label."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_exemplars: bool = False) -> None:
+        self._with_exemplars = with_exemplars
         self._by_name: dict[str, Latency] = {}
         self._others = Latency()
         """The names that found no room, together."""
@@ -112,7 +131,7 @@ class Histograms:
         if latency is None:
             if len(self._by_name) >= MOST_NAMES:
                 return self._others
-            latency = self._by_name[name] = Latency()
+            latency = self._by_name[name] = Latency(with_exemplars=self._with_exemplars)
         return latency
 
     def lately(self, name: str) -> dict[str, Any] | None:
@@ -164,8 +183,9 @@ class Histograms:
 class Latencies:
     """All histograms of a server, by kind."""
 
-    def __init__(self) -> None:
-        self.kinds = {kind.name: Histograms() for kind in KINDS}
+    def __init__(self, *, with_exemplars: bool = False) -> None:
+        """`with_exemplars`: whether histograms keep the traces of some messages."""
+        self.kinds = {kind.name: Histograms(with_exemplars=with_exemplars) for kind in KINDS}
 
     def __getitem__(self, kind: str) -> Histograms:
         return self.kinds[kind]
@@ -175,7 +195,7 @@ class Latencies:
         return {kind: self.kinds[kind].lately(name) for kind in kinds}
 
     def minute(self, name: str, kinds: Sequence[str]) -> dict[str, float | None]:
-        """The SHARES of the last whole minute of a topic or group, by `{kind}_{share}`."""
+        """The SHARES (notify/protocol/latency.py) of the last whole minute of a topic or group, by `{kind}_{share}`."""
         found = ((kind, self.kinds[kind].minute(name)) for kind in kinds)
         return {
             f"{kind}_{share}": seconds

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from notify.protocol.latency import BOUNDS, Histogram
-from notify.server.latency import Latencies
+from notify.server.latency import Exemplar as Kept
+from notify.server.latency import Latencies, Latency
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ COUNTERS = tuple(f.name for f in fields(Metrics) if f.name in HELP)
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
 """Samples of a metric: the values of the labels, and the value of the sample."""
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
 LE = [*map(str, BOUNDS), "+Inf"]
 """The label `le` of each bucket."""
 
@@ -112,10 +116,12 @@ class Exposition:
         self._families.append(family)
 
     def histograms(self, name: str, text: str, label: str, samples: Iterable[tuple[str, Histogram]]) -> None:
-        """Add a histogram of durations for each value of its label."""
+        """Add a histogram of durations for each value of its label, with the exemplars that it has."""
         family = HistogramMetricFamily(name, text, labels=[label])
         for value, histogram in samples:
-            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), strict=True))
+            exemplars = (isinstance(histogram, Latency) and histogram.exemplars) or {}
+            cumulated = enumerate(accumulate(histogram.counts))
+            buckets = [_bucket(LE[number], count, exemplars.get(number)) for number, count in cumulated]
             family.add_metric([value], buckets, histogram.sum_us / 1e6)
         self._families.append(family)
 
@@ -123,8 +129,23 @@ class Exposition:
         """The metrics gathered so far; prometheus-client calls this on a collector."""
         return self._families
 
-    def text(self) -> str:
-        """Prometheus' text format 0.0.4."""
+    def text(self, kind: str = PLAIN) -> str:
+        """The metrics in a content type, PLAIN or OPENMETRICS; only the latter has exemplars."""
         registry = CollectorRegistry()
         registry.register(self)
+        if kind == OPENMETRICS:
+            return str(openmetrics.generate_latest(registry), "utf-8")  # type: ignore[no-untyped-call]
         return generate_latest(registry).decode()
+
+
+def kind_for(accept: str) -> str:
+    """The content type for a request's header `Accept`: OPENMETRICS if that names it, as Prometheus does."""
+    accepted = {kind.partition(";")[0].strip().lower() for kind in accept.split(",")}
+    return OPENMETRICS if OPENMETRICS.partition(";")[0] in accepted else PLAIN
+
+
+def _bucket(le: str, count: int, exemplar: Kept | None) -> tuple[str, float] | tuple[str, float, Exemplar]:
+    """A bucket as prometheus-client takes it."""
+    if exemplar is None:
+        return le, count
+    return le, count, Exemplar({"trace_id": exemplar.trace_id}, exemplar.us / 1e6, exemplar.at_us / 1e6)

@@ -32,7 +32,8 @@ class Equal:
     high_us: int
     topics: dict[str, Counter[str]]
     """Figures of each topic, as spark.measures counts them."""
-    bins: Mapping[tuple[str, int], int]
+    to_ack: Mapping[tuple[str, int], int]
+    """See LogSlot."""
     acked: list[str]
     """The groups that acknowledged messages."""
 
@@ -94,7 +95,7 @@ class Comparison:
                 figures["closed"] = figures["messages"]
                 for name in () if is_closed else ("closed", *COUNTED):
                     figures[name] = 0
-            result.equal.append(Equal(slot, low_us, high_us, equal, log.bins, sorted(log.acked) if is_closed else []))
+            result.equal.append(Equal(slot, low_us, high_us, equal, log.to_ack, sorted(log.acked) if is_closed else []))
         return result
 
     def _times(self, slot: int, log: LogSlot) -> tuple[int, int]:
@@ -258,10 +259,10 @@ def figures_of(equal: list[Equal], bucket_us: int) -> list[dict[str, Any]]:
 
 
 def latencies_of(equal: list[Equal], bucket_us: int) -> list[tuple[int, str, int, int]]:
-    """Rows of (bucket, topic, bin, messages) of the time from a queue to the last acknowledgement."""
+    """Rows of Result.latencies of the time from a queue to the last acknowledgement."""
     counted: Counter[tuple[int, str, int]] = Counter()
     for known in equal:
         at_us = known.low_us // bucket_us * bucket_us
-        for (topic, number), count in known.bins.items():
-            counted[at_us, topic, number] += count
+        for (topic, bucket), count in known.to_ack.items():
+            counted[at_us, topic, bucket] += count
     return sorted((*key, count) for key, count in counted.items())

@@ -54,8 +54,8 @@ class LogSlot:
     """Figures of each topic, as spark.measures counts them."""
     in_time: dict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     """Messages that were delivered in time, by producer group and topic, as spark.judge.deadlines counts them."""
-    bins: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How many messages took how long from their queue to the last acknowledgement."""
+    to_ack: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The messages by topic, and by bucket of the time from their queue to the last acknowledgement."""
     is_odd: bool = False
     """Whether a row is none of a plain life, or a group has not settled a message."""
     low_us: int = 1 << 62
@@ -160,8 +160,8 @@ class LogSlots:
                 acked = slot.acked[name]
                 acked[0] += count
                 acked[1] ^= row["hash"]
-        if row["bin"] is not None:
-            slot.bins[topic, row["bin"]] += count
+        if row["bucket"] is not None:
+            slot.to_ack[topic, row["bucket"]] += count
 
     def _origin(self, source: int | None) -> int | None:
         return None if source is None else self._origins.get(source, message_rows.ABROAD)

@@ -19,8 +19,8 @@ from notify.spark.inputs.columns import COMMITTED, ROLLED_BACK
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.judge import message_rows
 from notify.spark.judge.deadlines import InTime
+from notify.spark.judge.measures import bucket_of
 from notify.spark.judge.message_rows import Groups
-from notify.spark.report.histogram import STEPS
 
 WHOLE, LATE, OPEN, PENDING, WAITING, ROLLED, ODD = range(7)
 """Forms of rows: in a queue, with its half or sent without a transaction; in a queue, its half not here; a half
@@ -49,7 +49,7 @@ class LogDigest:
         self._in_time = in_time
 
     def rows(self, from_us: int, waits_from_us: int) -> Iterator[dict[str, Any]]:
-        """Rows of slot, topic, queue, producer_group, source, form, bin, masks, and sums. Raises TooManyParts.
+        """Rows of slot, topic, queue, producer_group, source, form, bucket, masks, and sums. Raises TooManyParts.
 
         `from_us`: of segments written since then. `waits_from_us`: a message that is due then or later may wait.
         """
@@ -100,16 +100,16 @@ class LogDigest:
         is_queued = F.col("offset").isNotNull()
         is_acked = _any_bit(masks["acked"]) | F.col("acked_us").isNotNull()
         took = F.when(F.col("due_us").isNull(), F.col("last_acked_us") - F.col("queued_us"))
-        step = F.floor(F.log2(F.greatest(took, F.lit(1)).cast("double")) * STEPS).cast("int")
         at = F.coalesce("half_us", "queued_us")
         is_first = F.col("no") == 0
         is_due = (F.col("outcome") == COMMITTED) & self._in_time.is_due("half_us")
         kept = [*masks["acked"], *masks["settled"]]
-        keyed = messages.withColumns(
-            {"slot": F.substring("id", 1, SLOT_BYTES), "form": form, "bin": F.when(took.isNotNull(), step)}
+        bucket = F.when(F.col("took").isNotNull(), bucket_of(F.col("took")))
+        keyed = messages.withColumn("took", took).withColumns(
+            {"slot": F.substring("id", 1, SLOT_BYTES), "form": form, "bucket": bucket}
             | {name: message_rows.bits(F.col(name)) for name in kept}
         )
-        return keyed.groupBy("slot", "topic", "queue", "producer_group", "source", "form", "bin", *kept).agg(
+        return keyed.groupBy("slot", "topic", "queue", "producer_group", "source", "form", "bucket", *kept).agg(
             F.count(F.lit(1)).alias("count"),
             F.bit_xor("id_hash").alias("hash"),
             F.bit_xor("body_hash").alias("body_hash"),

@@ -1,4 +1,4 @@
-"""The figures of an audit: messages by time, topic and class in one query, and their latencies in another."""
+"""The figures of an audit: messages by time, topic and class in one query, and their latencies in two others."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from functools import reduce
 from itertools import chain
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from notify.spark.inputs.columns import COMMITTED
+from notify.protocol.latency import BOUNDS_US, BUCKETS
+from notify.spark.inputs.columns import COMMITTED, name_hash
+from notify.spark.inputs.log_input import LogInput
 from notify.spark.judge import findings
 from notify.spark.judge.deadlines import COUNTED, InTime
 from notify.spark.judge.grain import Grain
 from notify.spark.judge.message_rows import Groups
-from notify.spark.report.histogram import STEPS
 from notify.spark.result import LATENCIES
+from notify.storage.groups import SettleKind
 
 TOTALS = (
     "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed", *COUNTED
@@ -70,17 +72,47 @@ def together(*several: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def added(*several: Iterable[tuple[int, str, int, int]]) -> list[tuple[int, str, int, int]]:
-    """Rows of (bucket, topic, bin, messages), with the messages of several sources added up."""
+    """Rows of Result.latencies, with the messages of several sources added up."""
     counts: Counter[tuple[int, str, int]] = Counter()
     for bucket, topic, number, count in chain(*several):
         counts[bucket, topic, number] += count
     return sorted((*key, count) for key, count in counts.items())
 
 
+def bucket_of(us: Column) -> Column:
+    """The number of the bucket of notify/protocol/latency.py that counts a duration in microseconds, which is not
+    null."""
+    number = F.when(us <= BOUNDS_US[0], 0)
+    for place, bound in enumerate(BOUNDS_US[1:], 1):
+        number = number.when(us <= bound, place)
+    return number.otherwise(len(BOUNDS_US))
+
+
+def commit_to_ack(spark: SparkSession, log: LogInput, from_us: int, to_us: int) -> dict[str, list[int]]:
+    """By consumer group, the acknowledgements of messages that were queued in [from_us, to_us), by bucket.
+
+    They are counted as a server counts `commit_to_ack`: from a message's commit, or from its release if it was delayed,
+    until each acknowledgement; those of the instances of a broadcast together.
+    """
+    acks = log.acks(spark, from_us)
+    if acks is None:
+        return {}
+    groups = {name_hash(name): name.partition("@")[0] for name in log.groups()}
+    is_acked = (F.col("kind") == SettleKind.ACK.value) & F.col("queued_us").between(from_us, to_us - 1)
+    counted = acks.where(is_acked).groupBy(
+        "consumer_group", bucket_of(F.col("at_us") - F.col("queued_us")).alias("bucket")
+    )
+    counts: dict[str, list[int]] = {}
+    for row in counted.count().collect():
+        group = counts.setdefault(groups[row["consumer_group"]], [0] * BUCKETS)
+        group[row["bucket"]] += row["count"]
+    return counts
+
+
 def latencies(rows: DataFrame, grain: Grain) -> dict[str, list[tuple[int, str, int, int]]]:
-    """By kind of latency: rows of (bucket, topic, bin, messages). A message counts for a kind if it has both times."""
+    """Rows of Result.latencies. A message counts for a kind if it has both times."""
     between = {
-        "commit_to_queue": ("t_us", "queued_us"),
+        "row_to_queue": ("t_us", "queued_us"),
         "queue_to_ack": ("queued_us", "last_acked_us"),
         "queue_to_effect": ("queued_us", "effect_us"),
     }
@@ -90,16 +122,11 @@ def latencies(rows: DataFrame, grain: Grain) -> dict[str, list[tuple[int, str, i
         rows.where(F.col("due_us").isNull())
         .select(*grain.keys(), took.alias("kind", "us"))
         .where("us IS NOT NULL")
-        .groupBy(
-            "bucket",
-            "topic",
-            "kind",
-            F.floor(F.log2(F.greatest("us", F.lit(1)).cast("double")) * STEPS).cast("int").alias("bin"),
-        )
+        .groupBy("bucket", "topic", "kind", bucket_of(F.col("us")).alias("took"))
         .count()
     )
     histograms: dict[str, list[tuple[int, str, int, int]]] = {kind: [] for kind in LATENCIES}
     for row in counted.collect():
         at_us = row["bucket"] * grain.bucket_us
-        histograms[row["kind"]].append((at_us, grain.name(row["topic"]), row["bin"], row["count"]))
+        histograms[row["kind"]].append((at_us, grain.name(row["topic"]), row["took"], row["count"]))
     return {kind: sorted(histogram) for kind, histogram in histograms.items()}

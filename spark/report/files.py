@@ -33,7 +33,7 @@ FINDINGS = pa.schema(
         ("evidence", pa.string()),  # JSON
     ]
 )
-_NOT_TOLD = ("found", "buckets", "latencies", "logs", "bad", "producer_groups")
+_NOT_TOLD = ("found", "buckets", "latencies", "commit_to_ack", "logs", "bad", "producer_groups")
 IN_JSON = 1000
 """The most findings in report.json; findings.parquet has all."""
 
@@ -67,6 +67,7 @@ def plain(result: Result) -> dict[str, Any]:
         "coverage": [asdict(line) for line in result.coverage],
         "causes": [asdict(cause) for cause in result.causes],
         "completeness": None if completeness is None else completeness.plain(),
+        "latency": result.latency,
         "inconclusive": bool(result.reasons),
         "exit_code": result.exit_code,
         "findings": [row_of(f) for f in result.found[:IN_JSON]],

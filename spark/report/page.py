@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from notify import __version__
+from notify.admin_api.words import latency
+from notify.protocol.latency import BUCKETS, SHARES, quantile
 from notify.spark.judge.completeness import Completeness, together
 from notify.spark.judge.findings import FINDINGS
 from notify.spark.report import charts
-from notify.spark.report.histogram import merged, percentile, shown
-from notify.spark.result import LATENCIES, Found, Result
+from notify.spark.result import LATENCIES, MOST_LISTED, Found, Result
 
 SHOWN = 50
 """The most rows of evidence for a class on the page; findings.parquet has all."""
@@ -55,7 +57,12 @@ def page(result: Result) -> str:
         complete=_completeness(result.completeness),
         plots=[_amounts(result), _latencies(result)],
         topics=_topics(result),
+        groups=[
+            {"group": group, "count": sum(counts), "took": _took(counts)}
+            for group, counts in result.largest(result.commit_to_ack)
+        ],
         latencies=[name.replace("_", " ") for name in LATENCIES],
+        shares=" / ".join(SHARES),
         sentence=_sentence(result),
     )
 
@@ -158,12 +165,17 @@ def _amounts(result: Result) -> str:
 def _latencies(result: Result) -> str:
     series = []
     for kind, style in zip(LATENCIES, ("s1", "s2", "s3"), strict=True):
-        by_bucket: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for at, _, number, count in result.latencies.get(kind, ()):
-            by_bucket[at].append((number, count))
-        points = [(at, percentile(merged(bins), 0.99)) for at, bins in sorted(by_bucket.items())]
+        by_time: dict[int, list[int]] = defaultdict(lambda: [0] * BUCKETS)
+        for at, _, bucket, count in result.latencies.get(kind, ()):
+            by_time[at][bucket] += count
+        points = [(at, quantile(counts, 0.99)) for at, counts in sorted(by_time.items())]
         series.append(charts.Line(f"{kind.replace('_', ' ')} p99", points, style))
-    return charts.lines("Latencies", series, shown, log=True)
+    return charts.lines("Latencies", series, latency, log=True)
+
+
+def _took(counts: Sequence[int]) -> str:
+    """The SHARES of counted durations."""
+    return " / ".join(latency(quantile(counts, share)) for share in SHARES.values())
 
 
 def _topics(result: Result) -> list[dict[str, Any]]:
@@ -171,18 +183,11 @@ def _topics(result: Result) -> list[dict[str, Any]]:
     for bucket in result.buckets:
         for name in ("committed", "queued", "in_queues", "acknowledged", "effects"):
             sums[bucket["topic"]][name] += bucket[name]
-    bins: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for kind in LATENCIES:
-        for _, topic, number, count in result.latencies.get(kind, ()):
-            bins[kind, topic].append((number, count))
-    rows = []
-    for topic, row in sorted(sums.items(), key=lambda item: -item[1]["in_queues"])[:200]:
-        cells = []
-        for kind in LATENCIES:
-            counted = merged(bins[kind, topic])
-            cells.append(" / ".join(shown(percentile(counted, share)) for share in (0.5, 0.99, 0.999)))
-        rows.append({"topic": topic or "(in no log)", **row, "latencies": cells})
-    return rows
+    counts = [result.by_topic(kind) for kind in LATENCIES]
+    return [
+        {"topic": topic or "(in no log)", **row, "latencies": [_took(by_topic.get(topic, ())) for by_topic in counts]}
+        for topic, row in sorted(sums.items(), key=lambda item: -item[1]["in_queues"])[:MOST_LISTED]
+    ]
 
 
 def _instant(us: int) -> str:

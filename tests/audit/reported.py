@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+from notify.protocol.latency import BUCKETS
 from notify.spark.causes.cause import Cause
 from notify.spark.judge.completeness import completeness_of
 from notify.spark.judge.findings import FINDINGS
@@ -49,8 +50,9 @@ def result(bad: bool = True) -> Result:
         "FINDINGS" if bad else "PASS", [], ["a note"], counts, {"DUP_EFFECT": "name the effects"},
         {"committed": 4000, "in_queues": 3998, "effects": 3900, "rows": 4000}, cases,
         [{"input": "log a", "watermark_us": T0, "from_us": 0, "detail": "x", "kind": "log"}], buckets,
-        {"commit_to_queue": [(b["at_us"], b["topic"], 40 + n % 8, 50) for n, b in enumerate(buckets)],
-         "queue_to_ack": [(b["at_us"], b["topic"], 50, 50) for b in buckets], "queue_to_effect": []},
+        {"row_to_queue": [(b["at_us"], b["topic"], 4 + n % 8, 50) for n, b in enumerate(buckets)],
+         "queue_to_ack": [(b["at_us"], b["topic"], 6, 50) for b in buckets], "queue_to_effect": []},
+        {"<i>points": [100 * (bucket == 5) for bucket in range(BUCKETS)]},
         from_us=T0, to_us=T0 + 1_200_000_000, closed_us=T0, seconds=1.5,
         coverage=[Covered("log a", "source", "the database of orders", "not given", is_whole=not bad)],
         dead=[{"group": "<i>points", "reason": "refused", "count": 3}] if bad else [],

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from notify.protocol.latency import BOUNDS_US, BUCKETS, Histogram
 from notify.spark.judge import grain, measures
 from notify.spark.judge.deadlines import InTime
 from notify.spark.judge.grain import OTHERS, Grain, grain_of
 from notify.spark.judge.message_rows import Groups
-from notify.spark.report.histogram import STEPS
 from notify.spark.result import LATENCIES
 
 MINUTE_US = 60_000_000
@@ -29,7 +29,7 @@ def messages(spark: Any) -> Any:
     table = {"event_us": [at for at, _ in rows], "topic": pa.array([topic for _, topic in rows], pa.int64())}
     table |= {name: pa.array([1 if topic else None for _, topic in rows], pa.int64()) for name in COLUMNS}
     table["last_acked_us"] = pa.array([9 if topic else None for _, topic in rows], pa.int64())
-    table["due_us"] = pa.nulls(len(rows), pa.int64())
+    table |= {name: pa.nulls(len(rows), pa.int64()) for name in ("due_us", "left0")}
     table |= {"id": [b"i"] * len(rows), "is_closed": [True] * len(rows), "classes": [0] * len(rows)}
     return spark.createDataFrame(pa.table(table))
 
@@ -55,5 +55,16 @@ def test_there_are_as_many_buckets_as_fit(spark: Any, monkeypatch: pytest.Monkey
     measured = measures.latencies(rows, folded)
     assert measured.keys() == set(LATENCIES)
     took = measured["queue_to_ack"]
-    assert len(took) == 10 * 10 and {bin for _, _, bin, _ in took} == {3 * STEPS}
+    assert len(took) == 10 * 10 and {bucket for _, _, bucket, _ in took} == {0}
     assert sum(count for *_, count in took) == 30 * sum(TOPICS)
+
+
+def test_durations_are_counted_in_the_buckets_of_servers(spark: Any) -> None:
+    durations = [-5, 0, 1, *(bound + step for bound in BOUNDS_US for step in (-1, 0, 1))]
+    histogram = Histogram()
+    for us in durations:
+        histogram.add(us)
+    rows = spark.createDataFrame(pa.table({"us": pa.array(durations, pa.int64())}))
+    counted = rows.groupBy(measures.bucket_of(rows["us"]).alias("bucket")).count().collect()
+    counts = {row["bucket"]: row["count"] for row in counted}
+    assert [counts.get(bucket, 0) for bucket in range(BUCKETS)] == list(histogram.counts)

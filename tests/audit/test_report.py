@@ -15,18 +15,21 @@ from notify.spark.inputs.log_read import LogRead
 from notify.spark.judge.completeness import completeness_of, percent
 from notify.spark.judge.verdict import judge
 from notify.spark.report.files import plain, write
-from notify.spark.report.histogram import merged, percentile, shown
 from notify.spark.report.page import page
-from notify.spark.result import Plan, Result
+from notify.spark.result import MOST_LISTED, Plan, Result
 from tests.audit.reported import COMMANDS, T0, result, serving
 
 
-def test_percentiles_come_from_steps_of_a_doubling() -> None:
-    bins = merged([(40, 50), (44, 49), (40, 0), (60, 1)])
-    assert percentile(bins, 0.5) == pytest.approx(2 ** (40.5 / 4) / 1e6)
-    assert percentile(bins, 0.999) == pytest.approx(2 ** (60.5 / 4) / 1e6)
-    assert percentile([], 0.5) is None
-    assert [shown(s) for s in (None, 2e-5, 0.02, 3, 600, 9000)] == ["–", "20 µs", "20 ms", "3 s", "10 min", "2.5 h"]
+def test_the_page_and_the_json_show_latencies_by_topic_and_group() -> None:
+    told = result()
+    figures = plain(told)["latency"]
+    assert figures["commit_to_ack"] == {"<i>points": {"count": 100, "p50": 0.035, "p95": 0.0485, "p99": 0.0497}}
+    assert figures["row_to_queue"]["<b>topic 0</b>"]["count"] == 1000 and figures["queue_to_effect"] == {}
+    html = page(told)
+    assert "&lt;i&gt;points" in html and ">35 ms / 48.5 ms / 49.7 ms<" in html
+    assert html.count("p50 / p95 / p99") == 4, "three columns of topics, one of groups"
+    many = Result(commit_to_ack={f"g{n}": [n + 1] for n in range(MOST_LISTED + 1)})
+    assert len(many.latency["commit_to_ack"]) == MOST_LISTED and "g0" not in many.latency["commit_to_ack"]
 
 
 def test_inputs_that_know_nothing_of_each_other_prove_nothing() -> None:

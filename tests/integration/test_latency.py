@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from notify.admin_api.words import latency
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.protocol.latency import BOUNDS, quantile
-from notify.server.latency import KINDS, SHARES
+from notify.protocol.latency import SHARES, quantile
+from notify.server.latency import KINDS
+from notify.server.running import Running
+from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import run
 from tests.support.groups import Caller, publish, running, subscribe
 from tests.support.http import admin, call, post
+from tests.support.latency import bucket, counts
 from tests.support.transactions import half_request, new_id
 
 SLOW_SECONDS = 0.03
@@ -31,20 +34,6 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process = ServerProcess(tmp_path_factory.mktemp("latency") / "data").start()
     yield process
     process.stop()
-
-
-def counts(url: str, kind: str, label: str) -> list[int]:
-    """The counts of a histogram's buckets in /metrics; empty if there is none."""
-    cumulated: list[float] = []
-    for family in text_string_to_metric_families(str(call(url, "GET", "/metrics"))):
-        if family.name == f"notify_{kind}_seconds":
-            cumulated = [s.value for s in family.samples if s.name.endswith("_bucket") and label in s.labels.values()]
-    return [round(now - before) for now, before in zip(cumulated, [0.0, *cumulated], strict=False)]
-
-
-def bucket(seconds: float | None) -> int:
-    assert seconds is not None
-    return bisect_left(BOUNDS, seconds)
 
 
 def assert_alike(measured: Sequence[float], shown: dict[str, Any]) -> None:
@@ -183,3 +172,38 @@ def test_check_backs_and_requests_are_timed(timed: ServerProcess, unique: str) -
 def test_every_kind_is_shown_as_a_histogram(timed: ServerProcess) -> None:
     text = str(call(timed.url, "GET", "/metrics"))
     assert all(f"# TYPE notify_{kind.name}_seconds histogram\n" in text for kind in KINDS)
+
+
+@pytest.mark.long
+def test_many_topics_and_groups_make_no_more_series_than_the_reference_says() -> None:
+    """10,000 topics with a message, and 1,000 groups with a lag, a dead letter and a figure of every kind."""
+    with InMemoryServer() as server:
+        topics = [f"topic.{n}" for n in range(10_000)]
+        for first in range(0, len(topics), 2_000):
+            messages = [{"topic": topic, "body": "x"} for topic in topics[first : first + 2_000]]
+            post(server.url, "/v1/messages", {"messages": messages})
+        for n in range(1_000):
+            subscribe(server.url, f"group.{n}", topics[n], start="earliest", max_attempts=1)
+
+        async def timed_all(running: Running) -> None:
+            for kind in KINDS:
+                for name in topics if kind.label == "topic" else [f"group.{n}" for n in range(1_000)]:
+                    running.core.metrics.latencies[kind.name].of(name).add(3_000)
+
+        server.inside(timed_all)
+        for n in range(200):
+            caller = Caller(server.url, f"group.{n}", "i")
+            caller.settle(caller.receive(topics[n]), "dead_letter", reason="a test")
+        text = str(call(server.url, "GET", "/metrics"))
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    most = re.search(r"all of `/metrics` has fewer than ([\d,]+) series", reference())
+    assert most is not None and len(series) < int(most[1].replace(",", "")), len(series)
+    assert metric_lines(text, "notify_lag_messages") == metric_lines(text, "notify_dead_letters") == 100
+
+
+def metric_lines(text: str, name: str) -> int:
+    return sum(line.startswith(f"{name}{{") for line in text.splitlines())
+
+
+def reference() -> str:
+    return (Path(__file__).parents[2] / "docs" / "reference.md").read_text()

@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.pump import Bridge
@@ -19,8 +20,10 @@ from notify.protocol.message import ReceivedMessage
 from notify.runtime import tracing
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import eventually
-from tests.support.groups import running
+from tests.support.groups import Caller, running, subscribe
+from tests.support.http import ask, call, post
 from tests.support.shop import make_engine
+from tests.support.transactions import half_request, new_id
 
 
 @pytest.fixture(scope="module")
@@ -144,3 +147,91 @@ def test_a_batch_has_a_span_with_links_to_its_messages(spans: InMemorySpanExport
     assert span.name == "process t" and span.kind is trace.SpanKind.CONSUMER
     assert [link.context.trace_id for link in span.links] == [1, 2]
     assert dict(span.attributes or {})["messaging.batch.message_count"] == 3
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+"""The header `Accept` of Prometheus 3."""
+
+
+def exemplars(url: str) -> dict[tuple[str, str], list[str]]:
+    """The traces of the exemplars in OpenMetrics by histogram and label; each lies in its bucket, and is recent."""
+    status, text = ask(url, "GET", "/metrics", headers={"accept": PROMETHEUS})
+    assert status == 200 and text.endswith("# EOF\n")
+    found: dict[tuple[str, str], list[str]] = {}
+    for family in text_string_to_metric_families(text):
+        least = 0.0
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                (label,) = (value for name, value in sample.labels.items() if name != "le")
+                assert least < sample.exemplar.value <= float(sample.labels["le"]) or sample.exemplar.value == 0
+                assert float(sample.exemplar.timestamp) > 1_700_000_000 and sample.name.endswith("_bucket")
+                found.setdefault((family.name, label), []).append(sample.exemplar.labels["trace_id"])
+            least = float(sample.labels.get("le", "0")) if sample.name.endswith("_bucket") else 0.0
+    return found
+
+
+def test_histograms_name_the_trace_of_a_message_in_each_bucket(spans: InMemorySpanExporter) -> None:
+    """Two messages in one bucket, and one in another; a message without a sampled trace is no exemplar."""
+    with InMemoryServer(tracing=True) as server:
+        server.freeze()
+        subscribe(server.url, "points", "t")
+        unsampled = traced(4, "00")
+        for seconds, headers in ((0.03, {}), (0.03, traced(1)), (0.031, traced(2)), (0.3, traced(3)), (3, unsampled)):
+            post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "x", "headers": headers}]})
+            server.advance(seconds)
+            (message,) = Caller(server.url, "points", "i").receive("t")
+            items = {"items": [{"receipt": message["receipt"], "action": "ack"}]}
+            post(server.url, f"/v1/groups/points/settle?handled=61000_6.1&slowest=61000.{trace_id(5)}", items)
+        consumed = [trace_id(1), trace_id(3)]
+        assert exemplars(server.url) == {
+            ("notify_commit_to_consumer_seconds", "points"): consumed,
+            ("notify_commit_to_ack_seconds", "points"): consumed,
+            ("notify_handler_seconds", "points"): [trace_id(5)],
+        }
+        plain = str(call(server.url, "GET", "/metrics"))
+        assert " # {" not in plain and "# EOF" not in plain
+        assert trace_id(1) not in plain, "the plain format has no exemplars"
+
+
+def test_a_consumer_reports_the_trace_of_its_slowest_call(spans: InMemorySpanExporter) -> None:
+    with InMemoryServer(tracing=True) as server, TransactionProducer(server.url, group="p") as producer:
+        consumer = Consumer(server.url, group="points")
+        consumer.subscribe("t", start="earliest")(lambda message: None)
+        with trace.get_tracer("shop").start_as_current_span("POST /orders") as root:
+            producer.publish(Message("t", "x"))
+        with running(consumer):
+            key = ("notify_handler_seconds", "points")
+            (named,) = eventually(lambda: exemplars(server.url).get(key), "the exemplar of the handler")
+    assert int(named, 16) == root.get_span_context().trace_id
+
+
+def test_a_check_is_an_exemplar_of_its_trace(spans: InMemorySpanExporter) -> None:
+    with InMemoryServer(tracing=True) as server:
+        name = new_id()
+        post(server.url, "/v1/transactions", half_request("orders", name, topic="t", headers=traced(1)))
+        server.advance(60)
+        asked = {"producer_group": "orders", "instance": "i", "wait": 30}
+        (check,) = post(server.url, "/v1/checks/poll", asked)["checks"]
+        outcome = {"id": name, "outcome": "COMMIT", "check": check["token"]}
+        post(server.url, "/v1/transactions/outcomes", {"producer_group": "orders", "outcomes": [outcome]})
+        assert exemplars(server.url) == {("notify_check_back_seconds", "orders"): [trace_id(1)]}
+
+
+def test_a_server_that_does_not_trace_has_no_exemplars(spans: InMemorySpanExporter) -> None:
+    with InMemoryServer() as server:
+        subscribe(server.url, "points", "t")
+        post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "x", "headers": traced(1)}]})
+        Caller(server.url, "points", "i").settle(Caller(server.url, "points", "i").receive("t"))
+        assert exemplars(server.url) == {}
+
+
+def trace_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def traced(number: int, flags: str = "01") -> dict[str, str]:
+    """The headers of a message in a trace of its own."""
+    return {tracing.HEADER: f"00-{trace_id(number)}-{number:016x}-{flags}"}

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from array import array
+from pathlib import Path
 
 import pytest
 
-from notify.protocol.latency import BOUNDS, BUCKETS, Histogram, parsed, quantile, written
+from notify.protocol.latency import (
+    BOUNDS,
+    BUCKETS,
+    Histogram,
+    parsed,
+    parsed_slowest,
+    quantile,
+    shown,
+    written,
+    written_slowest,
+)
 from notify.server import latency
-from notify.server.latency import OTHER, Histograms, Latencies, Latency, shown
+from notify.server.data.routes import WAITING, DataRoutes
+from notify.server.latency import (
+    EXEMPLAR_US,
+    KINDS,
+    MOST_LABELLED,
+    OTHER,
+    Exemplar,
+    Histograms,
+    Latencies,
+    Latency,
+)
+from notify.server.metrics import Exposition, Metrics
 from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
 from notify.storage.message_run import CommitTimes, total_of
 
@@ -83,6 +106,55 @@ def test_a_report_is_read_as_it_was_written() -> None:
     assert len(written(counted(*BOUNDS, 5000))) < 200
 
 
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_the_slowest_call_is_read_as_it_was_written() -> None:
+    assert parsed_slowest(written_slowest(61_000, TRACE)) == (61_000, TRACE)
+    wrong = (
+        "",
+        "x",
+        f"1.{TRACE[1:]}",
+        f"1.{TRACE}0",
+        f".{TRACE}",
+        f"-1.{TRACE}",
+        f"1.{TRACE.upper()}",
+        f"1.{'g' * 32}",
+    )
+    assert [text for text in wrong if parsed_slowest(text) is not None] == []
+
+
+def test_a_bucket_keeps_one_exemplar_for_a_while() -> None:
+    timed = Latency(with_exemplars=True)
+    asked: list[str] = []
+
+    def exemplify(us: int, now_us: int, trace_id: str) -> None:
+        def find_trace() -> str:
+            asked.append(trace_id)
+            return trace_id
+
+        timed.exemplify(us, now_us, find_trace)
+
+    exemplify(3_000, NOW, "")
+    exemplify(3_000, NOW, "a")
+    exemplify(4_000, NOW + EXEMPLAR_US - 1, "b")
+    exemplify(30_000, NOW, "c")
+    assert timed.exemplars == {2: Exemplar(3_000, NOW, "a"), 5: Exemplar(30_000, NOW, "c")}
+    exemplify(4_000, NOW + EXEMPLAR_US, "")
+    exemplify(4_000, NOW + EXEMPLAR_US, "d")
+    assert timed.exemplars[2] == Exemplar(4_000, NOW + EXEMPLAR_US, "d")
+    assert asked == ["", "a", "c", "", "d"], "a message is read only if its trace is wanted"
+    for us in range(0, 2_000_000_000, 500_000):
+        exemplify(us, NOW, "e")
+    assert len(timed.exemplars) <= BUCKETS
+
+
+def test_a_server_that_does_not_trace_keeps_no_exemplars() -> None:
+    timed = Latencies()["commit_to_ack"].of("g")
+    timed.exemplify(3_000, NOW, lambda: TRACE)
+    assert timed.exemplars is None
+
+
 @pytest.mark.parametrize(
     "text", ["", "x", "1_", "1_2", "1_20.1", "1_0.1234567890", "1_-1.1", "1_0.²", "1" * 19, "1" + "_0.1" * 30]
 )
@@ -119,6 +191,34 @@ def test_the_number_of_series_is_bounded_and_no_count_falls(monkeypatch: pytest.
     seen = {name: sum(histogram.counts) for name, histogram in histograms.samples()}
     assert seen == {"b": 1, "g": 1, OTHER: 5}
     assert all(len(histogram.counts) == BUCKETS for _, histogram in histograms.samples())
+
+
+def test_topics_and_groups_make_no_more_series_than_the_reference_says() -> None:
+    """10,000 topics, and 1,000 groups and producer groups, each with a figure of every kind; and every route."""
+    routes = [f"{method} {path}" for method, path, name in DataRoutes.ROUTES if name not in WAITING]
+    names = {
+        "topic": [f"topic.{n}" for n in range(10_000)],
+        "group": [f"group.{n}" for n in range(1_000)],
+        "producer_group": [f"producer.{n}" for n in range(1_000)],
+        "route": routes,
+    }
+    latencies = Latencies()
+    for kind in KINDS:
+        for name in names[kind.label]:
+            latencies[kind.name].of(name).add(3_000)
+    exposition = Exposition(Metrics())
+    for kind in KINDS:
+        exposition.histograms(f"notify_{kind.name}_seconds", kind.text, kind.label, latencies[kind.name].samples())
+    lines = [line for line in exposition.text().splitlines() if re.match(r"notify_\w+_seconds", line)]
+    labels = sum(len(routes) if kind.label == "route" else MOST_LABELLED + 1 for kind in KINDS)
+    assert len(lines) == labels * (BUCKETS + 2)
+    reference = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    assert f"at most {len(lines):,} series of histograms" in reference
+    counted = {line.split("{")[0]: 0.0 for line in lines if "_count{" in line}
+    for line in lines:
+        if "_count{" in line:
+            counted[line.split("{")[0]] += float(line.split()[-1])
+    assert counted == {f"notify_{kind.name}_seconds_count": len(names[kind.label]) for kind in KINDS}, "all are counted"
 
 
 class Queues:

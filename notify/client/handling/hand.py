@@ -19,11 +19,12 @@ from typing import Any, Protocol
 from notify.client.bodies.reading import ReadMessage
 from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
-from notify.protocol.latency import HANDLED, WAITED, Histogram, written
+from notify.protocol.latency import HANDLED, SLOWEST, WAITED, Histogram, written, written_slowest
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
 from notify.protocol.wire import Delivered
 from notify.protocol.withdrawal import without_own
+from notify.runtime import tracing
 from notify.runtime.visible import one_line
 
 log = logging.getLogger("notify.consumer")
@@ -64,22 +65,34 @@ class Holder(Protocol):
 class Times:
     """How long messages waited in hand, and their handlers took."""
 
-    __slots__ = ("handled", "waited")
+    __slots__ = ("_slowest_trace", "_slowest_us", "handled", "waited")
 
     def __init__(self) -> None:
-        self.waited, self.handled = Histogram(), Histogram()
+        self._reset()
 
-    def add(self, run: Run, count: int, began: float, ended: float) -> None:
-        """Count a call of a handler with so many messages of a run; times of `perf_counter`."""
+    def _reset(self) -> None:
+        self.waited, self.handled = Histogram(), Histogram()
+        self._slowest_us, self._slowest_trace = -1, ""
+
+    def add(self, run: Run, place: int, count: int, began: float, ended: float) -> None:
+        """Count a call of a handler with so many messages of a run, the first of them at `place`; times of
+        `perf_counter`."""
+        handled_us = int((ended - began) * 1e6)
         self.waited.add(int((began - run.began) * 1e6), count)
-        self.handled.add(int((ended - began) * 1e6), count)
+        self.handled.add(handled_us, count)
+        if handled_us > self._slowest_us:
+            headers = run.delivery(place).headers
+            if headers and (trace_id := tracing.trace_id(headers)):
+                self._slowest_us, self._slowest_trace = handled_us, trace_id
 
     def taken(self) -> str:
         """The counts since the last call, as the query of a settlement; empty if there are none."""
         if not any(self.handled.counts):
             return ""
         query = f"?{WAITED}={written(self.waited)}&{HANDLED}={written(self.handled)}"
-        self.waited, self.handled = Histogram(), Histogram()
+        if self._slowest_trace:
+            query += f"&{SLOWEST}={written_slowest(self._slowest_us, self._slowest_trace)}"
+        self._reset()
         return query
 
 
@@ -566,12 +579,12 @@ def _slice(places: range) -> slice:
 
 
 def _count_times(lot: Sequence[Waiting], began: float, ended: float) -> None:
-    run = lot[0][0]
+    run, place = lot[0]
     if lot[-1][0] is run:
-        run.holder.times.add(run, len(lot), began, ended)
+        run.holder.times.add(run, place, len(lot), began, ended)
     else:
         for run, places in by_run(lot):
-            run.holder.times.add(run, len(places), began, ended)
+            run.holder.times.add(run, places[0], len(places), began, ended)
 
 
 def by_run(waiting: Iterable[Waiting]) -> Iterator[tuple[Run, list[int]]]:

@@ -104,7 +104,8 @@ class Checks:
             if half or await self._store.checking(due.id, due.shard or None) is not None:
                 questions.append(self._question(due, half))
                 self._metrics.checks_sent += 1
-                self.log.add(due.id, now_us, ASKED, poller.instance)
+                traces = [tracing.trace_id(p.headers) for p in half[:1]] if self._with_spans else []
+                self.log.add(due.id, now_us, ASKED, poller.instance, trace_id="".join(traces))
         if self._with_spans:
             for question in questions:
                 for p in question["messages"]:

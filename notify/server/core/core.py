@@ -25,6 +25,7 @@ from notify.server.core.refusals import Refusals
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
+from notify.server.latency import Latencies
 from notify.server.metrics import Metrics
 from notify.server.settings import Settings
 from notify.server.topics import Topics
@@ -91,7 +92,7 @@ class Core:
         self.store = store
         self.settings = settings
         self.clock = clock
-        self.metrics = Metrics()
+        self.metrics = Metrics(latencies=Latencies(with_exemplars=settings.tracing))
         schedule = _schedule(settings)
         self._tended = store if isinstance(store, Tended) else None
         self.topics = Topics(store, on_first_use=settings.create_topics)

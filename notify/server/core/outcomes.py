@@ -227,9 +227,11 @@ class Outcomes:
 
     def _answered_check(self, transaction_id: bytes, group: str, now_us: int, answer: str, reason: str | None) -> None:
         """Note the answer to a check, and how long it took."""
-        asked_us = self._check_log.asked_us(transaction_id)
-        if asked_us is not None:
-            self._metrics.latencies["check_back"].of(group).add(now_us - asked_us)
+        asked = self._check_log.asked(transaction_id)
+        if asked is not None:
+            check_back = self._metrics.latencies["check_back"].of(group)
+            check_back.add(now_us - asked.at_us)
+            check_back.exemplify(now_us - asked.at_us, now_us, lambda: asked.trace_id)
         self._check_log.add(transaction_id, now_us, answer, reason=reason or "")
 
     async def states(self, group: str, texts: Sequence[str]) -> list[Item]:

@@ -16,7 +16,7 @@ import msgspec
 
 from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, WrongRole
 from notify.protocol import ids
-from notify.protocol.latency import HANDLED, WAITED, parsed
+from notify.protocol.latency import HANDLED, SLOWEST, WAITED, parsed, parsed_slowest
 from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
 from notify.protocol.wire import (
     JSON,
@@ -391,12 +391,22 @@ class DataRoutes:
 
     def _count_handled(self, group: str, query: bytes) -> None:
         """Count what a consumer reports with a settlement: how long its messages waited and its handlers took."""
-        for pair in query.decode("latin-1").split("&", 2):
+        for pair in query.decode("latin-1").split("&", 3):
             name, _, text = pair.partition("=")
+            if name == SLOWEST:
+                self._exemplify_slowest(group, text)
             kind = _REPORTED.get(name)
             report = None if kind is None else parsed(text)
             if kind is not None and report is not None:
                 self.core.metrics.latencies[kind].of(group).add_all(report)
+
+    def _exemplify_slowest(self, group: str, text: str) -> None:
+        """Note the trace that a consumer reports with its slowest call of a handler, if one is wanted."""
+        slowest = parsed_slowest(text)
+        if slowest is not None:
+            us, trace_id = slowest
+            handler = self.core.metrics.latencies["handler"].of(group)
+            handler.exemplify(us, self.core.clock(), lambda: trace_id)
 
     async def leave(self, request: Request, group: str) -> bytes:
         body: Leave = request.decode(_LEAVE)

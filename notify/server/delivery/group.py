@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from notify.errors import Conflict, NotifyError
 from notify.protocol.limits import OWNED
@@ -23,7 +24,7 @@ from notify.server.delivery.owners import Owner, Owners
 from notify.server.delivery.pace import BEHIND, BUSY_LIMIT, Pace
 from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.retries import Retries
-from notify.server.delivery.settling import Settling
+from notify.server.delivery.settling import Settling, trace_of
 from notify.server.delivery.turns import Turns
 from notify.server.metrics import Metrics
 from notify.server.rate import TokenBucket
@@ -340,13 +341,22 @@ class Group:
         before, replay = cursor.progress.attempts, cursor.subscription.replay
         if not before or (run is not None and not any(offset in run.offsets for offset in before)):
             self._to_consumer.add_ages(now_us, *times.of(range(count)))
+            self._exemplify(taken[:1], now_us)
             return Handed(token, taken, None, replay, run)
         attempts = [before.get(offset, 0) + 1 for offset in offsets]
         self._metrics.redelivered += sum([attempt > 1 for attempt in attempts])
         for time_us, attempt in zip(times.each, attempts, strict=True):
             if attempt == 1:  # a later one would count the time of the earlier ones, too
                 self._to_consumer.add(now_us - time_us)
+        self._exemplify([m for m, attempt in zip(taken, attempts, strict=False) if attempt == 1][:1], now_us)
         return Handed(token, taken, attempts, replay, run)
+
+    def _exemplify(self, messages: Iterable[StoredMessage], now_us: int) -> None:
+        """Note the traces of messages that were handed out, if they are wanted. A server that traces hands out no runs,
+        so it has the messages."""
+        if self._to_consumer.exemplars is not None:
+            for message in messages:
+                self._to_consumer.exemplify(now_us - message.committed_us, now_us, partial(trace_of, message))
 
     def give_back(self, handed: list[Handed], now_us: int) -> None:
         """Return messages that were not sent to their consumer: they are available now, and no attempt counts."""

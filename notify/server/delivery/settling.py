@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import chain
@@ -9,6 +10,7 @@ from itertools import chain
 from notify.errors import NotifyError
 from notify.protocol.message import DEAD_LETTER_REASON, REPLAY
 from notify.protocol.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
+from notify.runtime import tracing
 from notify.server.delivery.ack_memory import REASON_CHARACTERS, AckMemory, Failed, Held
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
@@ -40,6 +42,11 @@ def dead_payload(group: str, message: StoredMessage, attempts: int, reason: str,
     if replay:
         headers[REPLAY] = str(replay)
     return encode_msgpack(Payload(payload.topic, payload.body, payload.key, payload.tag, headers))
+
+
+def trace_of(message: StoredMessage) -> str:
+    """The id of the sampled trace that a message belongs to; "" if it has none."""
+    return "" if message.corrupt else tracing.trace_id(decode_payload(message.payload).headers)
 
 
 READ_BYTES = 8 << 20
@@ -131,6 +138,8 @@ class Settling:
             for places in lease_acked.places:
                 lease.instance.finish(cursor.serves, len(places), now_us)
                 self._to_ack.add_ages(now_us, *lease.times.of(places))
+                if self._to_ack.exemplars is not None:
+                    self._exemplify(lease, places[0], now_us)
                 self._leases.close(lease, places)
         self._metrics.acked += sum([count for _, count in runs])
         if cursor.keeps_order:
@@ -138,6 +147,19 @@ class Settling:
                 cursor.finished(range(first, first + count))
         if not cursor.is_awake:
             self._turns.wake(cursor)
+
+    def _exemplify(self, lease: Lease, place: int, now_us: int) -> None:
+        """Note the trace of an acknowledged message, if one is wanted."""
+
+        def find_trace() -> str:
+            cursor, offset = lease.cursor, lease.offsets[place]
+            with contextlib.suppress(NotifyError, OSError):  # the message is settled, whether it can be read or not
+                stored = self._store.read(cursor.topic, cursor.queue, offset, 1, READ_BYTES)
+                if stored and stored[0].offset == offset:
+                    return trace_of(stored[0])
+            return ""
+
+        self._to_ack.exemplify(now_us - lease.times.each[place], now_us, find_trace)
 
     def _try_again(
         self, cursor: Cursor, again: list[Attempt], now_us: int, expired: Counter[tuple[Instance, str]] | None = None

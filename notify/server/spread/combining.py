@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from notify.protocol.latency import SHARES
 from notify.server.delivery.following import SETTINGS_SHOWN
-from notify.server.latency import SHARES
 from notify.server.watch.figures import OF_GROUPS, OF_TOPICS
 
 Answer = dict[str, Any]

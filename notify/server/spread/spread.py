@@ -26,6 +26,7 @@ from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
 from notify.server.json_body import body_of
+from notify.server.metrics import PLAIN
 from notify.server.running import Running
 from notify.server.settings import Settings
 from notify.server.spread import cursors
@@ -321,7 +322,7 @@ class _Spreading:
         return answers
 
     async def _metrics(self) -> Response:
-        """Each worker's metrics, with its name as a label."""
+        """Each worker's metrics, with its name as a label; in the plain format, which has no exemplars."""
         replies = await asyncio.gather(*map(self._ask, range(len(self._names))), return_exceptions=True)
         texts: dict[str, str] = {}
         for name, reply in zip(self._names, replies, strict=True):
@@ -332,7 +333,7 @@ class _Spreading:
             if reply[0] != 200:
                 return Response(reply[1], reply[0])
             texts[name] = reply[1].decode()
-        return PlainTextResponse(joined(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(joined(texts), media_type=PLAIN)
 
 
 def _is_spread(scope: Scope) -> bool:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from notify.errors import NotifyError
+from notify.protocol.latency import SHARES
 from notify.runtime.clock import Clock
-from notify.server.latency import SHARES, Latencies
+from notify.server.latency import Latencies
 from notify.server.tasks import ended, repeated
 from notify.server.watch.series import Field, Kept, Series, step_seconds
 
