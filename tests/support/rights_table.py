@@ -290,7 +290,7 @@ def administration(room: Room) -> list[Case]:
 def _lists_and_alarms(add: Add) -> None:
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "left-behind", "nodes",
                  "settings", "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions",
-                 "audits", "overview", "history", "dead-letters", "alarms", "schedules",
+                 "audits", "overview", "status", "history", "dead-letters", "alarms", "schedules",
                  "stored-bodies"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
