@@ -432,6 +432,7 @@ def edges(room: Room) -> list[Case]:
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
     add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
     add("GET /messages/{message}", VIEW, "/messages/{message}")
+    add("GET /names/{kind}", VIEW, "/names/topics?q={topic}")
     add("GET /find", KNOWN, "/find?q=", status=303)  # leads to the form
     add("GET /find", VIEW, "/find?q={topic}", status=303, what="a topic")
     add("GET /topics/{topic}", VIEW)
