@@ -211,7 +211,7 @@ _CONDITIONS = inputs_of(LetterConditions)
 REDRIVE = AdminWrite("dead-letters.redrive", "POST", "groups/{group}/dead-letters/redrive", Redrive, FanOut.UP_TO,
     redrive, title="Send selected dead letters again", back=_PAGE)
 REDRIVE_ALL = AdminWrite("dead-letters.redrive-all", "POST", "groups/{group}/dead-letters/redrive", Redrive,
-    FanOut.UP_TO, redrive, title="Send all matching dead letters again", back="/jobs", chosen=_CONDITIONS, at="wanted",
+    FanOut.UP_TO, redrive, title="Send all matching dead letters again", back=_PAGE, chosen=_CONDITIONS, at="wanted",
     fixed={"all": True}, beside=_EFFECTS,
     warning="This runs as a job. Dead letters that were already sent again are left out.")
 EDIT = AdminWrite("dead-letters.edit", "POST", "groups/{group}/dead-letters/edit", EditLetter, FanOut.KNOWING, edit,

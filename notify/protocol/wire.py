@@ -298,6 +298,8 @@ class SettleItem(Fields):
     delay: float | None = None
     lease: float | None = None
     reason: str | None = None
+    trace: str | None = None
+    """The traceback of a failed attempt, for people; the server keeps it in memory only."""
 
 
 class Settle(Fields):

@@ -38,7 +38,7 @@ from notify.server.connections.handshake import Handshake
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.quota import allowed_by_files
 from notify.server.connections.tls import Certificates
-from notify.server.settings import Settings
+from notify.server.settings import Settings, check_trace_url
 from notify.server.start import cluster_of, roles_of
 from notify.storage.log import LogStore
 from notify.storage.transactions import TransactionStore
@@ -206,6 +206,7 @@ def check_settings(settings: Settings) -> Certificates | None:
         cluster_of(settings)
     if settings.alarm_webhook:
         webhooks.check_address(settings.alarm_webhook, settings)
+    check_trace_url(settings)
     if settings.storage and not settings.create_topics:
         raise InvalidRequest(
             "create_topics = false needs to know the topics, and with a database as storage those are the queue "

@@ -75,6 +75,9 @@ class Settings:
         "`storage` it is always `transactions`.",
     )
     url: str = _setting("", "The address that the registry hands out for this server; empty: `http://host:port`.")
+    name: str = _setting(
+        "", "What the console calls this server, such as `shop, production`. Empty: its address in the browser."
+    )
     room: str = _setting(
         "",
         "A label of this server's place (a data centre, a zone): clients with the same label prefer it. Empty: none.",
@@ -286,6 +289,12 @@ class Settings:
         "Whether this server adds spans (half, check, deliver, append) to the traces that messages carry, and exports "
         "them as OpenTelemetry's environment variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`). Needs the extra `otel`.",
     )
+    trace_url: str = _setting(
+        "",
+        "The address at which your tracing shows a trace, with `{trace}` for its id, such as "
+        "`https://jaeger.example/trace/{trace}`: a message's page links to it. Empty: no link.",
+        live=True,
+    )
     webhook_hosts: str = _setting(
         "", "The hosts that webhooks may be sent to: `host:port`, separated by commas. Redirects are not followed."
     )
@@ -355,6 +364,16 @@ def mistyped(environ: Mapping[str, str]) -> dict[str, str]:
             if meant:
                 corrections[variable] = environment_name(meant)
     return corrections
+
+
+def check_trace_url(settings: Settings) -> None:
+    """Raises InvalidRequest unless the setting `trace_url` is empty, or an address with a place for the trace's id."""
+    url = settings.trace_url
+    if url and not (url.startswith(("http://", "https://")) and "{trace}" in url):
+        raise InvalidRequest(
+            f"setting trace_url is {url[:60]!r}; it must begin with http:// or https:// and contain {{trace}}",
+            "invalid_setting",
+        )
 
 
 def _meant(name: str, names: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "NOTIFY_CHECK_BACKOFF_SECONDS": "0.1",
     "NOTIFY_WEBHOOK_HOSTS": "127.0.0.1:9",
     "NOTIFY_WEBHOOK_SECRET": "a secret of the tests",
+    "NOTIFY_NAME": "shop, production",
 }
 CAUSES = (
     ("ValueError: no customer 4711 (at shop.points.account_of:41)", 9),
@@ -28,6 +29,12 @@ CAUSES = (
     ("no such customer", 1),
 )
 """Reasons of dead letters, and how many there are of each."""
+
+
+TRACE = """Traceback (most recent call last):
+  File "/srv/shop/points.py", line 41, in account_of
+    raise ValueError(f"no customer {number}")
+"""
 
 
 class Busy:
@@ -81,7 +88,8 @@ class Busy:
     def _deliveries(self) -> None:
         points = Caller(self.url, "points", "points-7d9f-1")
         for reason, count in CAUSES:
-            points.settle(points.receive("order.placed", wait=30, max=count), "dead_letter", reason=reason)
+            got = points.receive("order.placed", wait=30, max=count)
+            points.settle(got, "dead_letter", reason=reason, trace=TRACE + reason.partition(" (at ")[0])
         points.settle(points.receive("order.placed", wait=30, max=150))
         points.receive("order.placed", wait=30, max=12, lease=3600)  # it works on these
         Caller(self.url, "points", "points-7d9f-2").receive("order.paid", wait=30, max=3, lease=3600)

@@ -13,7 +13,7 @@ from tests.support.groups import Caller, die, publish, subscribe
 from tests.support.http import admin, post
 from tests.support.transactions import half_request, new_id
 
-CONTRASTS = """() => {
+CONTRASTS = """(least = 4.5) => {
   const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -31,11 +31,18 @@ CONTRASTS = """() => {
     if (!own || !e.checkVisibility() || e.closest("svg, canvas, .u-legend, .skip")) continue;
     const [a, b] = [light(numbers(getComputedStyle(e).color)), light(behind(e))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) bad.push(`${e.tagName}.${e.className} "${e.textContent.trim().slice(0, 30)}" ${ratio.toFixed(2)}`);
+    const text = e.textContent.trim().slice(0, 30);
+    if (ratio < least) bad.push(`${e.tagName}.${e.className} "${text}" ${ratio.toFixed(2)}`);
   }
   return bad;
 }"""
-"""Texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3)."""
+"""Texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3), or a greater number."""
+SCHEMES = (
+    ({"color_scheme": "light", "contrast": "no-preference"}, 4.5), ({"color_scheme": "dark"}, 4.5),
+    ({"contrast": "more"}, 7), ({"color_scheme": "light"}, 7),
+)  # fmt: skip
+"""The media that are emulated, one after the other, and the least contrast then: 7 is that of WCAG 2.2, 1.4.6."""
+WIDTHS = (1920, 1280, 390)
 
 
 class Scene:
@@ -89,11 +96,37 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
              f"/do/dead-letters.edit?group=points&id={scene.letter}"]  # fmt: skip
     for path in [*pages, f"/do/transaction.commit?transaction={scene.half}"]:
         w.go(path) if not path.startswith("/do/") else preview(w, path)
-        for scheme in ("light", "dark"):
-            w.page.emulate_media(color_scheme=scheme)
-            seen += [f"{path} {scheme}: {text}" for text in w.page.evaluate(CONTRASTS)]
+        for scheme, least in SCHEMES:
+            w.page.emulate_media(**scheme)
+            seen += [f"{path} {scheme}: {text}" for text in w.page.evaluate(CONTRASTS, least)]
+        for width in WIDTHS:
+            w.page.set_viewport_size({"width": width, "height": 860})
+            if w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"):
+                seen.append(f"{path} is wider than {width} pixels")
     assert w.page.locator("button.danger:has-text('Do it')").count() == 1
     assert seen == []
+
+
+def test_in_colours_of_the_system_nothing_is_told_by_a_background(scene: Scene, window: Any) -> None:
+    """In Windows' contrast themes backgrounds and shadows are gone: what they told has an outline or a border."""
+    w = window(scene.url)
+    w.page.emulate_media(forced_colors="active")
+    w.go("/transactions")
+    assert w.page.evaluate("matchMedia('(forced-colors: active)').matches")
+    outline = "e => getComputedStyle(e).outlineStyle + getComputedStyle(e).outlineWidth"
+    for place in ("nav.bar a[aria-current]", "nav.tabs a[aria-current]"):
+        assert w.page.locator(place).first.evaluate(outline) == "solid3px", place
+    assert w.page.locator(".button.danger").first.evaluate("e => getComputedStyle(e).borderTopStyle") == "double"
+    w.go(f"/messages/{scene.letter}")
+    shines = "e => getComputedStyle(e).color !== getComputedStyle(document.body).backgroundColor"
+    assert w.page.locator(".button.first").first.evaluate(shines), "a browser puts a ground of the page behind text"
+    colours = w.page.evaluate(
+        """() => ["ol.timeline li", ".lane .wait"].map((name) => document.querySelector(name))
+             .map((e) => [getComputedStyle(e, e.matches("li") ? "::before" : null), getComputedStyle(document.body)])
+             .map(([own, page]) => [own.borderTopStyle === "solid" ? own.borderTopColor : own.stroke, page.color])"""
+    )
+    assert all(own == text for own, text in colours), colours
+    assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
 
 
 @pytest.mark.long

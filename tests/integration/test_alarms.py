@@ -159,6 +159,9 @@ def test_dead_letters_and_stuck_consumers_are_alarms_until_they_are_seen_to(watc
         "text"
     ]
     assert "redrive" in alarm["meaning"]
+    status = admin(url, "GET", "status")
+    assert status["alarms"] == [{"name": "dead_letters", "target": "workers", "severity": "warning"}]
+    assert status["waiting"] == {"in_doubt": 0, "parked": 0, "refused": 0, "dead_letters": 2, "held_keys": 0}
     ids = [m["id"] for m in admin(url, "GET", "groups/workers/dead-letters")["messages"]]
     admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[:1]})
     admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[:1]})  # which sends nothing
@@ -168,6 +171,8 @@ def test_dead_letters_and_stuck_consumers_are_alarms_until_they_are_seen_to(watc
     eventually(lambda: admin(url, "GET", "overview")["queues"]["dead_letters"] == 1, "the count")
     admin(url, "POST", "groups/workers/dead-letters/redrive", {"ids": ids[1:]})
     eventually(lambda: names(watched) == set(), "the alarm to be cleared")
+    status = admin(url, "GET", "status")
+    assert (status["alarms"], status["waiting"]["dead_letters"]) == ([], 0)
     caller.receive("tasks", max=10, lease=1)
     watched.advance(2)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from notify.admin_api.groups import EFFECTS_AGAIN, EFFECTS_KEPT
+from notify.admin_api.writes import FORMS
 from notify.testing import InMemoryServer
+from tests.support.commands import cli
 from tests.support.http import admin, ask, post
 
 FORM = "application/x-www-form-urlencoded"
@@ -148,3 +151,41 @@ def test_a_schedule_is_made_shown_and_filled_in(memory: InMemoryServer, unique: 
     for what, said in (("pause", "until it is resumed"), ("resume", "continues"), ("delete", "any more")):
         status, page = send(memory, f"schedule.{what}", "do", schedule=unique)
         assert status == 200 and said in page
+
+
+def test_a_form_offers_names_and_leads_back(memory: InMemoryServer, unique: str) -> None:
+    with_a_consumer(memory, unique)
+    page = str(ask(memory.url, "GET", f"/do/group.reset?group={unique}")[1])
+    assert 'name="topic" value="" autocomplete="off" list="names-topics"' in page
+    assert f'<a class="button" href="/groups/{unique}">Cancel</a>' in page
+    page = str(ask(memory.url, "GET", "/do/group.pause")[1])
+    assert 'list="names-groups"' in page and '<a class="button" href="/groups">Cancel</a>' in page
+    page = str(ask(memory.url, "GET", "/do/message.send")[1])
+    assert '<a class="button" href="/messages">Cancel</a>' in page
+    for kind in ("topics", "groups"):
+        assert ask(memory.url, "GET", f"/names/{kind}?q={unique[:-1]}")[1] == [unique]
+    assert ask(memory.url, "GET", f"/names/schedules?q={unique}")[1] == []
+    assert ask(memory.url, "GET", "/names/tokens")[0] == 422
+
+
+def test_every_form_leads_back_to_a_page(memory: InMemoryServer) -> None:
+    for name in FORMS:
+        if name == "settings.put":
+            continue
+        page = str(ask(memory.url, "GET", f"/do/{name}")[1])
+        (back,) = re.findall(r'<a class="button" href="([^"]+)">Cancel</a>', page)
+        assert ask(memory.url, "GET", html.unescape(back))[0] == 200, f"{name} leads to {back}"
+
+
+def test_an_empty_server_teaches() -> None:
+    """The commands that the overview shows do what it says, and then it shows the topic instead."""
+    with InMemoryServer() as server:
+        page = html.unescape(str(ask(server.url, "GET", "/")[1]))
+        (commands,) = re.findall(r"Commands that send a first message\">(.*?)</pre>", page, re.DOTALL)
+        address, send_command, tail = commands.splitlines()
+        assert address == f"export NOTIFY_URL={server.url}"
+        sent = cli(*shlex.split(send_command)[1:], "--url", server.url)
+        assert sent[0] == 0
+        code, shown = cli(*shlex.split(tail)[1:], "--url", server.url, "--json")
+        assert code == 0 and shown["body"] == '{"hello": "world"}'
+        assert "first message" not in str(ask(server.url, "GET", "/")[1])

@@ -150,3 +150,44 @@ def test_a_timeline_says_which_consumer_had_a_message_and_why_it_failed(
         "handed out one", "attempt 1 ended with its consumer one its lease ran out", "handed out one",
         "acknowledged one",
     ]  # fmt: skip
+
+
+def test_an_event_has_a_kind_and_a_failure_its_traceback(frozen_server: InMemoryServer, unique: str) -> None:
+    server = frozen_server
+    subscribe(server.url, unique, unique, max_attempts=2)
+    publish(server.url, unique, ["x"])
+    caller = Caller(server.url, unique, "i")
+    (message,) = caller.receive(unique)
+    server.advance(1)
+    caller.settle([message], "retry", delay=0, reason="first", trace="Traceback\n  one")
+    server.advance(1)
+    (again,) = caller.receive(unique)
+    server.advance(1)
+    caller.settle([again], "retry", reason="second", trace="x" * 20_000 + "the end")
+    admin(server.url, "POST", f"groups/{unique}/dead-letters/redrive", {"ids": [message["id"]]})
+    timeline = life_of(server, message["id"])["timeline"]
+    assert [event["kind"] for event in timeline] == [
+        "stored", "outcome", "queued", "handed_out", "failed", "handed_out", "dead_letter", "redriven",
+    ]  # fmt: skip
+    assert timeline[4]["trace"] == "Traceback\n  one"
+    assert len(timeline[6]["trace"]) == 8000 and timeline[6]["trace"].endswith("the end")
+    sent_again = life_of(server, timeline[7]["as"])
+    assert sent_again["first_id"] == message["id"] and "first_id" not in life_of(server, message["id"])
+    (third,) = caller.receive(unique)
+    caller.settle([third], "dead_letter", reason="third", trace="of the third")
+    last = life_of(server, third["id"])["timeline"][-1]
+    assert (last["kind"], last["reason"], last["trace"]) == ("dead_letter", "third", "of the third")
+
+
+def test_the_checks_of_a_half_are_in_its_timeline(frozen_server: InMemoryServer, unique: str) -> None:
+    server, name = frozen_server, new_id()
+    post(server.url, "/v1/transactions", half_request(unique, name, topic=unique))
+    server.advance(60)
+    asked = {"producer_group": unique, "instance": "shop-1", "wait": 0, "max": 10}
+    (check,) = post(server.url, "/v1/checks/poll", asked)["checks"]
+    server.advance(1)
+    outcome = {"id": name, "outcome": "UNKNOWN", "check": check["token"], "reason": "it runs"}
+    post(server.url, "/v1/transactions/outcomes", {"producer_group": unique, "outcomes": [outcome]})
+    checks = [event for event in life_of(server, f"{name}.0")["timeline"] if event["kind"] == "check"]
+    assert [event["event"] for event in checks] == ["shop-1 was asked whether it committed", "check answered UNKNOWN"]
+    assert checks[1]["reason"] == "it runs"

@@ -168,9 +168,7 @@ def test_members_are_shown_for_people_and_as_json(tmp_path: Path) -> None:
     detail = {"read_through_us": 1_700_000_000_000_000, "lag": 0.25}
     with opened(url) as engine, engine.begin() as connection:
         registry.heartbeat(connection, Member("bridge-shop", "bridge", detail=detail))
-        registry.heartbeat(
-            connection, Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",))
-        )
+        registry.heartbeat(connection, Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",)))
     code, shown = cli("storage", "nodes", "--storage", url)
     head, *rows = [line.split("\t") for line in shown["text"].splitlines()]
     assert (code, head) == (0, ["name", "kind", "url", "roles", "shards", "last seen", "detail"])

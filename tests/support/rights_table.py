@@ -290,7 +290,7 @@ def administration(room: Room) -> list[Case]:
 def _lists_and_alarms(add: Add) -> None:
     for path in ("topics", "groups", "transactions", "limits", "jobs", "bridges", "refused", "left-behind", "nodes",
                  "settings", "settings/revisions", "backups", "check-webhooks", "credentials", "pushes", "actions",
-                 "audits", "overview", "history", "dead-letters", "alarms", "schedules",
+                 "audits", "overview", "status", "history", "dead-letters", "alarms", "schedules",
                  "stored-bodies"):  # fmt: skip
         add(f"GET /{path}", VIEW)
     add("POST /alarms/{name}/silence", ADMIN, "/alarms/disk/silence", {"seconds": 60})
@@ -432,6 +432,7 @@ def edges(room: Room) -> list[Case]:
     add("GET /messages", VIEW, "/messages?topic={topic}", shows=SECRET, what="of a topic")
     add("GET /transactions/{transaction}", VIEW, "/transactions/{half}")
     add("GET /messages/{message}", VIEW, "/messages/{message}")
+    add("GET /names/{kind}", VIEW, "/names/topics?q={topic}")
     add("GET /find", KNOWN, "/find?q=", status=303)  # leads to the form
     add("GET /find", VIEW, "/find?q={topic}", status=303, what="a topic")
     add("GET /topics/{topic}", VIEW)

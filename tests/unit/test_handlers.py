@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import AsyncConsumer, Consumer, Inbox, Reader
-from notify.client.handling.handlers import REASON_CHARACTERS, call_to_the_end, reason_of
+from notify.client.handling.handlers import REASON_CHARACTERS, TRACE_CHARACTERS, call_to_the_end, reason_of, trace_of
 from notify.errors import InvalidRequest
 from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
 
@@ -224,6 +225,35 @@ def test_a_long_text_leaves_room_for_the_place() -> None:
 
     reason = reason_of(raised(fail))
     assert len(reason) == REASON_CHARACTERS and "(at " in reason and reason.endswith(")")
+
+
+def test_a_trace_has_the_services_frames_with_their_source_and_the_causes() -> None:
+    def pay() -> None:
+        try:
+            parse("{")
+        except ValueError as error:
+            raise RuntimeError("the bank is closed") from error
+
+    lines = trace_of(raised(pay)).splitlines()
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "RuntimeError: the bank is closed"
+    assert "The above exception was the direct cause of the following exception:" in lines
+    place = lines.index(f'  File "{__file__}", line {parse.__code__.co_firstlineno + 1}, in parse')
+    assert lines[place + 1] == "    return json.loads(text)"
+    assert f"{Path('notify', 'client', 'handling')}" not in trace_of(raised(lambda: call_to_the_end(parse, "{")))
+
+
+def test_a_trace_is_bounded() -> None:
+    def fail(depth: int) -> None:
+        try:
+            raise ValueError("\udcff" * 10_000)
+        except ValueError:
+            if depth:
+                fail(depth - 1)
+            raise
+
+    assert len(trace_of(raised(lambda: fail(50)))) <= TRACE_CHARACTERS
+    trace = trace_of(raised(lambda: dive(0)))
+    assert len(trace) <= TRACE_CHARACTERS and trace.splitlines()[-1].startswith("RecursionError")
 
 
 def test_the_words_of_a_dead_letter_stay_as_they_are() -> None:

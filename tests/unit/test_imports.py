@@ -210,7 +210,6 @@ def command(*words: str) -> str:
     return "\n".join([*lines, "try: main.main()", "except SystemExit as ended: assert not ended.code, ended.code"])
 
 
-@pytest.mark.long
 NOT_NEEDED_AT_START = {
     "alembic", "cel", "confluent_kafka", "cronsim", "cryptography", "fastapi", "fsspec", "jinja2", "jwt",
     "opentelemetry.sdk", "prometheus_client", "psycopg", "pyarrow", "pymysql", "sqlalchemy.dialects.postgresql",
@@ -245,6 +244,7 @@ def test_a_server_is_ready_before_it_has_loaded_what_operators_need(tmp_path: Pa
     assert sorted(loaded & NOT_NEEDED_AT_START) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("group", "--help"), ("topic", "tail", "--help")])
 def test_a_command_that_asks_nobody_loads_no_command_but_its_own(words: tuple[str, ...]) -> None:
     """`notify --version` imported every command, SQLAlchemy and the client."""

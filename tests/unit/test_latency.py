@@ -23,6 +23,7 @@ from notify.protocol.latency import (
 )
 from notify.server import latency
 from notify.server.data.routes import WAITING, DataRoutes
+from notify.server.exposition import Exposition
 from notify.server.latency import (
     EXEMPLAR_US,
     KINDS,
@@ -33,7 +34,7 @@ from notify.server.latency import (
     Latencies,
     Latency,
 )
-from notify.server.metrics import Exposition, Metrics
+from notify.server.metrics import Metrics
 from notify.server.watch.figures import OF_GROUPS, OF_TOPICS, Counts, Figures
 from notify.storage.message_run import CommitTimes, total_of
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from notify.server.delivery.ack_memory import MOST_FAILED, MOST_RUNS, AckMemory, Failed, Holder
+from notify.server.delivery.ack_memory import (
+    MOST_FAILED,
+    MOST_RUNS,
+    MOST_TRACED,
+    TRACE_CHARACTERS,
+    AckMemory,
+    Failed,
+    Holder,
+)
 
 
 def holder(recent: AckMemory, topic: str, queue: int, offset: int) -> Holder | None:
@@ -45,3 +53,15 @@ def test_acknowledgements_do_not_push_failures_out() -> None:
     for n in range(MOST_FAILED):
         recent.failed(Failed("g", "t", 0, 8, n, "i", 1, 2, ""))
     assert recent.failures_of("t", 0, 7) == [] and len(recent.failures_of("t", 0, 8)) == MOST_FAILED
+
+
+def test_tracebacks_have_a_bound_of_their_own() -> None:
+    recent = AckMemory(0)
+    fit = MOST_TRACED // TRACE_CHARACTERS
+    for n in range(fit + 10):
+        recent.failed(Failed("g", "t", 0, n, 1, "i", 1, 2, "why", trace="x" * TRACE_CHARACTERS))
+    assert recent.failures_of("t", 0, 9) == []
+    assert [len(f.trace) for f in recent.failures_of("t", 0, 10)] == [TRACE_CHARACTERS]
+    for n in range(MOST_FAILED):
+        recent.failed(Failed("g", "u", 0, n, 1, "i", 1, 2, "why"))
+    assert recent.failures_of("t", 0, fit + 9) == [] and recent.failures_of("u", 0, 0) != []

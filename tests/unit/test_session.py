@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.consumer.session import Session, Work
+from notify.client.consumer.session import TRACES_CHARACTERS, Session, Work
 from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Cancelled, Handler
-from notify.errors import DeadLetter, ForeignAnswer, Unavailable
+from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
@@ -28,7 +28,9 @@ class Server:
         self.over: set[int] = set()
         """The places of the lease that are over."""
         self.is_older = False
-        """Whether it does not know the action `interrupted`."""
+        """Whether it knows neither the action `interrupted` nor tracebacks."""
+        self.traces: list[int] = []
+        """The lengths of the tracebacks that it got, in all requests."""
         self.left = 0
         """How often it has heard that the instance stops."""
         self.away = 0
@@ -43,6 +45,10 @@ class Server:
             return b""
         assert path == "/v1/groups/g/settle"
         items = msgspec.msgpack.decode(body, type=Settle).items
+        traces = [len(item.trace) for item in items if item.trace is not None]
+        self.traces += traces
+        if self.is_older and traces:
+            raise InvalidRequest("Object contains unknown field `trace`", "invalid_schema")
         self.asked += [(item.action, item.receipt, item.reason) for item in items]
         return encode_msgpack(SettledItems([self._answer(item) for item in items]))
 
@@ -104,6 +110,31 @@ def test_neighbours_are_acknowledged_together_and_failures_alone() -> None:
         assert not consuming.session._runs
 
     asyncio.run(run())
+
+
+def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
+    async def run(is_older: bool) -> list[int]:
+        consuming = Consuming(3)
+        consuming.server.is_older = is_older
+        for place in range(3):
+            consuming.note(place, error=ValueError("no"))
+            asked = await consuming.settled(left=2 - place)
+            assert asked == [("retry", f"7.{place}", "ValueError: no")]
+        return consuming.server.traces
+
+    assert len(asyncio.run(run(False))) == 3
+    assert len(asyncio.run(run(True))) == 1, "it is asked once"
+
+
+def test_the_tracebacks_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> Consuming:
+        consuming = Consuming(4)
+        consuming.note(*range(4), error=ValueError("no"))
+        assert len(await consuming.settled()) == 4
+        return consuming
+
+    monkeypatch.setattr("notify.client.consumer.session.trace_of", lambda error: "x" * (TRACES_CHARACTERS // 3))
+    assert len(asyncio.run(run()).server.traces) == 3
 
 
 def test_a_lease_that_is_over_costs_no_neighbour_its_acknowledgement(caplog: pytest.LogCaptureFixture) -> None:

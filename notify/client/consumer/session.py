@@ -25,7 +25,7 @@ import msgspec
 from notify.client.handling.banner import begun
 from notify.client.handling.failure_log import FailureLog
 from notify.client.handling.hand import Hand, Run, Times, Waiting, by_run, ranges_of, runs_of
-from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of
+from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of, trace_of
 from notify.client.transport.batch import Batcher, Later
 from notify.client.transport.foreign_answers import PollTime, foreign_content
 from notify.client.transport.http import HttpClient, read_answer
@@ -68,6 +68,8 @@ AGAIN = timedelta(minutes=10)
 NAMED_IN_LOG = 10
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
+TRACES_CHARACTERS = 1 << 18
+"""The most characters of tracebacks in a request; the failures after them go without."""
 SHARE = 3
 """A lease is renewed after this part of its time, so that a request may fail, or take long."""
 TOGETHER = 6
@@ -205,6 +207,8 @@ class Settler:
         self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """The waits before items are sent again that the server did not take."""
+        self._sends_traces = True
+        """False once the server has refused a request with tracebacks: an older one does not know the field."""
 
     def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
         """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
@@ -214,11 +218,20 @@ class Settler:
     async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
         """Settle items on the server. Items that it cannot take now are sent again until their leases have ended."""
         now = asyncio.get_running_loop().time()
+        room, has_traces = TRACES_CHARACTERS if self._sends_traces else 0, False
+        for settling in settlings:
+            if settling.item.trace is not None:
+                room -= len(settling.item.trace)
+                has_traces = has_traces or room >= 0
+                settling.item.trace = settling.item.trace if room >= 0 else None
         body = encode_msgpack(Settle([settling.item for settling in settlings]))
         try:
             answer = await self._http.call("POST", self._path + self._times.taken(), body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
+            if has_traces and error.status == InvalidRequest.status:
+                self._sends_traces = False
+                return await self._settle(settlings)
             if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
                 raise
             results = [
@@ -635,13 +648,14 @@ class Session:
             return
         places = range(place, place + 1)
         if isinstance(error, DeadLetter):
-            self._settle(run, places, "dead_letter", reason_of(error, named=False) or None)
+            reason = reason_of(error, named=False) or None
+            self._settle(run, places, "dead_letter", reason, trace=trace_of(error))
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
             delivery = run.delivery(place)
             self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
-            self._settle(run, places, "retry", reason_of(error))
+            self._settle(run, places, "retry", reason_of(error), trace=trace_of(error))
 
     def settle_noted(self, run: Run) -> None:
         """Acknowledge the messages of a run whose handlers have returned."""
@@ -655,11 +669,17 @@ class Session:
             self._settle(run, places, "ack")
 
     def _settle(
-        self, run: Run, places: range, action: str, reason: str | None = None, delay: float | None = None
+        self,
+        run: Run,
+        places: range,
+        action: str,
+        reason: str | None = None,
+        delay: float | None = None,
+        trace: str | None = None,
     ) -> None:
         """Have neighbours settled alike."""
         self._settling += len(places)
-        item = SettleItem(receipt=run.receipt(places), action=action, delay=delay, reason=reason)
+        item = SettleItem(receipt=run.receipt(places), action=action, delay=delay, reason=reason, trace=trace)
         try:
             settling = self._settler.submit(item)
         except NotifyError as error:
@@ -680,7 +700,7 @@ class Session:
         elif len(places) > 1 and settled.status in APART:
             self._settling -= len(places)
             for place in places:
-                self._settle(run, range(place, place + 1), item.action, item.reason, item.delay)
+                self._settle(run, range(place, place + 1), item.action, item.reason, item.delay, item.trace)
         else:
             self._ended(run, places, settled.detail or settled.code or "")
 

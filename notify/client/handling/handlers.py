@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import linecache
 import sysconfig
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +39,8 @@ CANCEL_SECONDS = 1.0
 REASON_CHARACTERS = 500
 """The most characters of a handler's error that go to the server with a retry or a dead letter."""
 PLACE_CHARACTERS = 150
+TRACE_CHARACTERS, TRACE_FRAMES, TRACE_CAUSES = 8_000, 30, 5
+"""How much of a traceback goes with them: characters, frames of each error, and errors, those nearest to the end."""
 DEATHS = 16
 """The default of `max_deaths`, which older servers do not know."""
 MOST_FRAMES = 1000
@@ -315,15 +319,61 @@ def reason_of(error: BaseException, *, named: bool = True) -> str:
     `named`: put the error's class before the text, and the place where it was raised behind it, such as
     `(at shop.points.add:41)`. The server groups failures by class and place.
     """
-    try:
-        text = str(error)
-    except Exception as failed:
-        text = f"(the text of the error is unavailable: {type(failed).__name__})"
-    place = ""
+    text, place = _said_by(error), ""
     if named:
         text = f"{type(error).__name__}: {text}"
         place = place_of(error)
     return _plain(text, REASON_CHARACTERS - len(place)) + place
+
+
+def _said_by(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"(the text of the error is unavailable: {type(failed).__name__})"
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an error as Python prints it, with its causes, and without the frames of this SDK; bounded: its
+    end, where the error is. It has no values of variables.
+
+    Python's own formatting asks for the state of each file and parses each line, every time. When a database is away,
+    thousands of messages fail at once, and the consumer's event loop would do nothing else.
+    """
+    parts: list[str] = []
+    step: BaseException | None = error
+    while step is not None and len(parts) < 2 * TRACE_CAUSES:
+        said = f"{type(step).__name__}: {_said_by(step)}"[:REASON_CHARACTERS]
+        parts.append("\n".join(["Traceback (most recent call last):", *_frames_of(step), said]))
+        if step.__cause__ is not None:
+            parts.append("The above exception was the direct cause of the following exception:")
+            step = step.__cause__
+        elif step.__context__ is not None and not step.__suppress_context__:
+            parts.append("During handling of the above exception, another exception occurred:")
+            step = step.__context__
+        else:
+            step = None
+    text = "\n\n".join(reversed(parts))[-TRACE_CHARACTERS:]
+    return _plain(text, TRACE_CHARACTERS)
+
+
+def _frames_of(error: BaseException) -> list[str]:
+    """The lines of an error's last frames, each with its place and source."""
+    frames: deque[TracebackType] = deque(maxlen=TRACE_FRAMES)
+    step = error.__traceback__
+    for _ in range(MOST_FRAMES):
+        if step is None:
+            break
+        if not step.tb_frame.f_code.co_filename.startswith(_SDK):
+            frames.append(step)
+        step = step.tb_next
+    lines = []
+    for frame in frames:
+        code = frame.tb_frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_qualname}')
+        if source := linecache.getline(code.co_filename, frame.tb_lineno, frame.tb_frame.f_globals).strip():
+            lines.append(f"    {source}")
+    return lines
 
 
 def _plain(text: str, most: int) -> str:

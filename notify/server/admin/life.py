@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from notify.errors import NotFound
 from notify.protocol import ids
-from notify.protocol.message import DEAD_LETTER_REASON, schedule_of
+from notify.protocol.message import DEAD_LETTER_REASON, FIRST_ID, schedule_of
 from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import json_unplaced, transaction_row
+from notify.server.core.check_log import ASKED
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.server.delivery.ack_memory import AckMemory
@@ -26,12 +27,13 @@ Event = tuple[int, dict[str, Any]]
 """A time in microseconds since 1970, and the event at that time."""
 
 _ENDS = {
-    SettleKind.ACK: "acknowledged",
-    SettleKind.FILTERED: "filtered out",
-    SettleKind.DEAD_LETTER: "moved to the dead letters",
-    SettleKind.CORRUPT: "given up: damaged on the disk",
-    SettleKind.EXPIRED: "expired",
+    SettleKind.ACK: ("acknowledged", "acknowledged"),
+    SettleKind.FILTERED: ("filtered", "filtered out"),
+    SettleKind.DEAD_LETTER: ("dead_letter", "moved to the dead letters"),
+    SettleKind.CORRUPT: ("damaged", "given up: damaged on the disk"),
+    SettleKind.EXPIRED: ("expired", "expired"),
 }
+"""How a group is done with a message: the kind of the event, and its words."""
 
 
 async def life(core: Core, message_id: str) -> dict[str, Any]:
@@ -47,29 +49,32 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
     places = [m for m in stored if not m.topic.startswith(DEAD_LETTER_PREFIX)]
     withdrawable = store.withdrawable(transaction_id, number)
     half = halves[0]
-    schedule = "" if half.corrupt or not half.payload else schedule_of(decode_payload(half.payload).headers)
+    headers = {} if half.corrupt or not half.payload else decode_payload(half.payload).headers or {}
     events = [
-        *_transaction_events(transaction, schedule),
+        *_transaction_events(transaction, schedule_of(headers)),
+        *_check_events(core, transaction_id),
         *_withdrawal_events(core, transaction_id, number, withdrawable),
     ]
     groups_with_letter = {_group_of(letter) for letter in letters}
     recent = core.delivery.followers.recent
     is_timeline_whole = True
     for place in places:
-        events.append((place.committed_us, {"event": f"in queue {place.topic}/{place.queue}@{place.offset}"}))
+        in_queue = {"kind": "queued", "event": f"in queue {place.topic}/{place.queue}@{place.offset}"}
+        events.append((place.committed_us, in_queue))
         settlements, is_whole = await store.settlements(place.topic, place.queue, place.offset)
         is_timeline_whole = is_timeline_whole and is_whole
         events += _delivery_events(recent, place, settlements, groups_with_letter)
     for letter in letters:
-        events += await _letter_events(core, letter)
+        events += await _letter_events(core, letter, _trace_of_last(recent, places, _group_of(letter)))
     groups: list[dict[str, Any]] = []
     for group, cursor, place in _readers(core, places):
         leased = _lease_of(group, cursor, place.offset)
         if leased is not None:
-            handed_out = {"event": "handed out", "group": group.name, "instance": leased[0].instance.name}
-            events.append((leased[0].deadline_us - leased[0].length_us, handed_out))
+            handed_us = leased[0].deadline_us - leased[0].length_us
+            events.append((handed_us, _handed_out(group.name, leased[0].instance.name)))
         groups.append(_group_view(group, cursor, place.offset, leased, core.clock()))
     return {
+        "at": instant(core.clock()),
         "id": ids.message_id(transaction_id, number),
         "transaction": transaction_row(transaction, core.clock()) | {"messages": []},
         "message": json_pulled(places[0]) if places and not places[0].corrupt else json_unplaced(halves[0]),
@@ -77,19 +82,31 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         "timeline_whole": is_timeline_whole,
         "consumers_known_since": instant(recent.since_us),
         "groups": groups,
-    } | _due(withdrawable)
+    } | _only_some_have(headers, withdrawable)
 
 
-def _due(found: Withdrawable | None) -> dict[str, Any]:
-    """When a delayed message is due; nothing for others."""
-    return {"due_at": instant(found.due_us)} if found is not None and found.standing is Standing.DELAYED else {}
+def _only_some_have(headers: Mapping[str, str], found: Withdrawable | None) -> dict[str, Any]:
+    """When a delayed message is due, and the first id of one that was sent to a group again."""
+    is_delayed = found is not None and found.standing is Standing.DELAYED
+    due = {"due_at": instant(found.due_us)} if found is not None and is_delayed else {}
+    return due | ({"first_id": headers[FIRST_ID]} if FIRST_ID in headers else {})
 
 
 def _transaction_events(transaction: Transaction, schedule: str) -> Iterator[Event]:
     event = "half stored" if transaction.producer_group else "stored"
-    yield transaction.stored_us, {"event": f"sent by schedule {schedule}" if schedule else event}
+    yield transaction.stored_us, {"kind": "stored", "event": f"sent by schedule {schedule}" if schedule else event}
     if transaction.decided_us:
-        yield transaction.decided_us, {"event": transaction.state.name}
+        yield transaction.decided_us, {"kind": "outcome", "event": transaction.state.name}
+
+
+def _check_events(core: Core, transaction_id: bytes) -> Iterator[Event]:
+    """The checks that this server remembers: which producer was asked, and what it answered."""
+    for entry in core.checks.log.of(transaction_id):
+        if entry.what == ASKED:
+            words = f"{entry.instance} was asked whether it committed"
+        else:
+            words = f"check answered {entry.what}"
+        yield entry.at_us, {"kind": "check", "event": words} | ({"reason": entry.reason} if entry.reason else {})
 
 
 def _withdrawal_events(
@@ -99,24 +116,43 @@ def _withdrawal_events(
     withdrawal = core.queues.withdrawal(transaction_id, number, core.clock())
     if withdrawal is not None and withdrawal.fate is not None:
         verb = "replaces" if withdrawal.wanted.replaces else "cancels"
-        yield withdrawal.at_us, {"event": f"{verb} {withdrawal.wanted.text}: {withdrawal.fate.name}"}
+        event = f"{verb} {withdrawal.wanted.text}: {withdrawal.fate.name}"
+        yield withdrawal.at_us, {"kind": "withdrawal", "event": event}
     if withdrawable is not None and withdrawable.at_us:
-        yield withdrawable.at_us, {"event": withdrawable.standing.value}
+        yield withdrawable.at_us, {"kind": "withdrawal", "event": withdrawable.standing.value}
 
 
-async def _letter_events(core: Core, letter: StoredMessage) -> list[Event]:
-    """When and why a group gave the message up, and when the dead letter was sent again or dropped."""
+async def _letter_events(core: Core, letter: StoredMessage, trace: str) -> list[Event]:
+    """When and why a group gave the message up, and when the dead letter was sent again or dropped. `trace`: the
+    traceback of the last attempt, if it is known."""
     group, headers = _group_of(letter), decode_payload(letter.payload).headers or {}
-    given_up = {"event": _ENDS[SettleKind.DEAD_LETTER], "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
-    events: list[Event] = [(letter.committed_us, given_up)]
+    kind, words = _ENDS[SettleKind.DEAD_LETTER]
+    given_up = {"kind": kind, "event": words, "group": group, "reason": headers.get(DEAD_LETTER_REASON, "")}
+    events: list[Event] = [(letter.committed_us, given_up | _traced(trace))]
     closed_by = await OwnLetters(core).closed_by(letter.topic.removeprefix(DEAD_LETTER_PREFIX), letter)
     if closed_by is not None:
         redriven, drop_reason = closed_by
-        event = {"event": f"sent to the group again as {ids.message_id(redriven.id, 0)}", "group": group}
+        new_id = ids.message_id(redriven.id, 0)
+        event = {"kind": "redriven", "event": f"sent to the group again as {new_id}", "group": group, "as": new_id}
         if drop_reason is not None:
-            event = {"event": "dropped from the dead letters", "group": group, "reason": drop_reason}
+            words = "dropped from the dead letters"
+            event = {"kind": "dropped", "event": words, "group": group, "reason": drop_reason}
         events.append((redriven.stored_us, event))
     return events
+
+
+def _trace_of_last(recent: AckMemory, places: Sequence[StoredMessage], group: str) -> str:
+    """The traceback of the last attempt of a group that gave the message up; empty if it is not known."""
+    failures = [failure for p in places for failure in recent.failures_of(p.topic, p.queue, p.offset)]
+    return next((failure.trace for failure in reversed(failures) if failure.group == group), "")
+
+
+def _traced(trace: str) -> dict[str, Any]:
+    return {"trace": trace} if trace else {}
+
+
+def _handed_out(group: str, instance: str) -> dict[str, Any]:
+    return {"kind": "handed_out", "event": "handed out", "group": group, "instance": instance}
 
 
 def _group_of(letter: StoredMessage) -> str:
@@ -144,7 +180,7 @@ def _delivery_events(
         before[group] = settlement
         key = (group, settlement.attempts, settlement.interruptions)
         if settlement.kind is None and (failure := failures.pop(key, None)) is not None:
-            event |= {"instance": failure.instance, "reason": failure.reason}
+            event |= {"instance": failure.instance, "reason": failure.reason} | _traced(failure.trace)
             handed_out.add((failure.handed_us, group, failure.instance))
         elif settlement.kind == SettleKind.ACK and (holder := holders.get(group)) is not None:
             event["instance"] = holder.instance
@@ -161,28 +197,29 @@ def _delivery_events(
         is_final = failure.group in given_up and last[failure.group] is failure  # the dead letter has its reason
         if not is_final:
             event = {
+                "kind": "failed",
                 "event": f"attempt {failure.attempt} failed",
                 "group": failure.group,
                 "instance": failure.instance,
                 "reason": failure.reason,
-            }
+            } | _traced(failure.trace)
             ends.append((failure.at_us, event))
-    return [(at_us, {"event": "handed out", "group": g, "instance": i}) for at_us, g, i in sorted(handed_out)] + ends
+    return [(at_us, _handed_out(g, i)) for at_us, g, i in sorted(handed_out)] + ends
 
 
-def _settlement_event(settlement: Settlement, before: Settlement | None) -> dict[str, str]:
+def _settlement_event(settlement: Settlement, before: Settlement | None) -> dict[str, Any]:
     """`before`: the group's settlement before this one."""
     if settlement.kind is not None:
-        event = _ENDS[settlement.kind]
+        kind, event = _ENDS[settlement.kind]
     elif settlement.interruptions > (0 if before is None else before.interruptions):
-        event = "interrupted, because its consumer was stopping"
+        kind, event = "interrupted", "interrupted, because its consumer was stopping"
     elif settlement.deaths > (0 if before is None else before.deaths):
-        event = f"attempt {settlement.attempts} ended with its consumer"
+        kind, event = "died", f"attempt {settlement.attempts} ended with its consumer"
     else:
-        event = f"attempt {settlement.attempts} failed"
+        kind, event = "failed", f"attempt {settlement.attempts} failed"
     if settlement.is_held:
         event += ", and its key is held"
-    return {"event": event, "group": settlement.group}
+    return {"kind": kind, "event": event, "group": settlement.group}
 
 
 def _readers(core: Core, places: Sequence[StoredMessage]) -> Iterator[tuple[Group, Cursor, StoredMessage]]:

@@ -16,7 +16,19 @@ from notify.storage.capabilities import shard_names
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes `overview` and `history`."""
+    """The routes `status`, `overview` and `history`."""
+
+    @routes.get("/status")
+    async def status() -> dict[str, Any]:
+        """Show name and version, alarms that are not silenced, and counts of what waits, as of the last alarm search.
+
+        Everything is in memory, so that it costs nothing to ask. What waits: transactions in doubt, parked and refused,
+        unresolved dead letters, held keys.
+        """
+        settings, alarms = desk.running.core.settings, desk.running.alarms
+        rows = [{"name": a.name, "target": a.target, "severity": a.shown()["severity"]} for a in alarms.heard()]
+        told = {"name": settings.name, "version": __version__, "trace_url": settings.trace_url}
+        return told | {"alarms": rows, "waiting": alarms.waiting}
 
     @routes.get("/overview")
     async def overview() -> dict[str, Any]:

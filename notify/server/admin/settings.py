@@ -16,7 +16,7 @@ from notify.runtime.threads import in_thread
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who
 from notify.server.configuration.revisions import Configuration, Revision
-from notify.server.settings import Settings, environment_name
+from notify.server.settings import Settings, check_trace_url, environment_name
 
 SECRET = "(secret)"
 
@@ -84,6 +84,7 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
         wanted, _ = configuration.check(document)
         if wanted.alarm_webhook:
             webhooks.check_address(wanted.alarm_webhook, wanted)
+        check_trace_url(wanted)
         fields = {f.name: f for f in dataclasses.fields(Settings)}
 
         def shown_value(settings: Settings, name: str) -> Any:

@@ -26,6 +26,14 @@ def path_of(template: str, **names: str) -> str:
     return "/v1/admin/" + template.format(**{name: quote(value, safe="") for name, value in names.items()})
 
 
+async def status_of(api: Api) -> dict[str, Any] | None:
+    """The server's name and what waits, for the menu; None if the server does not say, which takes no page away."""
+    try:
+        return await api.get("status")
+    except NotifyError:
+        return None
+
+
 class Api:
     """Calls admin routes for one page."""
 

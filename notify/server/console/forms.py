@@ -16,7 +16,7 @@ from notify.admin_api.groups import class_inputs
 from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.runtime.threads import in_thread
-from notify.server.console.api import Api, path_of
+from notify.server.console.api import Api, path_of, status_of
 from notify.server.console.responses import failed, page
 
 FORM_FIELDS = 5000
@@ -48,12 +48,13 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
 
     @routes.get("/do/{name}", response_model=None)
     async def form(request: Request, name: str) -> Response:
+        admin = Api(api, request)
         try:
             fields = form_of(request.scope["query_string"])
-            change = await _change(Api(api, request), name, fields)
+            change = await _change(admin, name, fields)
         except NotifyError as error:
             return failed(request, error)
-        return _form_page(request, name, change, fields)
+        return await _form_page(admin, request, name, change, fields)
 
     @routes.post("/do/{name}", response_model=None)
     async def carry_out(request: Request, name: str) -> Response:
@@ -72,16 +73,24 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
         try:
             answer = await _carried_out(admin, change, targets, fields, is_preview)
         except NotifyError as error:
-            return _form_page(request, name, change, fields, refused=error)
+            return await _form_page(admin, request, name, change, fields, refused=error)
         if is_preview:
-            return _form_page(request, name, change, fields, preview=answer)
+            return await _form_page(admin, request, name, change, fields, preview=answer)
         result = answer["result"] if isinstance(answer["result"], dict) else {}
         job = result.get("job")
-        back = change.back.format(**{k: quote(v, safe="") for k, v in targets.items()})
+        back = _page_after(change, targets)
         if job is not None:
             back = f"/jobs/{job}" if len(result.get("jobs", ())) < 2 else "/jobs"
         outcome = described(name, answer["target"], answer["result"])
-        return page("done.html", request, title=change.title, answer=answer, told=outcome, back=back)
+        status = await status_of(admin)
+        return page("done.html", request, title=change.title, answer=answer, told=outcome, back=back, status=status)
+
+
+def _page_after(change: AdminWrite, targets: dict[str, str]) -> str:
+    """The page to continue with after a write, or after it was cancelled: a list if not all targets are known."""
+    if all(targets.values()):
+        return change.back.format(**{name: quote(value, safe="") for name, value in targets.items()})
+    return change.back.partition("{")[0].partition("?")[0].rstrip("/") or "/"
 
 
 async def _carried_out(
@@ -162,7 +171,8 @@ async def _priorities(api: Api, change: AdminWrite, fields: dict[str, str]) -> A
     return dataclasses.replace(change, chosen=class_inputs(max([3, *posted])))
 
 
-def _form_page(
+async def _form_page(
+    api: Api,
     request: Request,
     name: str,
     change: AdminWrite,
@@ -171,9 +181,9 @@ def _form_page(
     refused: NotifyError | None = None,
 ) -> Response:
     targets = {target: fields.get(target, "") for target in change.targets}
-    status = 200 if refused is None else refused.status
+    code = 200 if refused is None else refused.status
     return page(
-        "change.html", request, status, title=change.title, name=name, change=change, given=fields, targets=targets,
-        preview=preview, refused=refused,
+        "change.html", request, code, title=change.title, name=name, change=change, given=fields, targets=targets,
+        preview=preview, refused=refused, back=_page_after(change, targets), status=await status_of(api),
         told=None if preview is None else described(name, preview["target"], preview["result"]),
     )  # fmt: skip

@@ -11,24 +11,30 @@ from fastapi import Request
 from notify.admin_api.queue_rows import GROUP_SORTS
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server.console.api import Api, path_of
+from notify.server.console.story import drawn, trace_id
 
 ROWS = 100
 MOST_TENANTS = 10
 """The most tenants that a group's page shows."""
 WORST = 50
 """The most groups that the overview shows."""
+LETTERS = {
+    "dead_letter": "dead letter", "redriven": "dead letter, sent again", "dropped": "dead letter, dropped",
+}  # fmt: skip
+"""The words for the state of a dead letter, by the kind of the event that led to it."""
 Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
 
 
 async def _overview(api: Api, request: Request) -> dict[str, Any]:
     overview = await api.get("overview")
     sort = _sort(request, "pain")
+    values = {"o": overview, "sort": sort, "address": str(request.base_url).rstrip("/")}
     if overview["queues"] is None:
-        return {"o": overview, "groups": [], "of": 0, "sort": sort}
+        return values | {"groups": [], "of": 0}
     answer = await api.get("groups", sort=sort, max=WORST)
     ages = {row["name"]: row["oldest_seconds"] for row in overview["queues"]["lagging"]}  # those of this moment
     groups = [row | {"oldest_seconds": ages.get(row["name"], row["oldest_seconds"])} for row in answer["groups"]]
-    return {"o": overview, "groups": groups, "of": answer["of"], "sort": sort}
+    return values | {"groups": groups, "of": answer["of"]}
 
 
 def _sort(request: Request, default: str) -> str:
@@ -72,19 +78,23 @@ def _instant(text: str) -> str:
 async def _message(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["message"]
     life = await api.get(path_of("messages/{id}", id=name))
-    return {"title": f"Message {name}", "m": life, "letters": _letters(life["timeline"])}
+    story = drawn(life, request.query_params.get("scale", ""))
+    trace = trace_id(life["message"].get("headers"))
+    return {
+        "title": f"Message {name}",
+        "m": life,
+        "story": story,
+        "trace": trace,
+        "letters": _letters(life["timeline"]),
+    }
 
 
 def _letters(timeline: list[dict[str, Any]]) -> dict[str, str]:
     """The state of a message's dead letter in each group that gave the message up."""
     letters = {}
     for entry in timeline:
-        if entry["event"] == "moved to the dead letters":
-            letters[entry["group"]] = "dead letter"
-        elif entry["event"].startswith("sent to the group again"):
-            letters[entry["group"]] = "dead letter, sent again"
-        elif entry["event"] == "dropped from the dead letters":
-            letters[entry["group"]] = "dead letter, dropped"
+        if entry["kind"] in LETTERS:
+            letters[entry["group"]] = LETTERS[entry["kind"]]
     return letters
 
 

@@ -31,6 +31,11 @@ NAVIGATION = (
     ("Administration", (("/settings", "Settings"), ("/access", "Access"), ("/actions", "Audit log"))),
 )  # fmt: skip
 """The groups of the menu, each with the addresses and names of its pages."""
+_COUNTED = {
+    "/groups": ("held_keys", "held key"), "/dead-letters": ("dead_letters", "dead letter"),
+    "/nodes": ("refused", "refused transaction"),
+}  # fmt: skip
+"""Pages whose entries in the menu have a count: what is counted, and its name."""
 _LISTS = {target: label for _, pages in NAVIGATION for target, label in pages}
 
 LIVE = {
@@ -64,9 +69,27 @@ _templates.globals["do"] = change_url
 def rendered(template: str, path: str, who: str, query: Mapping[str, str], **values: Any) -> str:
     """The text of a page at `path`, for the principal of the name `who`."""
     values.setdefault("live", LIVE.get(template, 0))
+    values.setdefault("host", "")
     now = datetime.now(UTC).isoformat()
-    trail = _trail(path)
-    return _templates.get_template(template).render(path=path, now=now, query=query, who=who, trail=trail, **values)
+    status = values.setdefault("status", None)
+    menu = {} if status is None else menu_counts(status)
+    return _templates.get_template(template).render(
+        path=path, now=now, query=query, who=who, trail=_trail(path), menu=menu, **values
+    )
+
+
+def menu_counts(status: Mapping[str, Any]) -> dict[str, tuple[int, str, str]]:
+    """For entries of the menu how many, of what, and how bad that is, from the admin route's answer; entries without
+    anything that waits are left out."""
+    alarms, waiting = status["alarms"], status["waiting"]
+    parked = waiting.get("parked", 0)
+    is_critical = any(alarm["severity"] == "critical" for alarm in alarms)
+    counts = {
+        "/": (len(alarms), "alarm", "bad" if is_critical else "warn"),
+        "/transactions": (waiting.get("in_doubt", 0) + parked, "transaction without an outcome", "bad" * bool(parked)),
+    }
+    counts |= {page: (waiting.get(name, 0), noun, "warn") for page, (name, noun) in _COUNTED.items()}
+    return {page: (n, noun + "s" * (n > 1), mood) for page, (n, noun, mood) in counts.items() if n}
 
 
 def _trail(path: str) -> list[tuple[str, str]]:

@@ -13,13 +13,13 @@ from notify.server.access.principal import EVERYONE
 from notify.server.console.rendering import SECURITY, rendered
 
 
-def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page made from a template of the console."""
+def page(template: str, request: Request, code: int = 200, **values: Any) -> HTMLResponse:
+    """A page made from a template of the console, answered with an HTTP status. `values` may have `status`, the answer
+    of the admin route, for the menu."""
     principal = request.state.principal
     who = "" if principal is EVERYONE else principal.name
-    return HTMLResponse(
-        rendered(template, request.scope["path"], who, dict(request.query_params), **values), status, SECURITY
-    )
+    query, values["host"] = dict(request.query_params), request.url.netloc
+    return HTMLResponse(rendered(template, request.scope["path"], who, query, **values), code, SECURITY)
 
 
 def failed(request: Request, error: NotifyError) -> Response:

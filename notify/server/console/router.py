@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
@@ -9,7 +11,7 @@ from starlette.types import ASGIApp
 from notify.errors import NotifyError
 from notify.server.access.guard import COOKIE, Door
 from notify.server.console import forms
-from notify.server.console.api import Api, path_of
+from notify.server.console.api import Api, path_of, status_of
 from notify.server.console.forms import form_of
 from notify.server.console.open_pages import login_page, own_path
 from notify.server.console.pages import PAGES, Page, found
@@ -19,6 +21,8 @@ from notify.server.settings import Settings
 
 SIGNED_IN_SECONDS = 12 * 3600
 SIGN_IN_FIELDS = 16
+MOST_NAMES = 50
+"""The most names that a field offers."""
 
 
 def _add_signing_in(routes: APIRouter, door: Door) -> None:
@@ -71,7 +75,8 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
     def add(path: str, template: str, title: str, ask: Page) -> None:
         async def serve(request: Request) -> Response:
             try:
-                values = await ask(Api(api, request), request)
+                asked = Api(api, request)
+                values = await ask(asked, request) | {"status": await status_of(asked)}
             except NotifyError as error:
                 return failed(request, error)
             return page(template, request, 200, **({"title": title} | values))
@@ -95,6 +100,15 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
 
     for path, template in HISTORIES.items():
         add_history(path, template)
+
+    @routes.get("/names/{kind}", response_model=None)
+    async def names(request: Request, kind: Literal["topics", "groups", "schedules"], q: str = "") -> Response:
+        """The first names that begin with what a person has typed into a field."""
+        try:
+            rows = (await Api(api, request).get(kind, prefix=q.strip(), internal="false", max=MOST_NAMES))[kind]
+        except NotifyError as error:
+            return JSONResponse({"detail": str(error)}, error.status)
+        return JSONResponse([row["name"] for row in rows], headers=SECURITY)
 
     @routes.get("/find", response_model=None)
     async def find(request: Request, q: str = "") -> Response:

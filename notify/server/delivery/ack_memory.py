@@ -15,6 +15,10 @@ MOST_RUNS = 20_000
 """The most runs of acknowledged offsets that are remembered for all groups together: about 9 MB."""
 MOST_FAILED = 5_000
 REASON_CHARACTERS = 300
+TRACE_CHARACTERS = 8_000
+"""The most characters of a traceback that are remembered: its end, where the error is."""
+MOST_TRACED = 8 << 20
+"""The most characters of the tracebacks of all remembered failures together."""
 
 
 Held = tuple[int, int, str, int]
@@ -52,19 +56,22 @@ class Failed(NamedTuple):
     reason: str
     interruptions: int = 0
     """How often the message was interrupted until then."""
+    trace: str = ""
+    """The traceback of its error, if its consumer sent one."""
 
 
 class AckMemory:
     """The rings of one server. Times are microseconds since 1970."""
 
-    __slots__ = ("_acknowledged", "_failed", "_runs", "since_us")
+    __slots__ = ("_acknowledged", "_failed", "_runs", "_traced", "since_us")
 
     def __init__(self, now_us: int) -> None:
         self.since_us = now_us
         """Acknowledgements since this time are remembered."""
         self._acknowledged: deque[Acknowledged] = deque()
         self._runs = 0
-        self._failed: deque[Failed] = deque(maxlen=MOST_FAILED)
+        self._failed: deque[Failed] = deque()
+        self._traced = 0
 
     def acknowledged(self, acknowledged: Acknowledged) -> None:
         """Remember the messages that a request acknowledged in a queue."""
@@ -76,8 +83,11 @@ class AckMemory:
             self.since_us = at_us
 
     def failed(self, failure: Failed) -> None:
-        """Remember a failed attempt."""
+        """Remember a failed attempt, and forget the oldest ones beyond the bounds."""
         self._failed.append(failure)
+        self._traced += len(failure.trace)
+        while len(self._failed) > MOST_FAILED or self._traced > MOST_TRACED:
+            self._traced -= len(self._failed.popleft().trace)
 
     def holders_of(self, topic: str, queue: int, offset: int) -> dict[str, Holder]:
         """The consumers that acknowledged a message, by group, if they are remembered and certain.

@@ -85,6 +85,7 @@ class Attempt(NamedTuple):
     reason: str = ""
     is_interruption: bool = False
     """Whether no attempt counts, because the consumer was told to stop."""
+    trace: str = ""
 
 
 class Dead(NamedTuple):
@@ -97,6 +98,7 @@ class Dead(NamedTuple):
     item: int = 0
     is_exhausted: bool = False
     """Whether it has used up its attempts; otherwise its consumer gives it up."""
+    trace: str = ""
 
 
 class Renewed(NamedTuple):
@@ -181,11 +183,11 @@ class Plan:
 
     def _refuse(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:
         """Plan a retry or a dead letter. Raises InvalidRequest."""
-        cursor = lease.cursor
+        cursor, trace = lease.cursor, item.trace or ""
         if item.action == "dead_letter":
             reason = item.reason or "refused by the consumer"
             self.dead.setdefault(cursor, []).extend(
-                [Dead(lease, place, reason, Tally.of(lease, place).failed(), number) for place in places]
+                [Dead(lease, place, reason, Tally.of(lease, place).failed(), number, trace=trace) for place in places]
             )
             return
         if item.action != "retry":
@@ -200,12 +202,13 @@ class Plan:
             offset = lease.offsets[place]
             if tally.failures >= cursor.subscription.max_attempts and tally.failures >= cursor.bounds(offset)[0]:
                 reason = item.reason or tally.text()
-                self.dead.setdefault(cursor, []).append(Dead(lease, place, reason, tally, number, is_exhausted=True))
+                exhausted = Dead(lease, place, reason, tally, number, is_exhausted=True, trace=trace)
+                self.dead.setdefault(cursor, []).append(exhausted)
             else:
                 failures = tally.failures - cursor.forgiven(offset)[0]
                 due_us = self._now_us + _back_off_us(cursor.subscription, failures, item.delay)
                 self.again.setdefault(cursor, []).append(
-                    Attempt(lease, place, tally, due_us, number, item.reason or "")
+                    Attempt(lease, place, tally, due_us, number, item.reason or "", trace=trace)
                 )
 
     def _interrupt(self, number: int, item: SettleItem, lease: Lease, places: range) -> None:

@@ -11,7 +11,7 @@ from notify.errors import NotifyError
 from notify.protocol.message import DEAD_LETTER_REASON, REPLAY
 from notify.protocol.wire import Payload, SettledItem, SettleItem, decode_payload, encode_msgpack
 from notify.runtime import tracing
-from notify.server.delivery.ack_memory import REASON_CHARACTERS, AckMemory, Failed, Held
+from notify.server.delivery.ack_memory import REASON_CHARACTERS, TRACE_CHARACTERS, AckMemory, Failed, Held
 from notify.server.delivery.cursor import Cursor
 from notify.server.delivery.instances import Instance
 from notify.server.delivery.leases import Lease, Leases
@@ -248,8 +248,9 @@ class Settling:
         lease, tally = message.lease, message.tally
         cursor, handed_us = lease.cursor, lease.deadline_us - lease.length_us
         reason = message.reason[:REASON_CHARACTERS]
+        trace = message.trace[-TRACE_CHARACTERS:]
         where = (self._group, cursor.topic, cursor.queue, lease.offsets[message.place], tally.attempts)
-        self._recent.failed(Failed(*where, lease.instance.name, handed_us, now_us, reason, tally.interruptions))
+        self._recent.failed(Failed(*where, lease.instance.name, handed_us, now_us, reason, tally.interruptions, trace))
 
     def _end(self, lease: Lease, index: int, now_us: int, expired: Counter[tuple[Instance, str]] | None) -> None:
         """End the lease of one message, as finished or, with `expired`, as expired."""

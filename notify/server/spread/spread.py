@@ -25,8 +25,8 @@ from notify.server import problems
 from notify.server.access.principal import Principal
 from notify.server.cluster.workers import Workers
 from notify.server.data.answer import fault_of
-from notify.server.json_body import body_of
 from notify.server.exposition import PLAIN
+from notify.server.json_body import body_of
 from notify.server.running import Running
 from notify.server.settings import Settings
 from notify.server.spread import cursors

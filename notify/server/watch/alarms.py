@@ -71,6 +71,9 @@ class Alarms:
         self._ailing_us: dict[str, int] = {}
         """Since when each group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
+        self.waiting: dict[str, int] = {}
+        """Counts of the last look: transactions `in_doubt`, `parked` and `refused`, `dead_letters`, `held_keys`. One is
+        missing while its source does not answer."""
         self._notices = Notices(core)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -121,6 +124,7 @@ class Alarms:
         core, settings = self._core, self._core.settings
         current: list[tuple[str, str, str]] = []
         in_doubt = await core.store.in_doubt()
+        waiting = {"in_doubt": in_doubt.prepared, "parked": in_doubt.parked}
         age = (now_us - in_doubt.oldest_us) / 1e6 if in_doubt.oldest_us else 0.0
         if settings.alarm_doubt_seconds and age > settings.alarm_doubt_seconds:
             group = in_doubt.oldest_group
@@ -138,12 +142,17 @@ class Alarms:
             counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
             current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
         try:
-            current += [_refused(row) for row in await self._watched.refused() if row["waiting"]]
-            current += self._groups(await self._watched.states(), now_us)
+            refused = [row for row in await self._watched.refused() if row["waiting"]]
+            current += [_refused(row) for row in refused]
+            groups = await self._watched.states()
+            current += self._groups(groups, now_us)
+            waiting["refused"] = sum(row["waiting"] for row in refused)
+            waiting |= {"dead_letters": sum(g.dead_letters for g in groups), "held_keys": sum(g.held for g in groups)}
             with contextlib.suppress(WrongRole):
                 current += self._sources(await self._watched.sources())
         except Unavailable as error:
             current.append(("kafka", "", f"Groups are not watched: {error}"))
+        self.waiting = waiting
         current += self._failing_pushes(now_us)
         if self._schedules is not None:
             current += [("schedule", name, sentence) for name, sentence in self._schedules.alarms()]

@@ -1,4 +1,4 @@
-// Refreshes live pages, copies ids, draws charts, and opens the menu. Everything else works without a script.
+// Refreshes live pages, copies ids, offers names, draws charts, and opens the menu. Everything else works without a script.
 "use strict";
 
 (function () {
@@ -36,6 +36,30 @@
   };
   document.addEventListener("change", count);
   count();
+})();
+
+// A field for a name offers those that begin with what has been typed.
+(function () {
+  const PAUSE_MS = 150;
+  let asked = "";
+  let pause = 0;
+  async function offer(field) {
+    const address = `/names/${field.list.id.slice("names-".length)}?q=${encodeURIComponent(field.value)}`;
+    if (address === asked) return;
+    asked = address;
+    try {
+      const answer = await fetch(address);
+      const names = answer.ok ? await answer.json() : [];
+      if (address !== asked) return;  // More has been typed.
+      field.list.replaceChildren(...names.map((name) => new Option(name, name)));
+      field.list.dataset.offered = field.value;
+    } catch (error) { /* Names can be typed. */ }
+  }
+  document.addEventListener("focusin", (event) => { if (event.target.list) offer(event.target); });
+  document.addEventListener("input", (event) => {
+    clearTimeout(pause);
+    if (event.target.list) pause = setTimeout(() => offer(event.target), PAUSE_MS);
+  });
 })();
 
 // A copy button beside each shortened id.
@@ -134,6 +158,10 @@
       const next = page.getElementById("live");
       if (!answer.ok || !next) throw new Error(`status ${answer.status}`);
       morph(live, next);
+      const counts = page.querySelectorAll("[data-count]");
+      document.querySelectorAll("[data-count]").forEach((place, n) => {
+        if (counts[n] && counts[n].innerHTML !== place.innerHTML) place.replaceChildren(...counts[n].childNodes);
+      });
       window.notifyShowCopy(live);
       answered = Date.now();
       failing = false;
@@ -221,7 +249,12 @@
     // In its own animation frame, because the plot changes the box's height; until then the box clips the plot.
     const refit = () => { if (plot && plot.width !== box.clientWidth) plot.setSize({ width: box.clientWidth, height: 220 }); };
     new ResizeObserver(() => requestAnimationFrame(refit)).observe(box);
-    return { lines, show(figures, span) {
+    return { lines, recolour() {
+      if (!plot) return;
+      const data = plot.data;
+      plot.destroy();
+      plot = new uPlot(options(), data, box);
+    }, show(figures, span) {
       seconds = SECONDS[span];
       if (figures.at.length) end = figures.at[figures.at.length - 1];
       const data = [figures.at].concat(lines.map(([name]) => figures[name]));
@@ -275,6 +308,9 @@
       } catch (error) { /* The server is away: a live page says so itself. */ }
     }
     section.addEventListener("change", draw);
+    for (const scheme of ["(prefers-color-scheme: dark)", "(prefers-contrast: more)", "(forced-colors: active)"]) {
+      window.matchMedia(scheme).addEventListener("change", () => { for (const one of charts) one.recolour(); });
+    }
     details.addEventListener("toggle", () => table(details, lines, latest));
     draw();
     setInterval(draw, Number(section.dataset.every) * 1000);
