@@ -158,9 +158,9 @@ async def text_of(running: Running, connections: Connections, kind: str = PLAIN)
         )
     _add_schedules(exposition, running.schedules, now_us)
     _add_alarms(exposition, running.alarms)
-    for kind in KINDS:
-        samples = core.metrics.latencies[kind.name].samples()
-        exposition.histograms(f"notify_{kind.name}_seconds", kind.text, kind.label, samples)
+    for measured in KINDS:
+        samples = core.metrics.latencies[measured.name].samples()
+        exposition.histograms(f"notify_{measured.name}_seconds", measured.text, measured.label, samples)
     return exposition.text(kind)
 
 
