@@ -12,7 +12,7 @@ from notify.binlog_bridge.binlog.position import Position as BinlogPosition
 from notify.binlog_bridge.log import DatabaseLog, Position
 from notify.binlog_bridge.postgresql.position import Position as WalPosition
 from notify.binlog_bridge.scope import Scope
-from notify.binlog_bridge.source import id_of
+from notify.binlog_bridge.source import id_of, is_read_only
 from notify.errors import InvalidRequest
 from notify.runtime.databases import within_schema
 
@@ -54,6 +54,17 @@ def _source_id(engine: Engine, scope: Scope) -> str:
         if name := id_of(connection):
             return name
     raise InvalidRequest("the database has no source id: name the source, --dsn NAME=URL")
+
+
+def takes_writes(connection: Connection) -> bool:
+    """Whether rows of a source may be changed here. Not on a replica: its primary would not have what was changed."""
+    if is_read_only(connection):
+        return False
+    if connection.dialect.name == "postgresql":
+        return True
+    from notify.binlog_bridge.binlog.source import is_replica
+
+    return not is_replica(connection, {})
 
 
 def position_of(text: str) -> Position | None:

@@ -24,6 +24,7 @@ from notify.binlog_bridge.backfill import Backfill
 from notify.binlog_bridge.candidates import PURGED_SECONDS, Candidates
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Superseded, TargetAway, Unfit, Unreadable
 from notify.binlog_bridge.kinds import log_of, position_of
+from notify.binlog_bridge.left_behind import LeftBehindRows
 from notify.binlog_bridge.listed import Listed, Retrying
 from notify.binlog_bridge.log import Position
 from notify.binlog_bridge.read_ahead import ReadAhead
@@ -34,6 +35,7 @@ from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, is_of_relay, published_by_relay, sent_again, taken_over, without
 from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.errors import Conflict, InvalidRequest, Unavailable
+from notify.movers.left_behind import LeftBehindMover
 from notify.movers.refused import Refusal
 from notify.movers.returned import OPEN_SECONDS, is_old, returned
 from notify.movers.sinks.order import is_for_now
@@ -79,6 +81,7 @@ class Bridge:
         schema: str | None = None,
         schemas: str | None = None,
         accept_unbounded_wal: bool = False,
+        transactions_url: str = "",
         purged_seconds: float = PURGED_SECONDS,
     ) -> None:
         """`urls`: the database, and replicas to continue with when it fails. `name`: by default the source id.
@@ -86,6 +89,7 @@ class Bridge:
         schemas, separated by commas (`t_*,shop`), also for those that are made later; their source needs a name.
         `server_id`: the bridge's id as a replica of MySQL or MariaDB; 0: it is made from the name.
         `accept_unbounded_wal`: read a PostgreSQL whose disk would fill while this bridge is away.
+        `transactions_url`: see LeftBehindMover.
         `purged_seconds`: how long to wait for a replica that is behind, if every candidate lacks the position.
 
         Raises InvalidRequest for a database without a log, or candidates of several kinds.
@@ -97,6 +101,7 @@ class Bridge:
         self._log = log_of(engines[0].url, server_id=server_id, accept_unbounded_wal=accept_unbounded_wal)
         self._queue_url = queue_url
         self._target = without_secrets(queue_url)
+        self._left_behind = LeftBehindMover(queue_url, transactions_url)
         self.name = name
         self.totals = Totals()
         self.progress = Progress()
@@ -360,6 +365,8 @@ class Bridge:
         announcing = asyncio.get_running_loop().create_task(
             Announcing(self._engine, self._log, self.name, self.totals, self._refusals, self._showing).run()
         )
+        left_behind = LeftBehindRows(self._engine, self._scope, self._left_behind)
+        sending = asyncio.get_running_loop().create_task(left_behind.run())
         try:
             await listed.begin()
             while True:
@@ -376,6 +383,7 @@ class Bridge:
                     if caught_up_us:
                         self._has_read(caught_up_us + self._clock_offset_us)
                     if once and caught_up_us and not waiting:
+                        await left_behind.once()
                         return
                 elif not _has_content(batch):
                     waiting = batch.position
@@ -396,8 +404,10 @@ class Bridge:
                 self._candidates.works()
         finally:
             announcing.cancel()
+            sending.cancel()
             await reading.close()
-            await asyncio.wait([announcing])  # else the engine would be disposed of while a thread of it still reads
+            # Else the engine would be disposed of while a thread of it still reads.
+            await asyncio.wait([announcing, sending])
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and update the totals."""

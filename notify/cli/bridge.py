@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from notify.cli.api import AS_JSON, DRY_RUN, URL
-from notify.cli.database import SCHEMA, SCHEMAS, opened
+from notify.cli.database import SCHEMA, SCHEMAS, TRANSACTIONS_URL, opened
 from notify.cli.printed import log_to_stderr, say, say_json
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.wire import microseconds
@@ -31,6 +31,7 @@ def bridge(
         "when the first database fails. The default name is the database's source id. [env: NOTIFY_DSN]",
     ),
     url: str = URL,
+    transactions_url: str = TRANSACTIONS_URL,
     schema: str | None = SCHEMA,
     schemas: str | None = SCHEMAS,
     server_id: int = typer.Option(
@@ -61,7 +62,8 @@ def bridge(
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Move committed messages from databases' logs to a queue server, exactly once and in commit order."""
+    """Move committed messages from databases' logs to a queue server, exactly once and in commit order, and send what
+    producers in mode=auto have left behind there."""
     from notify.binlog_bridge.pump import Bridge
     from notify.binlog_bridge.totals import describe
     from notify.movers.sinks.sink import running_beside
@@ -85,6 +87,7 @@ def bridge(
             schema=schema,
             schemas=schemas,
             accept_unbounded_wal=accept_unbounded_wal,
+            transactions_url=transactions_url,
         )
         for name, urls in sources.items()
     ]

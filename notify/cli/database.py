@@ -49,6 +49,15 @@ SCHEMAS = typer.Option(
 )
 
 
+TRANSACTIONS_URL = typer.Option(
+    "",
+    "--transactions-url",
+    envvar="NOTIFY_TRANSACTIONS_URL",
+    help="The server of producers in mode=auto, which gets what they have left behind; default: --url, unless that is "
+    "Kafka: then it is not sent from here. [env: NOTIFY_TRANSACTIONS_URL]",
+)
+
+
 @contextlib.contextmanager
 def opened(dsn: str) -> Iterator[sa.Engine]:
     """An engine, which is disposed of at the end. Raises the errors of `visitor_engine`."""
@@ -68,6 +77,7 @@ def register(app: typer.Typer) -> None:
 def relay(
     dsn: str = DSN,
     url: str = URL,
+    transactions_url: str = TRANSACTIONS_URL,
     schema: str | None = SCHEMA,
     schemas: str | None = SCHEMAS,
     interval: float = typer.Option(
@@ -80,10 +90,11 @@ def relay(
     once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Move outbox messages (mode=outbox) from a database to the server."""
+    """Move outbox messages (mode=outbox) from a database to the server, and send what producers in mode=auto have left
+    behind there."""
     log_to_stderr()
     with opened(dsn) as engine, running_beside(url):
-        mover = Relay(engine, url, schema=schema, schemas=schemas)
+        mover = Relay(engine, url, schema=schema, schemas=schemas, transactions_url=transactions_url)
         try:
             run_until_signal(lambda: during(mover.run(interval=interval, once=once), mover.progress))
         except NotifyError:

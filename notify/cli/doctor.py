@@ -17,7 +17,7 @@ from notify.cli.database import SCHEMA, away, not_ready, opened
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client.tables.creation import create_tables, new_source
-from notify.client.tables.definitions import EVERYTHING
+from notify.client.tables.definitions import EVERYTHING, WITHOUT_INDEX, with_left_behind_index
 from notify.client.tables.left_rows import counted
 from notify.client.tables.purge import counts
 from notify.errors import InvalidRequest, NotifyError
@@ -25,6 +25,7 @@ from notify.movers.outbox import LOCAL, SERVER
 from notify.runtime import guarantees
 from notify.runtime.databases import schema_of, within_schema
 from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
+from notify.runtime.schemas import found_in
 from notify.runtime.urls import without_secrets
 from notify.storage.sql import checkup
 
@@ -224,8 +225,8 @@ def _left_behind(engine: sa.Engine, facts: dict[str, Any]) -> list[str]:
     facts["left_behind_since"] = min((each.since for each in groups), default="")
     return [
         f"producer group {each.group}: {transactions(each.transactions)} left behind since {each.since}, in mode auto: "
-        f"start a process of the group, or run `notify check --dsn … --group {each.group}`, which sends them; if one "
-        "runs, its log says why the server does not take them"
+        f"start a process of the group, or run `notify check --dsn … --group {each.group}`, `notify relay` or a "
+        "bridge, which send them; if one runs, its log says why the server does not take them"
         for each in groups
         if each.seconds >= LEFT_SECONDS
     ]
@@ -292,6 +293,9 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
         if not is_of_a_service:
             return findings
         facts |= counts(engine)
+        with engine.connect() as connection:
+            if not with_left_behind_index(connection, [found_in(connection, LOCAL.table.name)]):
+                findings.append(WITHOUT_INDEX)
         if facts["left_behind"]:
             findings += _left_behind(engine, facts)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:

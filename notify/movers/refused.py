@@ -267,7 +267,7 @@ def _decide(
     connection.execute(notify_refused.update().where(is_decided).values(state=state, reason=reason[:DETAIL_CHARACTERS]))
     for outbox in present(connection):
         columns = outbox.table.c
-        # A refused row of mode half was left behind, and a producer of its group sends it.
+        # A refused row of mode half was left behind, and is sent like what is left behind.
         is_left = sa.and_(columns.mode == "half", sa.literal(outbox is LOCAL and relayed == UNSENT))
         connection.execute(
             outbox.table.update()

@@ -69,8 +69,8 @@ def set_in_session(settings: Mapping[str, object]) -> str:
 
 UNSENT, RELAYED, REFUSED, DROPPED, LEFT_BEHIND = 0, 1, 2, 3, 4
 """Values of the column `relayed`: the message waits for a relay or bridge, the target has it, the target refuses it
-finally, an operator has dropped it, or (mode `auto`) it waits for a producer of its group, whose half the server did
-not store before the commit."""
+finally, an operator has dropped it, or (mode `auto`) the server did not store its half before the commit, so that it
+waits for a process of its group, a relay or a bridge."""
 
 
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")

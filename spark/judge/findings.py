@@ -73,8 +73,9 @@ FINDINGS: tuple[Finding, ...] = (
         "UNSENT",
         "The database committed the transaction, and its relay, its bridge or (mode auto) a producer of its group has "
         "not sent the message, or the target refuses it: no consumer receives it yet.",
-        "Start the relay or bridge, or for mode auto a producer of the group or notify check; see which messages the "
-        "target refuses: notify refused list. A repair does not send the message again, because these still send it.",
+        "Start the relay or bridge (for mode auto a producer of the group or notify check do, too); see which messages "
+        "the target refuses: notify refused list. A repair does not send the message again, because these still send "
+        "it.",
         when="is_unsent AND is_closed",
     ),
     Finding(

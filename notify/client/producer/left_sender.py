@@ -1,9 +1,10 @@
 """LeftSender: sends what a producer group in mode `auto` has left behind, once the server is back.
 
-It stores the half that the server did not store before the commit, names its shard in the rows, and then sends the
-outcome: each step may be repeated, by this process or by another one of the group. Outcomes of earlier transactions
-that have not reached the server go first, also those of other processes, and transactions go in the order of their
-rows, so that the order per key is kept. If the server takes a transaction later only, those with a key of it wait, too.
+The processes of the group run one, and so do `notify check`, relays and bridges (notify/movers/left_behind.py). It
+stores the half that the server did not store before the commit, names its shard in the rows, and then sends the
+outcome: each step may be repeated, by this process or by another one. Outcomes of earlier transactions that have not
+reached the server go first, also those of other processes, and transactions go in the order of their rows, so that the
+order per key is kept. If the server takes a transaction later only, those with a key of it wait, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, may_b
 from notify.client.producer.transactions import NOT_NOW, TransactionClient
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
+from notify.client.tables.definitions import WITHOUT_INDEX, with_left_behind_index
 from notify.client.tables.left_rows import Key, Look, Page
 from notify.client.tables.outbox import Place
 from notify.errors import Forbidden, NotFound, NotifyError, TransactionRefused, Unavailable, UnsafeTable
@@ -79,7 +81,11 @@ class LeftSender:
         self._awake = asyncio.Event()
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._complaint = ""
-        self._sent = self._times_away = 0
+        self._without_index: list[str] = []
+        """The schemas whose table lacks the index for what is left behind, at the last look."""
+        self.sent = self.refused = 0
+        """How many transactions the server has got, and how many it refuses for good."""
+        self._logged = self._times_away = 0
         self._known: set[str] = set()
         """Transactions whose outcome the server has, as long as something waits."""
         self._reported: dict[str, tuple[str, float]] = {}
@@ -97,7 +103,7 @@ class LeftSender:
         while True:
             self._awake.clear()
             try:
-                wait = await self._round()
+                wait = await self.step()
             except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
                 wait = self._backoff.next()
                 self._complain(error)
@@ -108,8 +114,9 @@ class LeftSender:
                 async with asyncio.timeout(wait):
                     await self._awake.wait()
 
-    async def _round(self) -> float:
-        """Send what waits; returns the seconds until the next round. Raises errors of the server and the database."""
+    async def step(self) -> float:
+        """Send what waits, up to the bounds of a look; returns the seconds until the next step: 0 if more may wait.
+        Raises errors of the server and the database, also if the server takes some of it later only."""
         left_behind = self._left_behind
         self._times_away = left_behind.times_away
         if left_behind.is_away:
@@ -134,11 +141,11 @@ class LeftSender:
         if found:
             return 0.0
         self._known = set()
-        if self._sent:
-            log.info("%d transactions that group %s had left behind are sent", self._sent, self._group)
-            self._sent = 0
+        if self.sent > self._logged:
+            log.info("%d transactions that group %s had left behind are sent", self.sent - self._logged, self._group)
+            self._logged = self.sent
         self._complaint = ""
-        if left_behind.is_away:  # something failed since this round began
+        if left_behind.is_away:  # something failed since this step began
             return RETRY_SECONDS
         return COMMIT_SECONDS / 5 if left_behind.ids() else LOOK_SECONDS
 
@@ -158,6 +165,7 @@ class LeftSender:
         if self._monotonic() - self._looked_for_schemas > SCHEMAS_SECONDS:
             await self._database.look()
             self._looked_for_schemas = self._monotonic()
+            await self._warn_of_missing_indexes(self._schemas())
         schemas = self._schemas()
         if len(schemas) > 1:
             schemas = await self._database.call(left_rows.with_waiting, schemas, schema=schemas[0])
@@ -170,6 +178,15 @@ class LeftSender:
                     raise
                 log.warning("what was left behind in the schema %s cannot be read: %s", schema, reason_of(error))
         return {schema: look for schema, look in found.items() if look.places}
+
+    async def _warn_of_missing_indexes(self, schemas: Sequence[str]) -> None:
+        if not schemas:
+            return
+        indexed = await self._database.call(with_left_behind_index, schemas, schema=schemas[0])
+        missing = [schema for schema in schemas if schema not in indexed]
+        if missing and missing != self._without_index:
+            log.warning("schema %s: %s", ", ".join(missing[:3]), WITHOUT_INDEX)
+        self._without_index = missing
 
     async def _forget_decided(self, decided: Sequence[str], schemas: Sequence[str]) -> None:
         """Forget transactions that had committed before the look, and do not wait: another process has sent them.
@@ -254,7 +271,8 @@ class LeftSender:
         for name, why in refused.items():
             log.error("%s was left behind, and the server refuses it: %s; see `notify refused`", name, why)
         self._know(sent)
-        self._sent += len(sent)
+        self.sent += len(sent)
+        self.refused += len(refused)
         self._left_behind.forget([*sent, *refused])
         if held.reason is None or not means_away(held.reason):
             self._left_behind.back(self._times_away)

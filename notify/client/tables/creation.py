@@ -12,13 +12,13 @@ from sqlalchemy.engine import Connection, Engine
 from notify.client.tables.definitions import (
     LEFT_BEHIND_INDEX,
     MAKES,
-    PARTIAL,
     columns_of,
     half_message,
     has_replay,
     metadata,
     notify_inbox,
     notify_source,
+    with_left_behind_index,
 )
 from notify.errors import InvalidRequest
 from notify.runtime.databases import WAKE_CHANNEL, has_table
@@ -128,7 +128,7 @@ def _add_index(connection: Connection) -> None:
     """Create the index for what producers leave behind, which an older version did not create; several processes may
     try at the same time."""
     index = next(each for each in half_message.indexes if each.name == LEFT_BEHIND_INDEX)
-    if connection.dialect.name not in PARTIAL or _has_index(connection):
+    if _has_index(connection):
         return
     try:
         with _savepoint(connection):
@@ -139,8 +139,7 @@ def _add_index(connection: Connection) -> None:
 
 
 def _has_index(connection: Connection) -> bool:
-    there = sa.inspect(connection).get_indexes(half_message.name, schema=named_by(connection) or None)
-    return any(index["name"] == LEFT_BEHIND_INDEX for index in there)
+    return bool(with_left_behind_index(connection, [named_by(connection)]))
 
 
 def _here(connection: Connection, table: str) -> str:

@@ -1,4 +1,4 @@
-"""DatabaseCalls: what a producer's background work does in the service's database, beside its transactions."""
+"""DatabaseCalls: what background work does in a service's database, beside the service's transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ CLOSE_SECONDS = 8.0
 class DatabaseCalls:
     """Calls with an Engine, in threads, or with an AsyncEngine, one at a time. Belongs to one event loop."""
 
-    def __init__(self, engine: Any, sources: Sources) -> None:
+    def __init__(self, engine: Any, sources: Sources | None = None) -> None:
+        """`sources`: which `look` finds; None: the caller knows the schemas."""
         self._engine = engine
         self._sources = sources
         self._current_call: asyncio.Future[Any] | None = None
@@ -35,6 +36,8 @@ class DatabaseCalls:
 
     async def look(self) -> None:
         """Look for the schemas with Notify's tables."""
+        if self._sources is None:
+            return
         if hasattr(self._engine, "sync_engine"):
             await self._to_its_end(_look_async(self._engine, self._sources))
         else:

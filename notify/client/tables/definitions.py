@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,12 +10,16 @@ from sqlalchemy.engine import Connection
 
 from notify.runtime.databases import BODY, ID, INSTANT, KEY, LEFT_BEHIND, NAME, TEXT
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
-from notify.runtime.schemas import named_by
+from notify.runtime.schemas import SQLITE, named_by, qualified, text_of
 
 metadata = sa.MetaData()
 PARTIAL = ("postgresql", "sqlite")
 """The databases with partial indexes."""
 LEFT_BEHIND_INDEX = "half_message_left_behind"
+WITHOUT_INDEX = (
+    f"half_message has no index {LEFT_BEHIND_INDEX}, so that each look for what producers in mode auto left behind "
+    "would read the whole table: run create_tables, or `notify doctor --dsn … --create-tables`"
+)
 
 
 def _has_partial_indexes(*given: Any, dialect: sa.Dialect, **more: Any) -> bool:
@@ -71,8 +76,8 @@ sa.Index(
 ).ddl_if(callable_=_has_partial_indexes)
 """One row for each message. In mode half a row has no body, because the server has it, unless the producer keeps
 messages. In mode outbox a row has the whole message, and `relayed` is 0 until the relay has sent it. In mode auto a row
-whose half the server did not store has the whole message too, and `relayed` is 4 until a producer of the group has
-stored its half and `shards` names the shard; then it is like any other row of mode half. A tombstone is
+whose half the server did not store has the whole message too, and `relayed` is 4 until a producer of the group, a relay
+or a bridge has stored its half and `shards` names the shard; then it is like any other row of mode half. A tombstone is
 message 0 with state ROLLED_BACK. Times are UTC by the database's clock. `digest` (notify/protocol/digest.py) is the
 digest of the body; it is NULL in a row of an older SDK, and missing in a table of an older version."""
 notify_source = sa.Table(
@@ -131,6 +136,25 @@ def columns_of(connection: Connection, table: sa.Table, schema: str | None = Non
     """The names of a table's columns, in a schema, or in the one that the connection's schema_translate_map gives."""
     named = named_by(connection, schema) or None
     return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=named)}
+
+
+def with_left_behind_index(connection: Connection, schemas: Iterable[str]) -> list[str]:
+    """Those of these schemas in which a look for what producers left behind reads an index, and not the whole table:
+    a table that an older version made, or a migration of one's own, may lack it."""
+    if connection.dialect.name not in PARTIAL:
+        return list(schemas)  # half_message_waiting serves both
+    if connection.dialect.name == "sqlite":
+        query = f"SELECT 1 FROM {{}} WHERE type = 'index' AND name = '{LEFT_BEHIND_INDEX}'"
+        there = {
+            schema
+            for schema in schemas
+            if connection.scalar(sa.text(query.format(qualified(connection, "sqlite_master", schema or SQLITE))))
+        }
+    else:
+        named = sa.text("SELECT schemaname FROM pg_catalog.pg_indexes WHERE tablename = :table AND indexname = :index")
+        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX}
+        there = {text_of(schema) for schema in connection.scalars(named, names)}
+    return [schema for schema in schemas if schema in there]
 
 
 def has_replay(connection: Connection, schema: str | None = None) -> bool:

@@ -22,7 +22,7 @@ from notify.runtime.schemas import within
 Mode = Literal["half", "outbox", "auto"]
 """`half`: the server has the messages, and a row only says that the transaction committed; `outbox`: the rows contain
 the messages; `auto`: as `half` if the server stores the half in time, otherwise the row contains the messages and is
-left behind, for a producer of the group to send."""
+left behind, for a producer of the group, a relay or a bridge to send."""
 MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16

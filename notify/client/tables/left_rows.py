@@ -29,6 +29,8 @@ from notify.runtime.schemas import holding, within
 LEFT = Outbox(half_message, is_left_behind, half_message.c.created_at, (LEFT_BEHIND,))
 Key = tuple[str, str]
 """A topic, and a key in it."""
+MOST_GROUPS = 1000
+"""The most producer groups of a schema whose rows a relay or bridge sends after a look."""
 MOST_LOOKED_AT = 1000
 """The most transactions that a look finds."""
 MOST_KEYS = 10_000
@@ -115,6 +117,14 @@ def earlier(connection: Connection, group: str, found: Look) -> list[Earlier]:
         for name, its_keys in keys.items()
         if not found.are_all or not found.keys.isdisjoint(its_keys)
     ]
+
+
+def groups(connection: Connection) -> list[str]:
+    """The producer groups that have left something behind in a schema, MOST_GROUPS at most. Raises SQLAlchemy's error
+    also if this role may not note in the rows what becomes of them."""
+    connection.execute(half_message.update().where(sa.false()).values(shards="", relayed=RELAYED))
+    query = sa.select(_c.producer_group).where(is_left_behind).distinct()
+    return [str(group) for group in connection.scalars(query.limit(MOST_GROUPS))]
 
 
 def with_waiting(connection: Connection, schemas: Sequence[str]) -> list[str]:

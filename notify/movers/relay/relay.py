@@ -8,7 +8,8 @@ refused messages (notify/movers/refused.py), and the relay continues with the ne
 
 A relay of many schemas moves one page of a schema and then goes on to the next one that has waiting rows. What goes
 wrong in one schema holds up no other. While it listens for commits, an idle relay leaves its database alone but for one
-look in LOOK_SECONDS.
+look in LOOK_SECONDS. That look also finds what producers in mode auto have left behind, which is sent at the same time
+as the outboxes (notify/movers/left_behind.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.errors import Backpressure, Unavailable
-from notify.movers.outbox import SERVER
+from notify.movers.left_behind import LeftBehindMover
+from notify.movers.outbox import LOCAL, SERVER
 from notify.movers.relay.by_id import ById
 from notify.movers.relay.by_position import ByPosition
 from notify.movers.relay.leases import LEASE_SECONDS, Leases, leases_of
@@ -70,21 +73,24 @@ class Relay:
         *,
         schema: str | None = None,
         schemas: str | None = None,
+        transactions_url: str = "",
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """`schema`: the only schema whose tables are read. `schemas`: patterns of schemas, separated by commas
         (`t_*,shop`); those that are made later are found while the relay runs. Without both, the tables that the
-        connection finds. `lease_seconds`: how long this relay may be silent before another relay gets its keys.
+        connection finds. `transactions_url`: see LeftBehindMover. `lease_seconds`: how long this relay may be silent
+        before another relay gets its keys.
         """
         self._lease_seconds = lease_seconds
         self._engine = engine
-        self._url = url
+        self._url, self._transactions_url = url, transactions_url
         self._schema, self._schemas = schema, schemas
         self._name = f"relay-{os.urandom(4).hex()}"
         self._announced = self._found = self._drained = 0.0
         self._leases: Leases
         self._sources: Sources
         self._sink: Sink
+        self._left_behind: LeftBehindMover
         self._may_lack_queues: MayLackQueues | None = None
         """The target, until it is known whether it has queues."""
         self._queue: deque[str] = deque()
@@ -121,6 +127,7 @@ class Relay:
         """
         self._forget_all()
         self._sink = sink = open_sink(self._url)
+        self._left_behind = LeftBehindMover(self._url, self._transactions_url)
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._leases = leases_of(
             self._engine,
@@ -144,6 +151,7 @@ class Relay:
                     if is_busy:
                         continue
                     if once:
+                        await self._left_behind.send(self._engine, await self._with_left_behind())
                         await self._report()
                         self._check_all_moved()
                         return self.total
@@ -163,6 +171,9 @@ class Relay:
                     self.progress.rests()
                     await asyncio.sleep(wait)
         finally:
+            await self._left_behind.close()
+            self.total.sent += self._left_behind.sent
+            self.total.refused += self._left_behind.refused
             await sink.close()
             for publisher, _ in self._publishers.values():
                 if publisher is not sink:
@@ -243,6 +254,13 @@ class Relay:
             await self._may_lack_queues.check_queues()
             self._may_lack_queues = None
         await self._report()
+        if not once and (schemas := await self._with_left_behind()):
+            self._left_behind.begin(self._engine, schemas)
+
+    async def _with_left_behind(self) -> list[str]:
+        """The schemas in which producers in mode auto have left something behind."""
+        there = [schema for schema, rows in self._sources.by_schema.items() if LOCAL in rows.outboxes]
+        return await in_thread(self._leases.read, partial(self._left_behind.waiting, schemas=there)) if there else []
 
     def _is_due(self, schemas: Iterable[str]) -> None:
         for schema in schemas:

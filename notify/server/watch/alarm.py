@@ -19,8 +19,8 @@ MEANING = {
     ),
     "left_behind": (
         "Transactions that producers in mode auto committed without the server have waited for over a minute in their "
-        "database. A running producer sends them; its log says why the server does not accept them. If none runs, "
-        "start one, or run `notify check --dsn … --group …`."
+        "database. A running producer, `notify relay` or bridge sends them; its log says why the server does not "
+        "accept them. If none runs, start one, or run `notify check --dsn … --group …`."
     ),
     "no_consumers": (
         "Messages are waiting for a group, and none of its consumers has polled for a while (setting "

@@ -1,0 +1,179 @@
+"""LeftBehindMover: sends what producers in mode `auto` have left behind in the database of a relay or bridge (ADR 59).
+
+Such a row is not one of an outbox, because a server may have its half: it goes, as a half and its outcome, to the
+servers that keep the group's halves, never straight to the mover's target. The code is that of the group's own
+processes (`LeftSender`), and may run at the same time as theirs: ids make all that is sent twice one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from notify.client.producer.left_behind import LeftBehind, means_away
+from notify.client.producer.left_sender import LeftSender
+from notify.client.producer.transactions import TransactionClient
+from notify.client.tables import left_rows
+from notify.client.tables.database_calls import DatabaseCalls
+from notify.client.tables.definitions import WITHOUT_INDEX, half_message, notify_source, with_left_behind_index
+from notify.client.threads.loop import instance_name
+from notify.errors import Backpressure, NotifyError
+from notify.kafka.records import SCHEME
+from notify.movers.outbox import SERVER
+from notify.runtime.databases import has_table, is_lost, reason_of
+from notify.runtime.guarantees import SELECT, UPDATE, Need
+
+log = logging.getLogger("notify.movers")
+
+LOOK_SECONDS = 10.0
+"""How often a mover looks for what was left behind, like the group's own processes."""
+MOST_STEPS = 100
+"""The most steps in which a group's rows are sent before the next group's: each sends at most a thousand transactions.
+"""
+SLOWED_SECONDS = 1.0
+"""The pause after a server took less than was sent, because of a rate or a full backlog."""
+NEEDS = (Need(half_message, sees=(SELECT, UPDATE)), Need(notify_source, sees=(SELECT,)))
+"""The needs of a mover that sends what was left behind."""
+NOT_TO_KAFKA = "Kafka knows no ids, and a server may have the half"
+NOT_PAST_SERVERS = (
+    "the schema has the table of servers, too, from which the target gets earlier messages with the same keys"
+)
+REMEDY = "Name the server of its producers with --transactions-url, or run a process of the group, or `notify check`"
+
+
+class LeftBehindMover:
+    """Sends for all producer groups of one mover's database. Belongs to one event loop, except for `waiting`."""
+
+    def __init__(self, url: str, transactions_url: str = "") -> None:
+        """`url`: the mover's target. `transactions_url`: the servers that keep the groups' halves; by default the
+        target, unless that is Kafka or gets its messages from such servers: then what was left behind stays where it
+        is, and a warning says so."""
+        self._url = transactions_url or ("" if url.startswith(SCHEME) else url)
+        self._is_named = bool(transactions_url)
+        self._instance = instance_name()
+        self._complaint = ""
+        self._without_index: list[str] = []
+        """The schemas that are left alone since their table lacks the index, at the last look."""
+        self._sending: asyncio.Task[None] | None = None
+        self.sent = self.refused = 0
+        """How many transactions the servers have got, and how many they refuse for good."""
+
+    def waiting(self, connection: Connection, schemas: Sequence[str]) -> list[str]:
+        """Those of these schemas in which something is left behind. Schemas without the index are left alone, because
+        each look would read a whole table for a mode that they may not use. Any thread may call this, one at a time.
+        """
+        indexed = with_left_behind_index(connection, schemas)
+        missing = [schema for schema in schemas if schema not in indexed]
+        if missing and missing != self._without_index:
+            log.warning("what may be left behind in schema %s is not sent: %s", ", ".join(missing[:3]), WITHOUT_INDEX)
+        self._without_index = missing
+        found = left_rows.with_waiting(connection, indexed) if indexed else []
+        if not found:
+            self._complaint = ""
+        return found
+
+    async def send(self, engine: Engine, schemas: Sequence[str]) -> None:
+        """Send what is left behind in these schemas.
+
+        Raises the first error, of a server or the database, after all groups were tried that it does not concern. If
+        a server has to be named and is not, it only warns.
+        """
+        database = DatabaseCalls(engine)
+        failed: Exception | None = None
+        try:
+            for group, its_schemas in (await self._groups(database, schemas)).items():
+                try:
+                    await self._send_group(group, database, its_schemas)
+                except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
+                    failed = failed or error
+                    if is_lost(error) or (isinstance(error, NotifyError) and means_away(error)):
+                        break
+        finally:
+            await database.close()
+        if failed is not None:
+            raise failed
+
+    async def try_to_send(self, engine: Engine, schemas: Sequence[str]) -> None:
+        """As `send`, but an error is only logged, once for each reason: the next look tries again. While the servers
+        only bound how much they take in a time, it goes on."""
+        is_slowed = True
+        while is_slowed:
+            is_slowed = False
+            try:
+                await self.send(engine, schemas)
+            except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
+                self.complain(f"what producers left behind waits in its rows: {reason_of(error)}")
+                is_slowed = isinstance(error, NotifyError) and error.status == Backpressure.status
+                if is_slowed:
+                    await asyncio.sleep(SLOWED_SECONDS)
+            except Exception:
+                log.exception("what producers left behind was not sent; the next look tries again")
+
+    def begin(self, engine: Engine, schemas: Sequence[str]) -> None:
+        """`try_to_send` in the background, unless that is still under way from an earlier call."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self.try_to_send(engine, schemas))
+
+    def complain(self, why: str) -> None:
+        """Log why something is not sent, unless that is what was logged last."""
+        if why != self._complaint:
+            self._complaint = why
+            log.warning("%s", why)
+
+    async def close(self) -> None:
+        """End what `begin` began."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def _groups(self, database: DatabaseCalls, schemas: Sequence[str]) -> dict[str, list[str]]:
+        """The groups whose rows can be sent from here, with the schemas of each."""
+        found: dict[str, list[str]] = {}
+        for schema in schemas:
+            try:
+                groups = await database.call(left_rows.groups, schema=schema)
+                why = "" if self._url else NOT_TO_KAFKA
+                if not self._is_named and not why and await database.call(has_table, SERVER.table.name, schema=schema):
+                    why = NOT_PAST_SERVERS
+            except sa.exc.DBAPIError as error:
+                if len(schemas) == 1 or is_lost(error):
+                    raise
+                self.complain(f"what was left behind in the schema {schema} is not sent: {reason_of(error)}")
+                continue
+            if why and groups:
+                self.complain(f"what producer group {groups[0]} left behind in {schema} is not sent: {why}. {REMEDY}")
+                continue
+            for group in groups:
+                found.setdefault(group, []).append(schema)
+        return found
+
+    async def _send_group(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
+        left_behind = LeftBehind()
+        left_behind.away()  # the server is asked whether it is there, before rows are read
+        sender = LeftSender(
+            group,
+            left_behind,
+            database,
+            lambda: schemas,
+            _NoOutcomes(),
+            lambda: TransactionClient(self._url, group, instance=self._instance),
+        )
+        try:
+            for _ in range(MOST_STEPS):
+                if await sender.step():
+                    return
+        finally:
+            self.sent += sender.sent
+            self.refused += sender.refused
+            await sender.close()
+
+
+class _NoOutcomes:
+    """The outcomes of a process that commits nothing itself; see SendsAgain."""
+
+    async def send_again(self) -> bool:
+        return True
