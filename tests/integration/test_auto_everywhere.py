@@ -24,7 +24,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.kafka import committed
-from tests.support.left_behind import auto, delivered, rows, send
+from tests.support.left_behind import auto, delivered, leave_and_die, rows, send
 from tests.support.servers import make_storage, stop_if_running
 from tests.support.sql_storage import two_shards
 
@@ -53,10 +53,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Place:
-    """The flags of the server that takes transactions, and where its messages arrive."""
+    """The flags of the server that takes transactions, and where its messages arrive. `kafka`: the queue's address, if
+    it is Kafka."""
 
     flags: tuple[str, ...]
     bodies: Bodies
+    kafka: str = ""
 
 
 def sql_storage(site: Site) -> Place:
@@ -76,7 +78,7 @@ def over_kafka(site: Site) -> Place:
         relay(url, kafka)
         return [record.value().decode() for record in committed(kafka, topic, wanted=count)]
 
-    return Place(("--storage", url, "--kafka", kafka), bodies)
+    return Place(("--storage", url, "--kafka", kafka), bodies, kafka)
 
 
 def workers(site: Site) -> Place:
@@ -133,9 +135,7 @@ def frozen(server: ServerProcess) -> Callable[[], None]:
     return thaw
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("database", ["sqlite"])
-@pytest.mark.parametrize(
+EVERYWHERE = pytest.mark.parametrize(
     "kind",
     [
         sql_storage,
@@ -144,6 +144,11 @@ def frozen(server: ServerProcess) -> Callable[[], None]:
         pytest.param(over_kafka, marks=pytest.mark.long),
     ],
 )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["sqlite"])
+@EVERYWHERE
 def test_what_is_left_behind_arrives_once_and_in_order(
     kind: Callable[[Site], Place], site: Site, engine: sa.Engine, unique: str
 ) -> None:
@@ -183,3 +188,38 @@ def test_what_is_left_behind_arrives_once_and_in_order(
     for key in filter(None, KEYS):
         assert [body for body in arrived if body.startswith(f"{key}.")] == [f"{key}.{n}" for n in range(commits)]
     assert sorted(body for body in arrived if body.startswith("None.")) == sorted(f"None.{n}" for n in range(commits))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["sqlite"])
+@EVERYWHERE
+def test_a_relay_alone_sends_what_killed_producers_left(
+    kind: Callable[[Site], Place], site: Site, engine: sa.Engine, unique: str
+) -> None:
+    place = kind(site)
+    server = ServerProcess(site.directory / "server", flags=place.flags)
+    server.url = f"http://127.0.0.1:{server._port}"
+    site.stack.callback(stop_if_running, server)
+
+    def commit(number: int) -> None:
+        leave_and_die(server.url, unique, engine.url, [(f"{key}.{number}", key) for key in KEYS])
+
+    def relayed_rows() -> None:
+        asyncio.run(Relay(engine, place.kafka or server.url, transactions_url=server.url).run(once=True))
+        assert {state for state, _ in rows(engine)} == {RELAYED}
+
+    commit(0)  # the server is away
+    commit(1)
+    server.start()
+    relayed_rows()
+    thaw = frozen(server)
+    try:
+        commit(2)  # the first half is stored late
+        commit(3)
+    finally:
+        thaw()
+    relayed_rows()
+    arrived = place.bodies(server, unique, 4 * len(KEYS))
+    for key in filter(None, KEYS):
+        assert [body for body in arrived if body.startswith(f"{key}.")] == [f"{key}.{n}" for n in range(4)]
+    assert sorted(body for body in arrived if body.startswith("None.")) == [f"None.{n}" for n in range(4)]

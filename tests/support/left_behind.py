@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,8 +12,11 @@ from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer
 from notify.client.tables.definitions import half_message
+from notify.testing import forked
 from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.http import ask
+from tests.support.shop import make_engine
 
 BOUND = 0.25
 """How long a commit waits for the server."""
@@ -28,6 +34,29 @@ def send(producer: TransactionProducer, topic: str, *bodies: str, key: str | Non
     for body in bodies:
         with Session(producer._plan.engine) as session, session.begin():
             producer.send(session, Message(topic, body, key=key))
+
+
+def _leave_and_die(url: str, group: str, dsn: str, messages: Sequence[tuple[str, str | None]]) -> None:
+    producer = TransactionProducer(url, group=group, engine=make_engine(dsn), mode="auto", half_timeout=BOUND)
+    for body, key in messages:
+        send(producer, group, body, key=key)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_and_die(url: str, group: str, dsn: str | sa.URL, messages: Sequence[tuple[str, str | None]]) -> None:
+    """Let a process commit a transaction for each body and key, in the topic named after the group, and be killed. The
+    server is away, or does not answer."""
+    if isinstance(dsn, sa.URL):
+        dsn = dsn.render_as_string(hide_password=False)
+    process = forked.context().Process(target=_leave_and_die, args=(url, group, dsn, messages))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def of_key(key: str, *bodies: str) -> list[tuple[str, str | None]]:
+    """Messages of one key for `leave_and_die`."""
+    return [(body, key) for body in bodies]
 
 
 def rows(engine: sa.Engine) -> list[tuple[int, str]]:

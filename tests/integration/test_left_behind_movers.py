@@ -1,0 +1,219 @@
+"""What a killed producer in mode auto left behind is sent by a relay alone, by the rules of its producers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from notify.client import create_tables
+from notify.client.tables.definitions import LEFT_BEHIND_INDEX
+from notify.errors import Unavailable
+from notify.movers.left_behind import LeftBehindMover
+from notify.movers.relay import relay as relays
+from notify.movers.relay.relay import Relay
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.runtime.schemas import found_in
+from notify.storage.sql import schema as server_schema
+from notify.testing.process import ServerProcess
+from tests.support.clock import eventually, eventually_async
+from tests.support.commands import Command, cli
+from tests.support.http import ask
+from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows
+from tests.support.servers import stop_if_running
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that is not running yet, but whose address is known."""
+    made = ServerProcess(tmp_path / "data")
+    made.url = f"http://127.0.0.1:{made._port}"
+    yield made
+    stop_if_running(made)
+
+
+def states(engine: sa.Engine) -> set[int]:
+    return {relayed for relayed, _ in rows(engine)}
+
+
+def schema_of(engine: sa.Engine) -> str:
+    with engine.connect() as connection:
+        return found_in(connection, "half_message")
+
+
+def test_a_relay_sends_what_a_killed_producer_left(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a", "b", "c"))
+    assert rows(engine) == [(LEFT_BEHIND, "")] * 3
+    with pytest.raises(Unavailable):
+        asyncio.run(Relay(engine, away.url).run(once=True))
+    assert rows(engine) == [(LEFT_BEHIND, "")] * 3
+    away.start()
+    total = asyncio.run(Relay(engine, away.url).run(once=True))
+    assert (total.sent, total.refused) == (3, 0)
+    assert states(engine) == {RELAYED} and all(shard for _, shard in rows(engine))
+    assert delivered(away.url, unique) == ["a", "b", "c"]
+    assert asyncio.run(Relay(engine, away.url).run(once=True)).sent == 0
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_relay_that_runs_notices_rows_and_a_server_that_comes_back(
+    away: ServerProcess, engine: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "LOOK_SECONDS", 0.2)
+
+    async def run() -> None:
+        relay = Relay(engine, away.url)
+        task = asyncio.create_task(relay.run(interval=0.05))
+        await asyncio.to_thread(leave_and_die, away.url, unique, engine.url, of_key("k", "a", "b"))
+        await asyncio.to_thread(leave_and_die, away.url, f"{unique}-2", engine.url, of_key("k", "c"))
+        await asyncio.to_thread(away.start)
+        await eventually_async(lambda: task.done() or states(engine) == {RELAYED}, "the rows to be sent")
+        assert not ask(away.url, "GET", "/v1/admin/left-behind")[1]["left_behind"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert relay.total.sent == 3
+
+    asyncio.run(run())
+    assert delivered(away.url, unique) == ["a", "b"] and delivered(away.url, f"{unique}-2") == ["c"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_half_that_the_server_stored_late_and_the_row_that_a_relay_sends_are_one_message(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    process = away.start().process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        leave_and_die(away.url, unique, engine.url, of_key("k", "late", "after"))
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    halves = f"/v1/admin/transactions?state=PREPARED&producer_group={unique}"
+    eventually(lambda: ask(away.url, "GET", halves)[1]["transactions"], "the late half")
+    asyncio.run(Relay(engine, away.url).run(once=True))
+    assert delivered(away.url, unique) == ["late", "after"]
+    assert ask(away.url, "GET", halves)[1]["transactions"] == []
+
+
+@pytest.mark.long
+def test_relays_producers_and_notify_check_send_the_same_rows_once(
+    away: ServerProcess, engine: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays, "LOOK_SECONDS", 0.2)
+    bodies = [str(number) for number in range(300)]
+    leave_and_die(away.url, unique, engine.url, of_key("k", *bodies))
+    dsn = engine.url.render_as_string(hide_password=False)
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(Relay(engine, away.url).run(interval=0.05)) for _ in range(2)]
+        await asyncio.to_thread(away.start)
+        await eventually_async(lambda: any(t.done() for t in tasks) or states(engine) == {RELAYED}, "the rows")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with (
+        auto(away, engine, unique) as producer,
+        closing(Command("check", "--dsn", dsn, "--group", unique, "--url", away.url).start()),
+    ):
+        producer.outgoing.start()
+        asyncio.run(run())
+    assert delivered(away.url, unique) == bodies
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_relay_that_is_killed_while_it_sends_doubles_nothing(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    bodies = [str(number) for number in range(1000)]
+    leave_and_die(away.url, unique, engine.url, of_key("k", *bodies))
+    away.start()
+    dsn = engine.url.render_as_string(hide_password=False)
+    relay = Command("relay", "--dsn", dsn, "--url", away.url)
+    with closing(relay.start()):
+        eventually(lambda: RELAYED in states(engine), "the first rows to be sent")
+        relay.kill()
+        relay.start()
+        eventually(lambda: states(engine) == {RELAYED}, "all rows to be sent")
+    assert delivered(away.url, unique) == bodies
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_one_group_whose_rows_the_server_refuses_holds_up_no_other(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """For good: its topic is unknown. For now: the topic's backlog is full."""
+    away._environment = {"NOTIFY_CREATE_TOPICS": "false"}
+    leave_and_die(away.url, f"{unique}-a", engine.url, of_key("k", "unknown"))
+    leave_and_die(away.url, f"{unique}-b", engine.url, of_key("k", *"123"))
+    leave_and_die(away.url, f"{unique}-c", engine.url, of_key("k", "x"))
+    away.start()
+    for topic in (f"{unique}-b", f"{unique}-c"):
+        backlog = 1 if topic.endswith("b") else 0
+        assert ask(away.url, "PUT", f"/v1/admin/topics/{topic}", {"backlog": backlog, "reason": "a test"})[0] == 200
+        assert ask(away.url, "PUT", f"/v1/groups/slow/subscriptions/{topic}", {"start": "earliest"})[0] == 200
+    mover = LeftBehindMover(away.url)
+    with pytest.raises(Exception, match="backlog"):
+        asyncio.run(mover.send(engine, [schema_of(engine)]))
+    assert delivered(away.url, f"{unique}-c") == ["x"]
+    assert {REFUSED, LEFT_BEHIND, RELAYED} == states(engine) and mover.refused == 1
+    assert ask(away.url, "PUT", f"/v1/admin/topics/{unique}-b", {"backlog": 0, "reason": "a test"})[0] == 200
+    asyncio.run(mover.send(engine, [schema_of(engine)]))
+    assert delivered(away.url, f"{unique}-b") == ["1", "2", "3"]
+    assert mover.sent == 4
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_what_is_left_behind_goes_neither_to_kafka_nor_past_servers(
+    away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a"))
+    away.start()
+    schema = schema_of(engine)
+    to_kafka = LeftBehindMover("kafka://127.0.0.1:9")
+    for _ in range(2):
+        asyncio.run(to_kafka.send(engine, [schema]))
+    assert rows(engine) == [(LEFT_BEHIND, "")]
+    assert caplog.text.count("Kafka knows no ids") == 1 and "--transactions-url" in caplog.text
+    server_schema.upgrade(engine, "main")
+    asyncio.run(LeftBehindMover(away.url).send(engine, [schema]))
+    assert rows(engine) == [(LEFT_BEHIND, "")]
+    assert "the table of servers" in caplog.text
+    asyncio.run(LeftBehindMover("kafka://127.0.0.1:9", away.url).send(engine, [schema]))
+    assert states(engine) == {RELAYED} and delivered(away.url, unique) == ["a"]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_without_the_index_no_mover_reads_the_whole_table(
+    away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP INDEX {LEFT_BEHIND_INDEX}")
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a"))
+    away.start()
+    for _ in range(2):
+        assert asyncio.run(Relay(engine, away.url).run(once=True)).sent == 0
+    assert rows(engine) == [(LEFT_BEHIND, "")] and LEFT_BEHIND_INDEX in caplog.text
+    dsn = engine.url.render_as_string(hide_password=False)
+    code, shown = cli("doctor", "--dsn", dsn, "--url", away.url, "--json")
+    assert code == 1 and any(LEFT_BEHIND_INDEX in finding for finding in shown["findings"])
+    caplog.clear()
+    with auto(away, engine, unique) as producer:
+        producer.outgoing.start()
+        eventually(lambda: LEFT_BEHIND_INDEX in caplog.text, "the producer's warning")
+        eventually(lambda: states(engine) == {RELAYED}, "the producer to send it all the same")
+    create_tables(engine)
+    code, shown = cli("doctor", "--dsn", dsn, "--url", away.url, "--json")
+    assert not any(LEFT_BEHIND_INDEX in finding for finding in shown["findings"])
+    caplog.set_level(logging.WARNING)
+    leave_and_die("http://127.0.0.1:9", unique, engine.url, of_key("k", "b"))
+    assert asyncio.run(Relay(engine, away.url).run(once=True)).sent == 1
+    assert delivered(away.url, unique) == ["a", "b"]
