@@ -1,4 +1,4 @@
-"""LeftBehindRows: what producers in mode `auto` have left behind in a bridge's source. It is read from the tables.
+"""LeftBehindRows: sends what producers in mode `auto` have left behind in a bridge's source, from its tables.
 
 The log has these rows, too, but a bridge cannot move them from there: a server may have their half, so that they need
 an outcome at the shard that the row names in the end, and a mark, at which all who may send them look.

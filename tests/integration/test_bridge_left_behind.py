@@ -1,4 +1,4 @@
-"""What a killed producer in mode auto left behind is sent by a bridge alone, from the tables of a primary."""
+"""A bridge alone sends what a killed producer in mode auto left behind, from the tables of a primary."""
 
 from __future__ import annotations
 

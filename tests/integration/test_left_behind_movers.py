@@ -1,4 +1,4 @@
-"""What a killed producer in mode auto left behind is sent by a relay alone, by the rules of its producers."""
+"""A relay alone sends what a killed producer in mode auto left behind, by the rules of its producers."""
 
 from __future__ import annotations
 
