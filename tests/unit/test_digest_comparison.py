@@ -62,7 +62,7 @@ class Sent:
         return {
             "slot": self.name[:4], "topic": self.topic, "queue": 0, "producer_group": self.producer,
             "source": name_hash(source) if has_half or form == WAITING else None,
-            "form": form, "bin": 3 if is_queued else None, "acked0": 3 * is_queued, "settled0": 3 * is_queued,
+            "form": form, "bucket": 3 if is_queued else None, "acked0": 3 * is_queued, "settled0": 3 * is_queued,
             "count": 1, "hash": self.hash(), "body_hash": self.hash(True), "digests": 1, "places": int(is_queued),
             "acknowledged": int(is_queued), "again": 0, "due": int(is_queued),
             "delivered": int(is_queued), "halves": int(has_half), "first_count": int(not self.number),
