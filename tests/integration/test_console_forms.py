@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from notify.admin_api.groups import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.admin_api.writes import FORMS
 from notify.testing import InMemoryServer
+from tests.support.commands import cli
 from tests.support.http import admin, ask, post
 
 FORM = "application/x-www-form-urlencoded"
@@ -173,3 +175,17 @@ def test_every_form_leads_back_to_a_page(memory: InMemoryServer) -> None:
         page = str(ask(memory.url, "GET", f"/do/{name}")[1])
         (back,) = re.findall(r'<a class="button" href="([^"]+)">Cancel</a>', page)
         assert ask(memory.url, "GET", html.unescape(back))[0] == 200, f"{name} leads to {back}"
+
+
+def test_an_empty_server_teaches() -> None:
+    """The commands that the overview shows do what it says, and then it shows the topic instead."""
+    with InMemoryServer() as server:
+        page = html.unescape(str(ask(server.url, "GET", "/")[1]))
+        (commands,) = re.findall(r"Commands that send a first message\">(.*?)</pre>", page, re.DOTALL)
+        address, send_command, tail = commands.splitlines()
+        assert address == f"export NOTIFY_URL={server.url}"
+        sent = cli(*shlex.split(send_command)[1:], "--url", server.url)
+        assert sent[0] == 0
+        code, shown = cli(*shlex.split(tail)[1:], "--url", server.url, "--json")
+        assert code == 0 and shown["body"] == '{"hello": "world"}'
+        assert "first message" not in str(ask(server.url, "GET", "/")[1])

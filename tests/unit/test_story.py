@@ -47,7 +47,7 @@ def test_bars_are_as_long_as_what_they_stand_for() -> None:
             event(10, "acknowledged", "g"),
             now=99,
             g="settled",
-        )  # fmt: skip
+        )
     )
     assert story is not None and (story.scale, story.seconds) == ("linear", 10)
     transaction, group = story.lanes

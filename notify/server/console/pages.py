@@ -28,12 +28,13 @@ Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
 async def _overview(api: Api, request: Request) -> dict[str, Any]:
     overview = await api.get("overview")
     sort = _sort(request, "pain")
+    values = {"o": overview, "sort": sort, "address": str(request.base_url).rstrip("/")}
     if overview["queues"] is None:
-        return {"o": overview, "groups": [], "of": 0, "sort": sort}
+        return values | {"groups": [], "of": 0}
     answer = await api.get("groups", sort=sort, max=WORST)
     ages = {row["name"]: row["oldest_seconds"] for row in overview["queues"]["lagging"]}  # those of this moment
     groups = [row | {"oldest_seconds": ages.get(row["name"], row["oldest_seconds"])} for row in answer["groups"]]
-    return {"o": overview, "groups": groups, "of": answer["of"], "sort": sort}
+    return values | {"groups": groups, "of": answer["of"]}
 
 
 def _sort(request: Request, default: str) -> str:
