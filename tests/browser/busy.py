@@ -34,7 +34,7 @@ CAUSES = (
 TRACE = """Traceback (most recent call last):
   File "/srv/shop/points.py", line 41, in account_of
     raise ValueError(f"no customer {number}")
-{}"""
+"""
 
 
 class Busy:
@@ -89,7 +89,7 @@ class Busy:
         points = Caller(self.url, "points", "points-7d9f-1")
         for reason, count in CAUSES:
             got = points.receive("order.placed", wait=30, max=count)
-            points.settle(got, "dead_letter", reason=reason, trace=TRACE.format(reason.partition(" (at ")[0]))
+            points.settle(got, "dead_letter", reason=reason, trace=TRACE + reason.partition(" (at ")[0])
         points.settle(points.receive("order.placed", wait=30, max=150))
         points.receive("order.placed", wait=30, max=12, lease=3600)  # it works on these
         Caller(self.url, "points", "points-7d9f-2").receive("order.paid", wait=30, max=3, lease=3600)

@@ -41,7 +41,7 @@ SCHEMES = (
     ({"color_scheme": "light", "contrast": "no-preference"}, 4.5), ({"color_scheme": "dark"}, 4.5),
     ({"contrast": "more"}, 7), ({"color_scheme": "light"}, 7),
 )  # fmt: skip
-"""What is emulated, one after the other, and the least contrast then: 7 is that of WCAG 2.2, 1.4.6."""
+"""The media that are emulated, one after the other, and the least contrast then: 7 is that of WCAG 2.2, 1.4.6."""
 WIDTHS = (1920, 1280, 390)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notify.testing.process import ServerProcess
-from tests.browser.test_semantics import tree_of, value, wrong_with
+from tests.browser.semantics import tree_of, value, wrong_with
 from tests.support.groups import Caller, publish, subscribe
 from tests.support.http import admin, post
 from tests.support.transactions import half_request, new_id

@@ -160,6 +160,7 @@ def test_an_event_has_a_kind_and_a_failure_its_traceback(frozen_server: InMemory
     (message,) = caller.receive(unique)
     server.advance(1)
     caller.settle([message], "retry", delay=0, reason="first", trace="Traceback\n  one")
+    server.advance(1)
     (again,) = caller.receive(unique)
     server.advance(1)
     caller.settle([again], "retry", reason="second", trace="x" * 20_000 + "the end")
