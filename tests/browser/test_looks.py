@@ -117,6 +117,8 @@ def test_in_colours_of_the_system_nothing_is_told_by_a_background(scene: Scene, 
         assert w.page.locator(place).first.evaluate(outline) == "solid3px", place
     assert w.page.locator(".button.danger").first.evaluate("e => getComputedStyle(e).borderTopStyle") == "double"
     w.go(f"/messages/{scene.letter}")
+    shines = "e => getComputedStyle(e).color !== getComputedStyle(document.body).backgroundColor"
+    assert w.page.locator(".button.first").first.evaluate(shines), "a browser puts a ground of the page behind text"
     colours = w.page.evaluate(
         """() => ["ol.timeline li", ".lane .wait"].map((name) => document.querySelector(name))
              .map((e) => [getComputedStyle(e, e.matches("li") ? "::before" : null), getComputedStyle(document.body)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notify.server.console.story import CROWDED_SHARE, MOST_LANES, MOST_TICKS, Lane, drawn, trace_id
+from notify.server.console.story import CROWDED_SHARE, LEAST_APART, MOST_LANES, Lane, drawn, trace_id
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -90,9 +90,9 @@ def test_milliseconds_before_hours_are_on_a_logarithmic_scale() -> None:
     assert story is not None and (story.scale, story.other_scale) == ("logarithmic", "linear")
     lefts = [mark.left for mark in story.lanes[0].marks]
     assert all(after - before > 100 * CROWDED_SHARE for before, after in zip(lefts, lefts[1:], strict=False))
-    assert 2 <= len(story.ticks) <= MOST_TICKS + 1 and [left for left, _ in story.ticks] == sorted(
-        left for left, _ in story.ticks
-    )
+    places = [left for left, _ in story.ticks]
+    assert len(places) > 2
+    assert all(after - before >= LEAST_APART for before, after in zip(places, places[1:], strict=False))
     other = drawn(told, "linear")
     assert other is not None and other.scale == "linear" and other.lanes[0].marks[1].left < 0.01
 

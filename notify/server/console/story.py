@@ -17,6 +17,8 @@ LEAST_SECONDS = 0.001
 CROWDED_SHARE = 0.005
 """Two events this close on the scale, as a share of its length, cannot be told apart."""
 MOST_TICKS = 5
+LEAST_APART = 14.0
+"""Percent of the scale between two ticks at least, so that their labels do not touch on a phone."""
 MOST_LANES = 50
 """The most groups that are drawn; the list of events has all."""
 _STEPS = (
@@ -84,7 +86,11 @@ def drawn(life: Mapping[str, Any], scale: str = "") -> Story | None:
     place = _places(scale, end - begin)
     draw = _Drawing(lambda at: place(at - begin), end)
     lanes = list(draw.lanes(life, list(zip(times, events, strict=True))))
-    ticks = [(round(place(seconds), 2), latency(seconds)) for seconds in _ticks(scale, end - begin)]
+    ticks: list[tuple[float, str]] = []
+    for seconds in _ticks(scale, end - begin):
+        at = round(place(seconds), 2)
+        if not ticks or at - ticks[-1][0] >= LEAST_APART:
+            ticks.append((at, latency(seconds)))
     return Story(lanes, ticks, scale, LINEAR if scale == LOGARITHMIC else LOGARITHMIC, end - begin)
 
 
@@ -123,8 +129,7 @@ def _ticks(scale: str, length: float) -> list[float]:
     if scale == LINEAR:
         step = next((step for step in _STEPS if length / step <= MOST_TICKS), length)
         return [number * step for number in range(int(length / step) + 1)]
-    ticks = [seconds for seconds in _DECADES if seconds < length]
-    return [0.0, *ticks[:: math.ceil(len(ticks) / MOST_TICKS)]] if ticks else [0.0, length]
+    return [0.0, *(seconds for seconds in _DECADES if seconds < length)]
 
 
 class _Drawing:

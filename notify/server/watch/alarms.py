@@ -72,7 +72,8 @@ class Alarms:
         """Since when each group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
         self.waiting: dict[str, int] = {}
-        """Counts of the last look: transactions `in_doubt`, `parked` and `refused`, `dead_letters`, `held_keys`. A count is missing while its source does not answer."""
+        """Counts of the last look: transactions `in_doubt`, `parked` and `refused`, `dead_letters`, `held_keys`. One is
+        missing while its source does not answer."""
         self._notices = Notices(core)
         self._tasks: list[asyncio.Task[None]] = []
 
