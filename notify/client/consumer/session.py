@@ -68,7 +68,7 @@ AGAIN = timedelta(minutes=10)
 NAMED_IN_LOG = 10
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
-TRACES_CHARACTERS = 1 << 20
+TRACES_CHARACTERS = 1 << 18
 """The most characters of tracebacks in a request; the failures after them go without."""
 SHARE = 3
 """A lease is renewed after this part of its time, so that a request may fail, or take long."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from notify.errors import NotFound
 from notify.protocol import ids
-from notify.protocol.limits import digits
 from notify.protocol.message import DEAD_LETTER_REASON, FIRST_ID, schedule_of
 from notify.protocol.wire import decode_payload, instant
 from notify.server.admin.shown import json_unplaced, transaction_row
@@ -66,7 +65,7 @@ async def life(core: Core, message_id: str) -> dict[str, Any]:
         is_timeline_whole = is_timeline_whole and is_whole
         events += _delivery_events(recent, place, settlements, groups_with_letter)
     for letter in letters:
-        events += await _letter_events(core, letter, _trace_of_last(recent, letter))
+        events += await _letter_events(core, letter, _trace_of_last(recent, places, _group_of(letter)))
     groups: list[dict[str, Any]] = []
     for group, cursor, place in _readers(core, places):
         leased = _lease_of(group, cursor, place.offset)
@@ -142,14 +141,10 @@ async def _letter_events(core: Core, letter: StoredMessage, trace: str) -> list[
     return events
 
 
-def _trace_of_last(recent: AckMemory, letter: StoredMessage) -> str:
-    """The traceback of the attempt after which a group gave a message up; empty if it is not known."""
-    headers = decode_payload(letter.payload).headers or {}
-    topic, group = headers.get("notify-dead-letter-topic", ""), _group_of(letter)
-    queue, offset = (digits(headers.get(f"notify-dead-letter-{name}", "")) for name in ("queue", "offset"))
-    if queue is None or offset is None:
-        return ""
-    return next((f.trace for f in reversed(recent.failures_of(topic, queue, offset)) if f.group == group), "")
+def _trace_of_last(recent: AckMemory, places: Sequence[StoredMessage], group: str) -> str:
+    """The traceback of the last attempt of a group that gave the message up; empty if it is not known."""
+    failures = [failure for p in places for failure in recent.failures_of(p.topic, p.queue, p.offset)]
+    return next((failure.trace for failure in reversed(failures) if failure.group == group), "")
 
 
 def _traced(trace: str) -> dict[str, Any]:
