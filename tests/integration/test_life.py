@@ -173,6 +173,10 @@ def test_an_event_has_a_kind_and_a_failure_its_traceback(frozen_server: InMemory
     assert len(timeline[6]["trace"]) == 8000 and timeline[6]["trace"].endswith("the end")
     sent_again = life_of(server, timeline[7]["as"])
     assert sent_again["first_id"] == message["id"] and "first_id" not in life_of(server, message["id"])
+    (third,) = caller.receive(unique)
+    caller.settle([third], "dead_letter", reason="third", trace="of the third")
+    last = life_of(server, third["id"])["timeline"][-1]
+    assert (last["kind"], last["reason"], last["trace"]) == ("dead_letter", "third", "of the third")
 
 
 def test_the_checks_of_a_half_are_in_its_timeline(frozen_server: InMemoryServer, unique: str) -> None:
