@@ -211,6 +211,9 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     times = [f"{kind} {share}" for kind in kinds for share in ("p50", "p95", "p99")]
     assert headings == ["At", "settled/s", "lag messages", "oldest s", *times]
     assert w.page.locator("#charts details tr").nth(1).inner_text()[:2] == "20"  # the year of an ISO date
+    w.page.evaluate("document.querySelector('#chart2 canvas').dataset.light = ''")
+    w.page.emulate_media(color_scheme="dark")
+    w.page.wait_for_selector("#chart2 canvas:not([data-light])")  # drawn again, in the colours of the dark
     assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
 
 

@@ -189,3 +189,11 @@ def test_an_empty_server_teaches() -> None:
         code, shown = cli(*shlex.split(tail)[1:], "--url", server.url, "--json")
         assert code == 0 and shown["body"] == '{"hello": "world"}'
         assert "first message" not in str(ask(server.url, "GET", "/")[1])
+
+
+def test_a_place_for_the_trace_is_asked_for(memory: InMemoryServer) -> None:
+    for url in ("https://traces.example/", "javascript:alert('{trace}')"):
+        status, page = send(memory, "settings.put", "preview", setting="trace_url", trace_url=url)
+        assert status == 422 and "must begin with http:// or https:// and contain {trace}" in page
+    url = "https://traces.example/{trace}"
+    assert send(memory, "settings.put", "preview", setting="trace_url", trace_url=url)[0] == 200
