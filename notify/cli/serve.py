@@ -67,9 +67,6 @@ def register(app: typer.Typer) -> None:
         config: Path | None = CONFIG,
     ) -> None:
         """Run a server: transactions and queues in one log on the local disk, or transactions in a database."""
-        from notify.server.serve import serve
-        from notify.server.workers.supervisor import supervise
-
         flags: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir, "shard": shard, "workers": workers}
         flags |= {"access": access, "tls_certificate": tls_certificate, "tls_key": tls_key}
         flags |= {"tls_client_ca": tls_client_ca}
@@ -83,8 +80,14 @@ def register(app: typer.Typer) -> None:
         def greet(address: str, topics: int) -> None:
             say(greeting(settings, address, topics))
 
-        run = serve if settings.workers == 1 else supervise
-        raise typer.Exit(run(settings, greet if is_terminal() else None))
+        when_ready = greet if is_terminal() else None
+        if settings.workers > 1:
+            from notify.server.workers.supervisor import supervise
+
+            raise typer.Exit(supervise(settings, when_ready))
+        from notify.server.serve import serve
+
+        raise typer.Exit(serve(settings, when_ready))
 
 
 def _with_defaults(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,24 +1,16 @@
 """The application: it starts and stops the server's parts, and routes each request: data routes to the core, probes to
-health, what anyone may see of the console to its cache, everything else to FastAPI."""
+health, what anyone may see of the console to its cache, everything else to the management application."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, FastAPI
-from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from notify import __version__
-from notify.errors import NotifyError, StorageFailed, Unavailable, WrongRole
+from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.runtime.clock import Clock, steady_clock
-from notify.server import admin, console, health, problems
-from notify.server.access import guard
+from notify.server import health
 from notify.server.access.gate import Access
 from notify.server.access.guard import NOT_RUNNING
 from notify.server.cluster.workers import Workers
@@ -26,16 +18,17 @@ from notify.server.connections.application import DataAnswers
 from notify.server.connections.held import budget_of
 from notify.server.connections.quota import Connections
 from notify.server.connections.turns import Turns
-from notify.server.data.answer import Answer, fault_of
-from notify.server.data.openapi import describe_data_routes
+from notify.server.data.answer import Answer
 from notify.server.data.request import PROBES
 from notify.server.data.request import Request as DataRequest
 from notify.server.data_directory import unusable
 from notify.server.running import Running
 from notify.server.settings import Settings
-from notify.server.spread.spread import Spread
 from notify.server.start import started
 from notify.storage.transactions import TransactionStore
+
+if TYPE_CHECKING:
+    from notify.server.management import Management
 
 STRANGERS_SHARE, OPERATORS_SHARE = 0.1, 0.25
 """The least shares of the event loop's time for requests of strangers, and for those of operators (admin routes and the
@@ -46,7 +39,6 @@ def _nothing() -> None:
     pass
 
 
-STOPPED = "the server stopped during this request, which may have been carried out: check, and try again"
 SHOWS_ONLY = (
     "this server shows the consumer groups of Kafka, and takes no messages: producers send to a server with a storage, "
     "consumers read kafka://…"
@@ -105,11 +97,8 @@ class App:
         """None while the server is starting or stopping: then every request is refused."""
         self.data: DataAnswers = _NotRunning()
         self._parts = contextlib.AsyncExitStack()
-        self.fastapi = FastAPI(
-            title="Notify", version=__version__, lifespan=self.lifespan, docs_url=None, redoc_url=None
-        )
-        self._spread = Spread(self.fastapi, self.running_or_none)
-        _add_routes(self.fastapi, self, self._spread)
+        self._management: asyncio.Future[Management] | None = None
+        """None before somebody needs it."""
 
     async def start(self) -> None:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
@@ -128,22 +117,6 @@ class App:
         self._running = self.access = None
         self.data = _NotRunning()
         await self._parts.aclose()
-
-    @contextlib.asynccontextmanager
-    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        """FastAPI's lifespan: the server runs while the context lasts."""
-        try:
-            await self.start()
-            self._on_start()
-        except NotifyError as error:
-            # The caller reports it in one line, instead of a traceback.
-            self.failed = error
-            self._on_failure()
-        yield
-        try:
-            await self.stop()
-        except NotifyError as error:
-            self.failed = self.failed or error
 
     def running(self) -> Running:
         """The parts that run. Raises Unavailable while the server is starting or stopping."""
@@ -166,70 +139,54 @@ class App:
             request.find_format(self.settings)
             if request.path in PROBES:
                 return health.answer(self._running, request.path)
-            page = console.open_page(request.path, request.query, request.headers)
+            from notify.server.console.open_pages import open_page
+
+            page = open_page(request.path, request.query, request.headers)
         except NotifyError as error:
             return Answer.problem(error)
         return Answer(page.status, page.kind, page.body, fields=page.fields, is_shared=page.is_kept)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, as an ASGI application, all requests but those to data routes and probes."""
-        if scope["type"] == "http":
-            _asked.set(self)  # uvicorn calls this in a task of each request
-            try:
-                await guard.admit(scope, self)
-            except NotifyError as error:
-                await problems.refused(scope, error)(scope, receive, send)
-                return
-            except Exception:
-                fault = fault_of("admission_failed", scope["method"], scope["path"])
-                await problems.refused(scope, fault)(scope, receive, send)
-                return
-            # FastAPI parses the cookies of every request, and took minutes for some (CVE-2024-7592). The guard has read
-            # the only cookie that matters.
-            scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
-            receive = guard.bounded(receive, self.settings.body_timeout_seconds, guard.most_bytes(scope["path"]))
-            await self._answer(scope, receive, send)
-            return
-        await self.fastapi(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            management = await self.management()
+            await management(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def sending(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
+    async def management(self) -> Management:
+        """What answers operators. It is loaded at the first call, in a thread: that takes a second of CPU, which
+        neither a start nor producers and consumers should wait for."""
+        if self._management is None:
+            self._management = asyncio.get_running_loop().run_in_executor(None, _managing, self)
+        loading = self._management
         try:
-            with contextlib.suppress(Exception):  # Starlette raises it again after `problems` has answered
-                await self._spread(scope, receive, sending)
-        except asyncio.CancelledError:  # by uvicorn, some seconds after this server was told to stop
-            if has_begun:
-                raise
-            await problems.refused(scope, Unavailable(STOPPED))(scope, receive, send)
-            return
-        if not has_begun:  # otherwise uvicorn would answer, in words that no client takes for this server's
-            fault = StorageFailed("the server failed on this request; its log says why")
-            await problems.refused(scope, fault)(scope, receive, send)
+            return await asyncio.shield(loading)  # others may wait for it, too
+        except Exception:  # such as too few file descriptors: the next call tries again
+            if self._management is loading:
+                self._management = None
+            raise
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        """Run the server from uvicorn's first message to its second one."""
+        await receive()
+        try:
+            await self.start()
+            self._on_start()
+        except NotifyError as error:
+            # The caller reports it in one line, instead of a traceback.
+            self.failed = error
+            self._on_failure()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        try:
+            await self.stop()
+        except NotifyError as error:
+            self.failed = self.failed or error
+        await send({"type": "lifespan.shutdown.complete"})
 
 
-_asked: ContextVar[App] = ContextVar("asked")
-"""The server that answers the request of this task."""
+def _managing(app: App) -> Management:
+    from notify.server.management import Management
 
-
-@functools.cache
-def _admin_routes() -> Sequence[BaseRoute]:
-    """The admin routes of all servers in this process: to make them, and what FastAPI adds at the first request, takes
-    0.5 s of CPU. Each server in memory of a suite paid it again, and each forked one."""
-    routes = APIRouter()
-    routes.include_router(admin.router(lambda: _asked.get().running()), prefix="/v1/admin")
-    return routes.routes
-
-
-def _add_routes(api: FastAPI, app: App, admin_routes: ASGIApp) -> None:
-    """`admin_routes`: the application that the console's pages ask."""
-    api.include_router(health.router(app.running_or_none, app.connections))
-    api.router.routes += _admin_routes()
-    api.include_router(console.router(admin_routes, app))
-    problems.answer_errors(api)
-    describe_data_routes(api)
+    return Management(app)

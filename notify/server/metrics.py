@@ -1,15 +1,9 @@
-"""The core's counters as plain numbers, and the text in which /metrics shows them to Prometheus."""
+"""The core's counters as plain numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
-from notify.protocol.latency import BOUNDS, Histogram
 from notify.server.latency import Latencies
 
 
@@ -23,7 +17,7 @@ class Metrics:
     conflicts: int = 0
     published: int = 0
     checks_sent: int = 0
-    checks_answered: int = 0
+    checks_unknown: int = 0
     checks_unavailable: int = 0
     parked: int = 0
     delivered: int = 0
@@ -51,7 +45,7 @@ HELP = {
     "conflicts": "Outcomes refused because the opposite one is recorded",
     "published": "Messages stored without a transaction",
     "checks_sent": "Checks handed to producers",
-    "checks_answered": "Checks that a producer answered with UNKNOWN",
+    "checks_unknown": "Checks that a producer answered with UNKNOWN",
     "checks_unavailable": "Checks that a producer could not answer",
     "parked": "Transactions parked after their checks ran out",
     "delivered": "Messages handed to consumers",
@@ -72,59 +66,3 @@ HELP = {
 }
 
 COUNTERS = tuple(f.name for f in fields(Metrics) if f.name in HELP)
-
-
-Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Samples of a metric: the values of the labels, and the value of the sample."""
-LE = [*map(str, BOUNDS), "+Inf"]
-"""The label `le` of each bucket."""
-
-
-class Exposition:
-    """The text of `/metrics`, gathered metric by metric. prometheus-client writes it, and escapes the names in labels,
-    which may have any characters."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._families: list[Metric] = [
-            CounterMetricFamily(f"notify_{name}", HELP[name], getattr(metrics, name)) for name in COUNTERS
-        ]
-
-    def counter(self, name: str, text: str, value: float) -> None:
-        """Add a counter of one sample; `name` without `_total`."""
-        self._families.append(CounterMetricFamily(name, text, value))
-
-    def counters(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
-        """Add a counter with a sample for each value of its labels; `name` without `_total`."""
-        family = CounterMetricFamily(name, text, labels=labels)
-        for values, value in samples:
-            family.add_metric(values, value)
-        self._families.append(family)
-
-    def gauge(self, name: str, text: str, value: float) -> None:
-        """Add a metric of one sample."""
-        self._families.append(GaugeMetricFamily(name, text, value))
-
-    def gauges(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
-        """Add a metric with a sample for each value of its labels."""
-        family = GaugeMetricFamily(name, text, labels=labels)
-        for values, value in samples:
-            family.add_metric(values, value)
-        self._families.append(family)
-
-    def histograms(self, name: str, text: str, label: str, samples: Iterable[tuple[str, Histogram]]) -> None:
-        """Add a histogram of durations for each value of its label."""
-        family = HistogramMetricFamily(name, text, labels=[label])
-        for value, histogram in samples:
-            buckets = list(zip(LE, map(float, accumulate(histogram.counts)), strict=True))
-            family.add_metric([value], buckets, histogram.sum_us / 1e6)
-        self._families.append(family)
-
-    def collect(self) -> list[Metric]:
-        """The metrics gathered so far; prometheus-client calls this on a collector."""
-        return self._families
-
-    def text(self) -> str:
-        """Prometheus' text format 0.0.4."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry).decode()

@@ -18,14 +18,14 @@ from starlette.requests import ClientDisconnect
 from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.protocol.wire import PROBLEM
 from notify.runtime import faults
-from notify.server import console
+from notify.server.console.responses import failed
 from notify.server.core.flow import retry_after
 from notify.server.data.answer import fault_of, problem
 
 
 def refused(scope: Any, error: NotifyError) -> Response:
     """The answer to a request that the guard refuses."""
-    return console.failed(Request(scope), error) if _wants_page(scope) else _problem(error)
+    return failed(Request(scope), error) if _wants_page(scope) else _problem(error)
 
 
 def _wants_page(scope: Any) -> bool:
@@ -99,5 +99,5 @@ def answer_errors(api: FastAPI) -> None:
             detail = f"there is no {request.method} {request.scope['path'][:100]}"
         invalid = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
         if _wants_page(request.scope):
-            return console.failed(request, invalid)
+            return failed(request, invalid)
         return Response(problem(invalid), error.status_code, media_type=PROBLEM)

@@ -22,7 +22,7 @@ import uvicorn
 
 from notify.errors import InvalidRequest, StorageFailed
 from notify.protocol.workers import check_count, refuse_one_of_several
-from notify.runtime import tracing
+from notify.runtime import faults, tracing
 from notify.runtime.alive import beat, tell
 from notify.runtime.clock import steady_clock
 from notify.runtime.log_output import STDOUT
@@ -41,7 +41,6 @@ from notify.server.connections.tls import Certificates
 from notify.server.settings import Settings
 from notify.server.start import cluster_of, roles_of
 from notify.storage.log import LogStore
-from notify.storage.memory import MemoryStore
 from notify.storage.transactions import TransactionStore
 
 log = structlog.get_logger("notify.server")
@@ -162,6 +161,7 @@ def serve(
         topics = len(app.running().core.store.topics())
         event = "ready" if workers is None else "worker_is_ready"  # the parent says when all of them are
         log.info(event, url=address, data_dir=settings.data_dir, shard=settings.shard, topics=topics)
+        following.append(asyncio.get_running_loop().create_task(_load(app)))
         if workers is None:  # what supervises this process hears of workers from their parent
             following.append(asyncio.get_running_loop().create_task(beat()))
         if greet is not None:
@@ -251,6 +251,8 @@ def _store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> T
 
         return open_storage(settings.storage, settings.shard, retention_us=retention_us, writers=settings.sql_writers)
     if settings.kafka:
+        from notify.storage.memory import MemoryStore
+
         return MemoryStore()  # it stays empty: this server only shows Kafka's groups
     return LogStore(
         Path(settings.data_dir) / "log",
@@ -296,6 +298,16 @@ def _keep_to_owner(directory: Path) -> None:
             log.warning("data_directory_closed", directory=str(directory), was=f"{stat.S_IMODE(status.st_mode):04o}")
             return
     log.warning("data_directory_is_open", directory=str(directory), remedy=f"chmod 700 {directory}")
+
+
+async def _load(app: App) -> None:
+    """Load what operators need, so that the first of them does not wait for it."""
+    try:
+        await app.management()
+    except Exception as error:  # a request tries again
+        faults.unexpected("management_not_loaded", error)
+    else:
+        _settle_garbage()
 
 
 def _settle_garbage() -> None:

@@ -8,11 +8,12 @@ import gc
 
 from notify.cli import main
 from notify.server.app import App
+from notify.server.management import Management
 from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
 
 main.command()
-App(Settings(), MemoryStore).fastapi.openapi()  # makes the admin routes whole
+Management(App(Settings(), MemoryStore)).fastapi.openapi()  # makes the admin routes whole
 # Otherwise a garbage collection in a child would copy each page that the child shares with the fork server.
 gc.collect()
 gc.freeze()

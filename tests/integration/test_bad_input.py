@@ -382,7 +382,7 @@ def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_goes_before_the_body_is_there_is_no_fault(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that leaves early is no fault. It was logged with the values of all variables, which took seconds."""
     faults: list[str] = []
-    monkeypatch.setattr("notify.server.app.fault_of", lambda event, *_: faults.append(event))
+    monkeypatch.setattr("notify.server.management.fault_of", lambda event, *_: faults.append(event))
     method = "POST" if path == "/login" else "PUT"
     with InMemoryServer() as server:
         begun = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n{{".encode()

@@ -30,9 +30,9 @@ from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.dying import lose_outcomes
-from tests.support.http import admin
+from tests.support.http import admin, call, post
 from tests.support.shop import Order, make_engine
-from tests.support.transactions import new_id, when_free
+from tests.support.transactions import half_request, new_id, when_free
 
 
 @pytest.fixture
@@ -306,3 +306,22 @@ def test_an_async_producer_answers_before_it_sends(
 
     asyncio.run(scenario())
     assert [m.text for m in memory.messages(unique)] == ["x"]
+
+
+def test_only_answers_unknown_are_counted_as_such(memory: InMemoryServer, unique: str) -> None:
+    """The console said "Checks answered 0" beside an answer that it showed: it counts those that use up a check."""
+    request = half_request(unique, topic=unique)
+    (half,) = request["transactions"]
+    post(memory.url, "/v1/transactions", request)
+
+    def answered(**answer: object) -> str:
+        admin(memory.url, "POST", f"transactions/{half['id']}/check")
+        (check,) = post(memory.url, "/v1/checks/poll", {"producer_group": unique, "instance": "i", "wait": 30})["checks"]
+        outcomes = [{"id": half["id"], "check": check["token"], "outcome": "UNKNOWN"} | answer]
+        post(memory.url, "/v1/transactions/outcomes", {"producer_group": unique, "outcomes": outcomes})
+        return str(call(memory.url, "GET", f"/transactions/{half['id']}"))
+
+    page = answered(unavailable=True, reason="the database is away")
+    assert "unavailable: the database is away" in page and "<dt>Answers UNKNOWN</dt><dd>0;" in page
+    page = answered()
+    assert "<dt>Answers UNKNOWN</dt><dd>1;" in page and "answered</dt>" not in page

@@ -19,6 +19,7 @@ from fastapi.routing import iter_route_contexts
 from notify.server.access import lookup
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
+from notify.server.management import Management
 from notify.server.running import Running
 from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
@@ -82,7 +83,7 @@ def callers(room: Room) -> list[Caller]:
 def routes() -> set[str]:
     """Every route that the server has, native or FastAPI's."""
     names = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} | {"GET /login", "GET /static/{file}"}
-    for route in iter_route_contexts(App(Settings(), MemoryStore).fastapi.routes):
+    for route in iter_route_contexts(Management(App(Settings(), MemoryStore)).fastapi.routes):
         methods = getattr(route, "methods", None) or {"MOUNT"}
         names |= {f"{method} {route.path}" for method in methods}
     return names

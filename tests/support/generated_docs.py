@@ -12,6 +12,7 @@ from pathlib import Path
 from notify.kafka import rights
 from notify.server.app import App
 from notify.server.latency import KINDS
+from notify.server.management import Management
 from notify.server.metrics import COUNTERS, HELP
 from notify.server.settings import Settings
 from notify.spark.judge.findings import FINDINGS
@@ -55,7 +56,7 @@ def _settings() -> list[str]:
 def _admin_routes() -> list[str]:
     """Every admin route, with the first sentence of what it does."""
     rows = ["| route under `/v1/admin` | |", "|---|---|"]
-    for path, operations in sorted(App(Settings(), MemoryStore).fastapi.openapi()["paths"].items()):
+    for path, operations in sorted(Management(App(Settings(), MemoryStore)).fastapi.openapi()["paths"].items()):
         if path.startswith("/v1/admin/"):
             for method, operation in sorted(operations.items()):
                 text = re.split(r"(?<=[.])\s", operation["description"].replace("\n", " "))[0]

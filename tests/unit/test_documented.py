@@ -13,6 +13,7 @@ from notify import errors
 from notify.admin_api.writes import WRITES
 from notify.server.app import App
 from notify.server.data.routes import DataRoutes
+from notify.server.management import Management
 from notify.server.settings import Settings, environment_name
 from notify.storage.memory import MemoryStore
 from tests.support import command_page
@@ -181,9 +182,9 @@ def test_every_metric_is_documented() -> None:
 
 def test_every_route_is_documented() -> None:
     """Data routes and those of FastAPI, the console's pages too. (The admin routes' table is made from the code.)"""
-    app = App(Settings(), MemoryStore)
+    management = Management(App(Settings(), MemoryStore))
     paths = {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES}
-    paths |= {str(getattr(route, "path", "")) for route in app.fastapi.routes} - {""}
+    paths |= {str(getattr(route, "path", "")) for route in management.fastapi.routes} - {""}
     missing = []
     for path in sorted(paths):
         if "/v1/admin/" not in path:
@@ -195,7 +196,7 @@ def test_every_route_is_documented() -> None:
 
 def test_every_declared_write_has_its_route() -> None:
     """Forms and commands take the path from the declaration, and the server has it in the route."""
-    paths = App(Settings(), MemoryStore).fastapi.openapi()["paths"]
+    paths = Management(App(Settings(), MemoryStore)).fastapi.openapi()["paths"]
     routes = [
         (method.upper(), re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))) for path in paths for method in paths[path]
     ]

@@ -20,7 +20,7 @@ import yaml
 
 from notify.cli import main
 from notify.runtime import alive
-from notify.server import health
+from notify.server import exposition
 from notify.server.data.request import PROBES
 from notify.server.settings import Settings, environment_name
 
@@ -181,7 +181,7 @@ def test_consumers_are_scaled_by_a_metric_that_exists() -> None:
         "serverAddress", "query", "threshold", "activationThreshold",
     }  # fmt: skip
     (metric,) = re.findall(r"notify_\w+", trigger["metadata"]["query"])
-    assert f'"{metric}"' in Path(health.__file__).read_text()
+    assert f'"{metric}"' in Path(exposition.__file__).read_text()
 
 
 def test_a_mover_that_hangs_is_restarted(tmp_path: Path) -> None:

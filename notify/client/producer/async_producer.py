@@ -6,8 +6,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from sqlalchemy.util import greenlet_spawn
 
@@ -39,6 +38,9 @@ from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
 from notify.runtime.databases import check_engine
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
@@ -23,6 +23,9 @@ from notify.protocol.limits import (
 from notify.protocol.message import Message, as_text, encode_body, number_of_seconds, resolve_key, utf8
 from notify.protocol.wire import PackedMessage, PackedSchedule
 from notify.protocol.withdrawal import DEDUPE, KEEP, OWN, check_own
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 _ELSEWHERE = "and more in a store: give the producer store="
 _SCHEDULED = f"and {SCHEDULED_BYTES} in a schedule's: name what the consumer shall read itself"
@@ -106,7 +109,7 @@ def pack_schedule(
         message=packed,
         cron=None if cron is None else as_text("cron", cron),
         every=seconds,
-        zone=zone.key if isinstance(zone, ZoneInfo) else as_text("zone", zone),
+        zone=as_text("zone", getattr(zone, "key", zone)),  # a ZoneInfo, or a name
         catch_up=as_text("catch_up", catch_up),
         catch_up_most=catch_up_most,
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Depends
 
-from notify.server.access import guard
 from notify.server.admin import (
     actions,
     alarms,
@@ -25,6 +24,7 @@ from notify.server.admin import (
     messages,
     objectives,
     overview,
+    permission,
     purge,
     pushes,
     repairs,
@@ -42,7 +42,7 @@ from notify.server.running import Running
 
 def router(running: Callable[[], Running]) -> APIRouter:
     """All admin routes. `running` returns the running parts of the server, or raises Unavailable."""
-    routes = APIRouter(tags=["admin"], dependencies=[Depends(guard.check_admin)], route_class=JsonRoute)
+    routes = APIRouter(tags=["admin"], dependencies=[Depends(permission.check_admin)], route_class=JsonRoute)
     # Each of these checks its own right, because older SDKs call them as a service.
     services = APIRouter(tags=["admin"], route_class=JsonRoute)
     desk = Desk(running)

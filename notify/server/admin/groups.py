@@ -14,7 +14,7 @@ from notify.admin_api.queue_rows import sorted_groups
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
-from notify.server.access import guard
+from notify.server.admin import permission
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.core.subscriptions import way_shown
 from notify.server.delivery.turns import ONE_CLASS
@@ -125,7 +125,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
 
 def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(guard.check_subscriber)])
+    @services.put("/groups/{name}/subscriptions/{topic}", dependencies=[Depends(permission.check_subscriber)])
     async def subscribe(name: str, topic: str, write: SubscriptionWrite, who: Who) -> dict[str, Any]:
         """Make or change a subscription; a topic with `*` is a pattern, which follows new topics from their start."""
         subscriptions = desk.running.core.subscriptions
@@ -138,7 +138,7 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, way_shown(wanted))
 
-    @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(guard.check_subscriber)])
+    @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(permission.check_subscriber)])
     async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
         await desk.running.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))

@@ -13,7 +13,7 @@ from notify.admin_api.queue_rows import kept, sent
 from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest
 from notify.protocol.limits import check_between, check_name
-from notify.server.access import guard
+from notify.server.admin import permission
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.core.core import Core
 from notify.server.topics import check_retry, described, policy
@@ -95,7 +95,7 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         """Show a topic's last hour, or another span, in columns: messages sent per second, its largest lag, latency."""
         return desk.running.figures.topic(name, span)
 
-    @services.get("/topics/{name}", dependencies=[Depends(guard.check_topic_reader)])
+    @services.get("/topics/{name}", dependencies=[Depends(permission.check_topic_reader)])
     async def topic(name: str) -> dict[str, Any]:
         """Show a topic: its queues with their first and next offsets, and its policy."""
         return await desk.running.queues.topics.one(name)

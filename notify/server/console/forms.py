@@ -17,7 +17,7 @@ from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
 from notify.runtime.threads import in_thread
 from notify.server.console.api import Api, path_of
-from notify.server.console.rendering import failed, page
+from notify.server.console.responses import failed, page
 
 FORM_FIELDS = 5000
 LARGE_FORM_BYTES = 64 << 10

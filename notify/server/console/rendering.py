@@ -1,4 +1,4 @@
-"""Renders a page of the console from its template, with headers that keep other sites from using it."""
+"""Renders a page of the console from its template; and the headers that keep other sites from using it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import jinja2
-from fastapi import Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from notify import __version__
 from notify.admin_api.writes import FORMS, in_short
-from notify.errors import NotifyError, Unauthorized
-from notify.server.access.principal import EVERYONE
 from notify.server.console import shown
 
 HERE = Path(__file__).parent
@@ -65,15 +61,6 @@ def change_url(name: str, /, **targets: Any) -> str:
 _templates.globals["do"] = change_url
 
 
-def page(template: str, request: Request, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page made from a template of the console."""
-    principal = request.state.principal
-    who = "" if principal is EVERYONE else principal.name
-    return HTMLResponse(
-        rendered(template, request.scope["path"], who, dict(request.query_params), **values), status, SECURITY
-    )
-
-
 def rendered(template: str, path: str, who: str, query: Mapping[str, str], **values: Any) -> str:
     """The text of a page at `path`, for the principal of the name `who`."""
     values.setdefault("live", LIVE.get(template, 0))
@@ -89,10 +76,3 @@ def _trail(path: str) -> list[tuple[str, str]]:
     if above and len(rest) == 2:
         above.append((f"/{first}/{quote(rest[0], safe='')}", rest[0]))
     return above
-
-
-def failed(request: Request, error: NotifyError) -> Response:
-    """A page with the error; if there is no valid token, a redirection to the login page."""
-    if isinstance(error, Unauthorized):
-        return RedirectResponse("/login?" + urlencode({"next": request.scope["path"]}), 303, SECURITY)
-    return page("error.html", request, error.status, title="The request failed", error=error)

@@ -13,7 +13,8 @@ from notify.server.console.api import Api, path_of
 from notify.server.console.forms import form_of
 from notify.server.console.open_pages import login_page, own_path
 from notify.server.console.pages import PAGES, Page, found
-from notify.server.console.rendering import SECURITY, failed, page
+from notify.server.console.rendering import SECURITY
+from notify.server.console.responses import failed, page
 from notify.server.settings import Settings
 
 SIGNED_IN_SECONDS = 12 * 3600

@@ -221,7 +221,7 @@ class Outcomes:
         if o.unavailable:
             self._metrics.checks_unavailable += 1
         else:
-            self._metrics.checks_answered += 1
+            self._metrics.checks_unknown += 1
         self._metrics.parked += park and not parked
         return Item(o.id, 200, (State.PARKED if park else State.PREPARED).name)
 

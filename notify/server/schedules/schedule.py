@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,9 @@ from notify.protocol.large_bodies import PLACE
 from notify.protocol.limits import SCHEDULED_BYTES, check_between
 from notify.protocol.message import SCHEDULE, SCHEDULED_FOR
 from notify.protocol.wire import JsonSchedule, PackedPublished, PackedSchedule, Payload, body_fields, instant
-from notify.server.schedules.timetable import Timetable
+
+if TYPE_CHECKING:
+    from notify.server.schedules.timetable import Timetable
 
 MISSED_US = 60_000_000
 """An instant whose message is not sent after this time is missed: the catch-up policy decides about it."""
@@ -61,6 +63,13 @@ def declaration_of(request: JsonSchedule | PackedSchedule, message: Payload) -> 
         raise InvalidRequest(f"catch_up is {request.catch_up[:40]!r}: write {', '.join(CATCH_UP)}", "invalid_schedule")
     check_between("catch_up_most", request.catch_up_most, 1, MOST_CAUGHT_UP)
     return Declaration(message, request.cron, request.every, request.zone, request.catch_up, request.catch_up_most)
+
+
+def timetable_of(declaration: Declaration) -> Timetable:
+    """The instants of a declaration. Raises InvalidRequest."""
+    from notify.server.schedules.timetable import Timetable  # with cronsim, which a server without schedules needs not
+
+    return Timetable(*declaration.when)
 
 
 def encoded(declaration: Declaration) -> str:
@@ -154,7 +163,7 @@ class Schedule:
         )
         if not fault:
             try:
-                schedule.timetable = Timetable(*declaration.when)
+                schedule.timetable = timetable_of(declaration)
             except NotifyError as error:
                 schedule.fault = str(error)
         schedule.find_next()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -29,10 +29,13 @@ from notify.server.schedules.schedule import (
     declaration_of,
     encoded,
     headers_of,
+    timetable_of,
 )
-from notify.server.schedules.timetable import Timetable
 from notify.server.tasks import ended
 from notify.storage import crash_point
+
+if TYPE_CHECKING:
+    from notify.server.schedules.timetable import Timetable
 
 log = structlog.get_logger("notify.server")
 
@@ -172,7 +175,7 @@ class Schedules:
         assert new.content is not None
         check_headers((new.content.headers or {}) | headers_of(name, self._clock()))
         declaration = declaration_of(request, new.content)
-        timetable = Timetable(*declaration.when)
+        timetable = timetable_of(declaration)
         now_us = self._clock()
         if not timetable.next(now_us, 1):
             raise InvalidRequest("this schedule is never due: no such day comes within 50 years", "invalid_schedule")

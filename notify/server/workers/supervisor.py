@@ -56,6 +56,8 @@ def supervise(settings: Settings, greet: Callable[[str, int], None] | None = Non
     `greet`: as for `serve`, called when all workers are ready. Raises InvalidRequest if a setting does not go with
     workers, and StorageFailed if the directory cannot be used, or a worker cannot start or keeps dying.
     """
+    from notify.server import management  # noqa: F401 - so that the workers have it in memory once
+
     prepare_log()
     _refuse_others(settings)
     check_settings(settings)
