@@ -315,8 +315,9 @@ def test_only_answers_unknown_are_counted_as_such(memory: InMemoryServer, unique
     post(memory.url, "/v1/transactions", request)
 
     def answered(**answer: object) -> str:
-        admin(memory.url, "POST", f"transactions/{half['id']}/check")
-        (check,) = post(memory.url, "/v1/checks/poll", {"producer_group": unique, "instance": "i", "wait": 30})["checks"]
+        admin(memory.url, "POST", f"transactions/{half['id']}/check", {})
+        asked = {"producer_group": unique, "instance": "i", "wait": 30}
+        (check,) = post(memory.url, "/v1/checks/poll", asked)["checks"]
         outcomes = [{"id": half["id"], "check": check["token"], "outcome": "UNKNOWN"} | answer]
         post(memory.url, "/v1/transactions/outcomes", {"producer_group": unique, "outcomes": outcomes})
         return str(call(memory.url, "GET", f"/transactions/{half['id']}"))

@@ -212,9 +212,9 @@ def command(*words: str) -> str:
 NOT_NEEDED_AT_START = {
     "alembic", "cel", "confluent_kafka", "cronsim", "cryptography", "fastapi", "fsspec", "jinja2", "jwt",
     "opentelemetry.sdk", "prometheus_client", "psycopg", "pyarrow", "pymysql", "starlette.requests", "zoneinfo",
-    "notify.admin_api.writes", "notify.client.consumer", "notify.client.producer", "notify.kafka", "notify.server.admin",
-    "notify.server.console", "notify.server.management", "notify.server.spread", "notify.server.workers",
-    "notify.storage.memory", "notify.storage.sql.shards",
+    "notify.admin_api.writes", "notify.client.consumer", "notify.client.producer", "notify.kafka",
+    "notify.server.admin", "notify.server.console", "notify.server.management", "notify.server.spread",
+    "notify.server.workers", "notify.storage.memory", "notify.storage.sql.shards",
 }  # fmt: skip
 
 
