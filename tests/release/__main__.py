@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -46,9 +47,11 @@ class Step:
 
 def run(words: Sequence[str | Path], minutes: float = 10, within: Path = ROOT) -> str:
     """The output of a command in a directory. Raises Refused with its last lines."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it names the sources
+    command = [str(word) for word in words]
     try:
         done = subprocess.run(
-            [str(word) for word in words], cwd=within, capture_output=True, text=True, timeout=minutes * 60, check=False
+            command, cwd=within, env=environment, capture_output=True, text=True, timeout=minutes * 60, check=False
         )
     except subprocess.TimeoutExpired:
         raise Refused(f"{words[0]} took longer than {minutes:g} minutes") from None
@@ -105,7 +108,7 @@ def installed() -> str:
         print(f"     {name or 'the SDK alone'}: {time.monotonic() - began:.0f} s", flush=True)
     server = _environment("server")
     run([server, "-I", "-c", extras.SERVES], 5, server.parent)  # not from here, where `notify` is the sources
-    verdict = run([server, "-I", "-m", "notify", "demo"], 10, server.parent).strip().splitlines()[-1]
+    verdict = run([server.with_name("notify"), "demo"], 10, server.parent).strip().splitlines()[-1]
     return f"{len(names)} environments; {verdict}"
 
 

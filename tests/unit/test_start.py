@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,27 @@ def test_a_request_that_outlasts_the_stop_is_told_so(
     assert [message["status"] for message in said if "status" in message] == [200 if has_begun else 503]
     if not has_begun:
         assert b"may have been carried out" in said[-1]["body"]
+
+
+def test_what_operators_need_is_loaded_once_and_again_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[App] = []
+
+    def managing(app: App) -> Any:
+        tries.append(app)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return "management"
+
+    monkeypatch.setattr("notify.server.app._managing", managing)
+
+    async def both(app: App) -> list[Any]:
+        return await asyncio.gather(app.management(), app.management(), return_exceptions=True)
+
+    async def run() -> None:
+        app = App(Settings(data_dir=str(tmp_path)), MemoryStore)
+        assert [type(failed) for failed in await both(app)] == [OSError, OSError] and len(tries) == 1
+        assert await both(app) == await both(app) == ["management"] * 2 and len(tries) == 2
+
+    asyncio.run(run())
