@@ -19,6 +19,7 @@ from notify.binlog_bridge.totals import Totals
 from notify.movers.sinks.showing import Showing
 from notify.runtime.databases import has_table
 from notify.runtime.threads import in_thread
+from notify.storage.members import Member
 from notify.storage.sql import registry
 from notify.storage.sql.tables import server_member
 
@@ -120,4 +121,4 @@ def announce(engine: Engine, mover: str, totals: Totals, scope: Scope = OWN) -> 
             if source.is_read_only(connection) or not has_table(connection, server_member.name):
                 return
             detail = {"read_through_us": totals.read_through_us, "lag": round(totals.lag_us / 1e6, 3)}
-            registry.heartbeat(connection, registry.Member(mover, "bridge", detail=detail))
+            registry.heartbeat(connection, Member(mover, "bridge", detail=detail))

@@ -21,7 +21,6 @@ from notify.runtime.clock import Clock, SteadyClock, steady_clock
 from notify.runtime.databases import reason_of
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
-from notify.server.cluster.membership import Membership, shown
 from notify.server.cluster.work import CoreWork
 from notify.server.cluster.workers import Workers
 from notify.server.configuration.follow import Administration
@@ -51,12 +50,13 @@ from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Dated, Shippable, shard_names
+from notify.storage.members import Member
 from notify.storage.queues import queues_of
-from notify.storage.sql.registry import Member
 from notify.storage.transactions import TransactionStore
 
 if TYPE_CHECKING:
     from notify.kafka.cluster import Cluster
+    from notify.server.cluster.membership import Membership
 
 log = structlog.get_logger("notify.server")
 
@@ -252,6 +252,7 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
     queues = queues_of(store)
     if not settings.registry and queues is not None:
         return None  # the imports below need more than the extra `server`
+    from notify.server.cluster.membership import Membership
     from notify.storage.sql import schema
     from notify.storage.sql.engines import open_engine
     from notify.storage.sql.shards import SqlShards
@@ -307,4 +308,4 @@ def _alone(core: Core, url: str) -> dict[str, Any]:
     """The members without a registry: this server alone."""
     settings = core.settings
     server = Member("server", "server", url, roles_of(settings), (settings.shard,), settings.room)
-    return {"version": 0, "members": [shown(server)]}
+    return {"version": 0, "members": [server.shown()]}

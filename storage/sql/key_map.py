@@ -24,6 +24,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import Conflict, InvalidRequest
 from notify.protocol import ids
+from notify.storage.members import Member
 from notify.storage.sql import registry
 from notify.storage.sql.movers import has_moved
 from notify.storage.sql.rows import microseconds_of, moment_of
@@ -185,7 +186,7 @@ def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engin
         )
 
 
-def _is_sender(member: registry.Member) -> bool:
+def _is_sender(member: Member) -> bool:
     return member.kind == "server" and "transactions" in member.roles
 
 

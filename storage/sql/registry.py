@@ -6,7 +6,6 @@ Times are the database's clock, so that members need not agree on theirs.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from notify.errors import Conflict, NotFound
 from notify.runtime.databases import INSTANT, database_now
+from notify.storage.members import Member
 from notify.storage.sql.rows import microseconds_of
 from notify.storage.sql.tables import server_member
 
@@ -24,24 +24,6 @@ GONE_SECONDS = 5.0
 FORGOTTEN_SECONDS = 86_400.0
 
 _m = server_member.c
-
-
-@dataclass(slots=True)
-class Member:
-    """One process: a server, bridge, relay or consumer. `load`: requests or rows a second."""
-
-    name: str
-    kind: str
-    url: str = ""
-    roles: tuple[str, ...] = ()
-    shards: tuple[str, ...] = ()
-    room: str = ""
-    load: float = 0.0
-    detail: dict[str, Any] = field(default_factory=dict)
-    started_us: int = 0
-    seen_us: int = 0
-    age: float = 0.0
-    """Seconds since it was heard of, by the database's clock."""
 
 
 def now(connection: Connection) -> Any:

@@ -14,6 +14,7 @@ from notify.protocol import ids
 from notify.protocol.limits import check_name
 from notify.runtime.databases import shown_url
 from notify.storage.groups import Subscription
+from notify.storage.members import Member
 from notify.storage.records import (
     Decided,
     InDoubt,
@@ -219,5 +220,5 @@ class SqlStore:
 def _write_and_remove(connection: Connection) -> None:
     """A row that nobody sees: a standby answers, too, and so does a database without room."""
     name = f"probe-{ids.to_text(ids.new_id())}"
-    registry.heartbeat(connection, registry.Member(name, "probe"))
+    registry.heartbeat(connection, Member(name, "probe"))
     registry.leave(connection, name)

@@ -24,6 +24,7 @@ from notify.movers.relay.relay import Relay
 from notify.protocol.message import Message
 from notify.protocol.wire import JSON
 from notify.server.cluster.membership import Idle, Membership
+from notify.storage.members import Member
 from notify.storage.sql import registry
 from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
@@ -119,7 +120,7 @@ def test_the_same_room_comes_first(three: Started) -> None:
 def test_a_clock_that_is_off_is_said(three: Started) -> None:
     """A server whose clock is off is named by `doctor`; it uses the database's clock."""
     engine = open_engine(three.storage)
-    off = registry.Member("elsewhere", "server", "http://127.0.0.1:9", detail={"clock_offset_seconds": 42.0})
+    off = Member("elsewhere", "server", "http://127.0.0.1:9", detail={"clock_offset_seconds": 42.0})
 
     def is_named() -> bool:
         with engine.begin() as connection:
@@ -180,7 +181,7 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
     monkeypatch.setattr(registry, "forget_the_long_gone", forget_together)
 
     async def start(engine: sa.Engine, name: str) -> None:
-        membership = Membership(engine, registry.Member(name, "server"))
+        membership = Membership(engine, Member(name, "server"))
         await membership.start()
         await membership.announce(Idle())
         await membership.stop()
@@ -201,7 +202,7 @@ def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
     engine = open_engine(url)
 
     async def run() -> None:
-        membership = Membership(engine, registry.Member("early", "server"))
+        membership = Membership(engine, Member("early", "server"))
         await membership.start()
         with engine.connect() as connection:
             assert registry.members(connection) == []

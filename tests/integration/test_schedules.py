@@ -27,9 +27,9 @@ from notify.server.schedules.records import ScheduleRecords
 from notify.server.schedules.schedule import Mark, Schedule
 from notify.server.schedules.schedules import Schedules
 from notify.server.settings import Settings
+from notify.storage.members import Member
 from notify.storage.sql.administration import server_schedule
 from notify.storage.sql.engines import opened
-from notify.storage.sql.registry import Member
 from notify.storage.sql.tables import server_half_message as half
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess

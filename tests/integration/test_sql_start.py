@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol.wire import decode_payload
 from notify.runtime.clock import wall_clock as now
+from notify.storage.members import Member
 from notify.storage.records import State
 from notify.storage.sql import registry, schema
 from notify.storage.sql.engines import open_engine, opened
@@ -88,7 +89,7 @@ def test_a_server_goes_on_with_newer_tables_that_only_have_more(engine_url: str)
         await store.put([t], now())
         assert (await store.decide([(t.id, "g", State.COMMITTED)], now()))[0].changed
         with store.engine.begin() as connection:
-            registry.heartbeat(connection, registry.Member("server-x", "server"))
+            registry.heartbeat(connection, Member("server-x", "server"))
 
     use(engine_url, scenario)
     make_storage(engine_url)  # an upgrade by the older version does nothing
@@ -166,9 +167,9 @@ def test_members_are_shown_for_people_and_as_json(tmp_path: Path) -> None:
     assert cli("storage", "upgrade", "--storage", url)[0] == 0
     detail = {"read_through_us": 1_700_000_000_000_000, "lag": 0.25}
     with opened(url) as engine, engine.begin() as connection:
-        registry.heartbeat(connection, registry.Member("bridge-shop", "bridge", detail=detail))
+        registry.heartbeat(connection, Member("bridge-shop", "bridge", detail=detail))
         registry.heartbeat(
-            connection, registry.Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",))
+            connection, Member("s-1", "server", "http://h:7400", ("queue", "checks"), ("main",))
         )
     code, shown = cli("storage", "nodes", "--storage", url)
     head, *rows = [line.split("\t") for line in shown["text"].splitlines()]

@@ -20,6 +20,7 @@ from notify.runtime import faults
 from notify.runtime.clock import wall_clock as now
 from notify.runtime.databases import DROPPED, REFUSED, RELAYED, at_level
 from notify.storage.checks import CheckAnswer
+from notify.storage.members import Member
 from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql import checks, engines, movers, registry, writer
 from notify.storage.sql.database import Database
@@ -203,7 +204,7 @@ def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(stor
     async def scenario(store: SqlStore) -> None:
         t = sent()
         await store.put([t], now())
-        member = registry.Member("server-x", "server")
+        member = Member("server-x", "server")
 
         def beat() -> None:
             with store.engine.begin() as connection:
@@ -473,7 +474,7 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
         assert await store.retain(now()) == 2, "committed rows wait for a bridge or relay"
         with store.engine.begin() as connection:
             if storage.startswith("mysql"):
-                bridge = registry.Member("bridge-x", "bridge", detail={"read_through_us": now()})
+                bridge = Member("bridge-x", "bridge", detail={"read_through_us": now()})
                 registry.heartbeat(connection, bridge)
             else:
                 connection.execute(server_half_message.update().values(relayed=REFUSED))
@@ -505,7 +506,7 @@ def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> Non
             with store.engine.begin() as connection:
                 moved = server_half_message.update().where(server_half_message.c.transaction_id.in_(names))
                 connection.execute(moved.values(relayed=1))
-                registry.heartbeat(connection, registry.Member("relay-x", "relay"))
+                registry.heartbeat(connection, Member("relay-x", "relay"))
 
         assert await store.retain(now()) == 0
         mark(*halves[:2])
@@ -514,7 +515,7 @@ def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> Non
         assert await store.retain(now()) == 2
         mark(*halves[2:4])
         with store.engine.begin() as connection:
-            behind = registry.Member("bridge-x", "bridge", detail={"read_through_us": old - SECOND})
+            behind = Member("bridge-x", "bridge", detail={"read_through_us": old - SECOND})
             registry.heartbeat(connection, behind)
         waits_for_bridges = not storage.startswith("sqlite")
         with structlog.testing.capture_logs() as logged:
@@ -551,7 +552,7 @@ def test_a_relay_that_was_only_tried_holds_nothing_up(storage: str) -> None:
 
         def seen(name: str, kind: str, seconds_ago: int, **detail: int) -> None:
             with store.engine.begin() as connection:
-                registry.heartbeat(connection, registry.Member(name, kind, detail=detail))
+                registry.heartbeat(connection, Member(name, kind, detail=detail))
                 ago = {"seen_at": moment_of(now() - seconds_ago * SECOND)}
                 connection.execute(server_member.update().where(server_member.c.name == name).values(ago))
 

@@ -46,7 +46,7 @@ BOUNDS = {
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         cli/api.py:_Answer
-        client/consumer/session.py:_polls server/app.py:_admin_routes
+        client/consumer/session.py:_polls server/management.py:_admin_routes
         cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
         protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named

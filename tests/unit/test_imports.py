@@ -211,10 +211,12 @@ def command(*words: str) -> str:
 
 NOT_NEEDED_AT_START = {
     "alembic", "cel", "confluent_kafka", "cronsim", "cryptography", "fastapi", "fsspec", "jinja2", "jwt",
-    "opentelemetry.sdk", "prometheus_client", "psycopg", "pyarrow", "pymysql", "starlette.requests", "zoneinfo",
+    "opentelemetry.sdk", "prometheus_client", "psycopg", "pyarrow", "pymysql", "sqlalchemy.dialects.postgresql",
+    "starlette.requests",
     "notify.admin_api.writes", "notify.client.consumer", "notify.client.producer", "notify.kafka",
-    "notify.server.admin", "notify.server.console", "notify.server.management", "notify.server.spread",
-    "notify.server.workers", "notify.storage.memory", "notify.storage.sql.shards",
+    "notify.server.admin", "notify.server.cluster.membership", "notify.server.console", "notify.server.management",
+    "notify.server.schedules.timetable", "notify.server.spread", "notify.server.workers", "notify.storage.memory",
+    "notify.storage.sql.registry", "notify.storage.sql.shards",
 }  # fmt: skip
 
 

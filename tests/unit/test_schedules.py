@@ -14,7 +14,7 @@ from notify.protocol.workers import worker_names
 from notify.server.schedules.place import Place
 from notify.server.schedules.schedule import MISSED_US, Declaration, Schedule, encoded
 from notify.server.settings import Settings
-from notify.storage.sql.registry import Member
+from notify.storage.members import Member
 
 MINUTE = 60_000_000
 NOON = 1_800_000_000_000_000 // MINUTE * MINUTE

@@ -40,7 +40,7 @@ from notify.runtime.backoff import Backoff
 from notify.runtime.databases import is_lost, reason_of, shown_url
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
-from notify.storage.sql import registry
+from notify.storage.members import Member
 
 log = logging.getLogger("notify.relay")
 
@@ -397,7 +397,7 @@ class Relay:
         self._announced = time.monotonic()
         await self._report(changed_only=True)
         detail = {"sent": self.total.sent, "refused": self.total.refused, "listed": self.listed}
-        member = registry.Member(self._name, "relay", detail=detail)
+        member = Member(self._name, "relay", detail=detail)
         for rows in self._sources.by_schema.values():
             if SERVER in rows.outboxes:
                 await in_thread(rows.beat, member)

@@ -21,6 +21,7 @@ from notify.movers.relay.leases import Leases
 from notify.movers.returned import is_returned, returned
 from notify.protocol.wire import BridgedTransaction, RefusedReport
 from notify.runtime.databases import REFUSED, RELAYED, is_gone
+from notify.storage.members import Member
 from notify.storage.sql import registry
 
 log = logging.getLogger("notify.relay")
@@ -111,7 +112,7 @@ class Rows:
                     "%d transactions of %s were refused without a list, and are on it now", adopted, outbox.table.name
                 )
 
-    def beat(self, member: registry.Member) -> None:
+    def beat(self, member: Member) -> None:
         """Write a heartbeat to the registry of the server whose table is here."""
         with self.begin() as connection:
             registry.heartbeat(connection, member)

@@ -16,8 +16,8 @@ from notify.runtime import faults
 from notify.runtime.clock import SteadyClock, boot_clock, wall_clock
 from notify.runtime.threads import in_thread
 from notify.server.tasks import ended
+from notify.storage.members import Member
 from notify.storage.sql import key_map, registry
-from notify.storage.sql.registry import Member
 from notify.storage.sql.rows import microseconds_of
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class Membership:
         """The answer of `GET /v1/members`."""
         return {
             "version": self.version,
-            "members": [shown(m) for m in self.members],
+            "members": [member.shown() for member in self.members],
         }
 
     async def stop(self) -> None:
@@ -200,21 +200,6 @@ class Membership:
     def _leave(self) -> None:
         with self.engine.begin() as connection:
             registry.leave(connection, self.me.name)
-
-
-def shown(member: Member) -> dict[str, Any]:
-    """A member as `GET /v1/members` shows it."""
-    return {
-        "name": member.name,
-        "kind": member.kind,
-        "url": member.url,
-        "roles": list(member.roles),
-        "shards": list(member.shards),
-        "room": member.room,
-        "load": member.load,
-        "age": round(member.age, 3),
-        "detail": member.detail,
-    }
 
 
 def _servers(members: Sequence[Member]) -> list[tuple[Any, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from notify.server.core.core import Core
 from notify.server.delivery.instances import states
-from notify.storage.sql.registry import Member
+from notify.storage.members import Member
 
 CONSUMERS_SHOWN = 200
 

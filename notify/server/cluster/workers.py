@@ -11,9 +11,8 @@ from typing import Any
 from notify.client.transport.http import HttpClient
 from notify.client.transport.login import TlsFiles
 from notify.protocol.wire import JSON
-from notify.server.cluster.membership import shown
 from notify.server.settings import Settings
-from notify.storage.sql.registry import Member
+from notify.storage.members import Member
 
 DIED, HUNG = "died", "hung"
 """How a worker ended that is started again: it died, or it hung and its parent killed it."""
@@ -55,7 +54,7 @@ class Workers:
             Member(name, "server", url, roles, (name,), settings.room)
             for name, url in zip(names, self.urls, strict=True)
         ]
-        return {"version": 1, "members": [shown(member) for member in members], "keys": list(names)}
+        return {"version": 1, "members": [member.shown() for member in members], "keys": list(names)}
 
     async def ask(
         self, settings: Settings, number: int, method: str, target: str, body: bytes, seconds: float, head: str

@@ -9,7 +9,7 @@ from notify.errors import Unavailable, WrongRole
 from notify.protocol.keys import shard_of_key
 from notify.server.schedules.schedule import Schedule
 from notify.server.settings import Settings
-from notify.storage.sql.registry import Member
+from notify.storage.members import Member
 
 
 class Place:
