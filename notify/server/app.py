@@ -155,7 +155,7 @@ class App:
             await management(scope, receive, send)
 
     async def management(self) -> Management:
-        """The application for operators, loaded at the first call, in a thread: that takes a second of CPU, which neither
+        """The application for operators. The first call loads it, in a thread: that takes a second of CPU, which neither
         a start nor producers and consumers should wait for."""
         if self._management is None:
             self._management = asyncio.get_running_loop().run_in_executor(None, _managing, self)
