@@ -155,8 +155,8 @@ class App:
             await management(scope, receive, send)
 
     async def management(self) -> Management:
-        """The application for operators. The first call loads it, in a thread: that takes a second of CPU, which neither
-        a start nor producers and consumers should wait for."""
+        """The application for operators. The first call loads it, in a thread: that takes a second of CPU, for
+        which neither a start nor producers and consumers should wait."""
         if self._management is None:
             self._management = asyncio.get_running_loop().run_in_executor(None, _managing, self)
         loading = self._management
