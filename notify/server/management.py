@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -57,7 +57,7 @@ class Management:
         problems.answer_errors(self.fastapi)
         describe_data_routes(self.fastapi)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         _asked.set(self._server)  # uvicorn calls this in a task of each request
         try:
             await guard.admit(scope, self._server)
