@@ -175,7 +175,7 @@ class Repair:
                     return planned
                 asked = HalfMessage(
                     id=transaction, producer_group=half["producer_group"], source=half["source"],
-                    shard=half["shard"], attempt=half["checks_unknown"], messages=[],
+                    shard=half["shard"], attempt=half["unknown_answers"], messages=[],
                 )  # fmt: skip
                 return "commit" if _answer(database, asked) is Outcome.COMMIT else "rollback"
         raise CheckUnavailable(

@@ -28,7 +28,7 @@ def transaction_row(transaction: Transaction, now_us: int, shard: str = "") -> d
         "stored_at": instant(transaction.stored_us),
         "age": round((now_us - transaction.stored_us) / 1e6, 3),
         "decided_at": instant(transaction.decided_us) if transaction.decided_us else None,
-        "checks_unknown": transaction.attempts,
+        "unknown_answers": transaction.attempts,
         "next_check_at": instant(transaction.next_check_us) if transaction.next_check_us else None,
         "messages": [_without_body(row) if transaction.without_bodies else row for row in rows],
     } | ({"bodies_left_out": True} if transaction.without_bodies else {})
