@@ -26,7 +26,7 @@ USES = {
     "bridge": "import notify.binlog_bridge.pump",
     "kafka": "import notify.movers.sinks.kafka, notify.client.kafka.plan",
     "filters": "from notify.protocol.filter import Filter\nFilter('tag == \"vip\"')",
-    "otel": "from notify import tracing\ntracing.export_from_environment()",
+    "otel": "from notify.runtime import tracing\ntracing.export_from_environment()",
     "asyncio": "from sqlalchemy.ext.asyncio import create_async_engine\nimport greenlet\n"
     "create_async_engine('sqlite+aiosqlite://')",
     "alembic": "from notify.client.alembic import downgrade, upgrade",
