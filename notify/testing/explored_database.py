@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.tables.definitions import half_message
-from notify.runtime.databases import has_table
+from notify.client.tables.definitions import half_message, is_waiting
+from notify.runtime.databases import has_table, use_explicit_begin
 from notify.testing.steps import HOOKS
+
+DJANGO = "django:"
+"""Before the alias of a database of Django's, in place of a URL."""
 
 Rows = str | Callable[[sa.Connection], Iterable[Any]]
 """A query in SQL, or a function that gets a connection and returns the rows' values."""
+
+
+def engine_of(database: str) -> sa.Engine:
+    """A new engine of an explored database, for the service. Raises InvalidRequest for a database of Django's that only
+    one thread can use."""
+    if database.startswith(DJANGO):
+        from notify.testing.django_steps import engine_of_alias
+
+        return engine_of_alias(database.removeprefix(DJANGO))
+    engine = sa.create_engine(database)
+    if engine.dialect.name == "sqlite":
+        use_explicit_begin(engine)
+    return engine
 
 
 class ExploredDatabase:
@@ -66,7 +83,7 @@ class ExploredDatabase:
 
     def count(self, rows: Rows) -> Counter[Any]:
         """How often a query returns each row; a row of one column counts as its value."""
-        with self._engine().connect() as connection:
+        with self._reading() as connection:
             if not isinstance(rows, str):
                 found = Counter(rows(connection))
             else:
@@ -75,7 +92,7 @@ class ExploredDatabase:
 
     def committed(self) -> set[str]:
         """The ids of the messages of committed transactions, by their rows in half_message."""
-        with self._engine().connect() as connection:
+        with self._reading() as connection:
             if not has_table(connection, half_message.name):
                 return set()
             columns = half_message.c
@@ -84,14 +101,28 @@ class ExploredDatabase:
             ).all()
         return {f"{transaction_id}.{number}" for transaction_id, number in rows}
 
+    def waiting(self) -> int:
+        """How many rows of the outbox wait for a relay."""
+        with self._reading() as connection:
+            if not has_table(connection, half_message.name):
+                return 0
+            return connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(is_waiting)) or 0
+
     def close(self) -> None:
         """Leave the database as it was before the first run."""
         if self._tables:
             self.restore()
         self._directory.cleanup()
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        """A connection without a transaction, which would keep the service's writers out of a file of SQLite."""
+        with self._engine().connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
     def _engine(self) -> sa.Engine:
         """An engine whose connections are closed when they are given back."""
-        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        is_djangos = self.url.startswith(DJANGO)
+        engine = engine_of(self.url) if is_djangos else sa.create_engine(self.url, poolclass=sa.NullPool)
         HOOKS.leave_out(engine)
         return engine

@@ -16,6 +16,7 @@ a new one. The server's clock is moved until all checks are answered and all mes
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ HELD_SECONDS = 5.0
 """After this time in which nothing happens to messages that a consumer holds, its leases expire."""
 LATE_SECONDS = 0.5
 """How long a step may come after everything is settled."""
+ROWS_SECONDS = 5.0
+"""How long rows of an outbox may wait for a relay after everything else is settled."""
 MOVE_SECONDS = 60.0
 """How far the clock is moved for what has no known time, such as the next attempt of a message."""
 DEAD_SECONDS = 60.0
@@ -116,9 +119,10 @@ def explore(
 
     `service(process)` starts what a process of the service consists of, and calls `process.act` with what the test is
     about. `causes`, `effects`: queries, or functions of a connection; each row of the causes has to be a row of the
-    effects once, and no other row may be there. `database`: the SQLAlchemy URL of a database for this test alone, whose
-    rows are deleted and written again for each run; None: a new file of SQLite for each run. `real`: processes are
-    forked and killed by SIGKILL; otherwise they are threads of this process. `most_steps` (1 to 10,000): an act with
+    effects once, and no other row may be there. `database`: the SQLAlchemy URL of a database for this test alone, or
+    `django:` and the alias of one of Django's, whose rows are deleted and written again for each run; None: a new file
+    of SQLite for each run. `real`: processes are forked and killed by SIGKILL; otherwise they are threads of this
+    process. `most_steps` (1 to 10,000): an act with
     more is refused. `seconds` (1 to 3,600): a run that takes longer ends.
 
     Raises InvalidRequest for an act without steps, with too many, or without causes, Timeout for an act that does not
@@ -132,7 +136,7 @@ def explore(
         kind: Kind = Children(service) if real else Threads(service)
         stack.callback(kind.close)
         if not real:
-            stack.enter_context(HOOKS.installed())
+            stack.enter_context(HOOKS.installed(explorer=threading.get_ident()))
         server = stack.enter_context(InMemoryServer())
         server.freeze()
         explored_database = ExploredDatabase(database)
@@ -166,6 +170,8 @@ class _Ended:
     is_met: bool
     has_acted: bool
     left: _Left
+    waiting_rows: int
+    """How many rows of the outbox wait for a relay."""
     messages: Counter[str]
     causes: Counter[Any]
     effects: Counter[Any]
@@ -276,6 +282,7 @@ class _Explorer:
             fault is None or fault.step in observed.steps,
             observed.has_acted,
             left,
+            self._database.waiting(),
             Counter(message.id for message in self._server.messages()),
             Counter() if self._causes is None else self._database.count(self._causes),
             Counter() if self._effects is None else self._database.count(self._effects),
@@ -298,7 +305,8 @@ class _Explorer:
                 return left
             if observed.has_returned and left.is_nothing:
                 is_awaited = fault is not None and fault.step not in observed.steps
-                if quiet >= (LATE_SECONDS if is_awaited else last_seconds):
+                is_over = quiet >= (LATE_SECONDS if is_awaited else last_seconds)
+                if is_over and (quiet >= ROWS_SECONDS or not self._database.waiting()):
                     return left
             elif observed.has_returned and quiet > (HELD_SECONDS if left.leased else IDLE_SECONDS):
                 self._server.advance(left.due_seconds or MOVE_SECONDS)
@@ -314,9 +322,11 @@ class _Explorer:
             yield "IN_DOUBT", f"{left.halves} half messages have no outcome"
         if left.unsettled:
             yield "UNDELIVERED", f"{left.unsettled} messages are not settled"
+        if ended.waiting_rows:
+            yield "UNDELIVERED", f"{ended.waiting_rows} rows of the outbox wait for a relay: process.relay() runs one"
         if left.dead_letters > plain.left.dead_letters:
             yield "DEAD", f"{left.dead_letters} dead letters"
-        if lost := ended.committed - ended.messages.keys():
+        if not ended.waiting_rows and (lost := ended.committed - ended.messages.keys()):
             yield "LOST", f"the database committed {len(lost)} messages that are in no queue"
         if ended.has_acted and ended.causes.total() < plain.causes.total():
             yield (

@@ -6,6 +6,8 @@ databases are cut, and its next step raises Crashed.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import importlib
 import inspect
@@ -34,10 +36,10 @@ from notify.client.producer.producer import ThreadProducer
 from notify.client.producer.running import Running
 from notify.client.threads.loop import LoopThread
 from notify.errors import InvalidRequest, Unavailable
-from notify.runtime.databases import use_explicit_begin
 from notify.testing.crashes import Crashed
+from notify.testing.explored_database import engine_of
 from notify.testing.server import Entrance
-from notify.testing.steps import HOOKS, Fault, Step
+from notify.testing.steps import HOOKS, Fault, Place, Step, place_of_caller
 
 T = TypeVar("T")
 START_SECONDS = 30.0
@@ -51,7 +53,7 @@ class Process:
     """One process of the service under test: what the tested function gets each time that it is called.
 
     `url`: the address of the server, for this process's producers and consumers. `database`: the SQLAlchemy URL of the
-    database. `is_restarted`: whether this process follows one that was killed.
+    database, or `django:` and an alias. `is_restarted`: whether this process follows one that was killed.
     """
 
     def __init__(self, run: ServiceRun, database: str, is_restarted: bool) -> None:
@@ -65,29 +67,34 @@ class Process:
     def engine(self) -> sa.Engine:
         """A SQLAlchemy engine of this process for the database; on SQLite with `use_explicit_begin`."""
         if self._engine is None:
-            self._engine = sa.create_engine(self.database)
-            if self._engine.dialect.name == "sqlite":
-                use_explicit_begin(self._engine)
+            self._engine = engine_of(self.database)
         return self._engine
 
     def load(self, module: str) -> Any:
         """Import a module of the service anew, as a new process does: its engines and producers must not be those of
-        the killed process. Returns the module."""
+        the killed process. Returns the module. Django's models, which can be imported only once, stay as they are."""
         package = module.partition(".")[0]
         if package not in self._run.packages:
             self._run.packages.add(package)
+            kept = HOOKS.kept_modules
             for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
-                del sys.modules[name]
+                if name not in kept:
+                    del sys.modules[name]
         return importlib.import_module(module)
 
     def run(self, *parts: Any) -> None:
-        """Run consumers until this process ends, and have an AsyncTransactionProducer answer checks.
+        """Run consumers until this process ends, and have producers answer checks.
 
         Returns once the consumers have subscribed. Raises InvalidRequest for a part whose engine belongs to a process
         that was killed, Unavailable for a consumer that does not subscribe, and what its `run` raises.
         """
         for part in parts:
             self._run.run(part)
+
+    def relay(self, *, schema: str | None = None) -> None:
+        """Run a relay of this process's database until the process ends, for a producer in mode `outbox`. What it sends
+        and marks are steps. `schema`: the schema of the outbox."""
+        self._run.relay(self.engine, schema)
 
     def act(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
         """Call the function that the test is about, whose every step is tried; None in a restarted process, where it is
@@ -111,6 +118,7 @@ class ServiceRun:
     def __init__(self, url: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]) -> None:
         """`die` is called before Crashed is raised; `tell` hears of what happens."""
         self.url = url
+        self.relay_place: Place | None = None
         self._fault = fault
         self._die = die
         self._tell = tell
@@ -193,8 +201,22 @@ class ServiceRun:
             self.loop().run(part.start(), START_SECONDS)
         elif isinstance(part, ThreadProducer):
             self._check_engine(part._plan.engine)
+            part.outgoing.start()
         else:
             raise InvalidRequest(f"run takes consumers and producers, not a {type(part).__name__}")
+
+    def relay(self, engine: sa.Engine, schema: str | None) -> None:
+        from notify.testing.relay_steps import relay  # it needs the movers, which few services run
+
+        self._check_engine(engine)
+        self.relay_place = place_of_caller()
+        moving = asyncio.run_coroutine_threadsafe(relay(self, engine, schema), self.loop().loop)
+        moving.add_done_callback(self._relay_has_ended)
+
+    def _relay_has_ended(self, moving: concurrent.futures.Future[None]) -> None:
+        error = None if moving.cancelled() else moving.exception()
+        if error is not None and not self.is_dead:
+            self._tell(("returned", False, error))
 
     def _check_engine(self, engine: Any) -> None:
         if not HOOKS.owns(self, engine):
@@ -288,7 +310,7 @@ class Observed:
         if event[0] == "step":
             self.steps.append(event[1])
         else:
-            self.has_acted, self.error = event[1], event[2]
+            self.has_acted, self.error = event[1], self.error or event[2]
             self.has_returned = True  # the last one: the explorer then reads the others
 
 
@@ -336,7 +358,7 @@ class _Thread:
         self._kind.bury(self.run)
 
 
-_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "asyncio")
+_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "notify.relay", "asyncio")
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
@@ -379,7 +401,8 @@ class Threads:
 
     def _raised(self, given: Any) -> None:
         """A thread of a dead process ends as it can."""
-        if not isinstance(given.exc_value, Crashed | sa.exc.DBAPIError):
+        is_djangos = type(given.exc_value).__module__ == "django.db.utils"
+        if not is_djangos and not isinstance(given.exc_value, Crashed | sa.exc.DBAPIError):
             self._excepthook(given)
 
 

@@ -1,7 +1,8 @@
 """Steps: the moments at which the crash explorer lets a process die, or a COMMIT fail.
 
 A step is a statement of the database, a COMMIT, or a call of the SDK to the server, each with the line of the service's
-own code that made it. The SDK's work in the background, such as its long polls, has no such line and no steps.
+own code that made it. The SDK's work in the background, such as its long polls, has no such line and no steps; but what
+a handler's message or a relay goes through has the line of the handler, or the one that started the relay.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import re
 import socket
 import sqlite3
 import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
@@ -34,13 +36,24 @@ from notify.client.producer.async_producer import AsyncTransactionProducer
 from notify.client.producer.half_sender import HalfSender
 from notify.client.producer.outgoing import LoopOutgoing, ThreadOutgoing
 
+if TYPE_CHECKING:
+    from notify.testing.django_steps import DjangoProcesses
+
 MOST_FRAMES = 1000
 STATEMENT_CHARACTERS = 60
 _MYSQL_LOST = 2013
 """The code of MySQL's clients for a connection that was lost during a query."""
 _SDK = str(Path(__file__).parents[1])
 _READS = re.compile(r"\s*(?:SELECT|PRAGMA|SHOW|DESCRIBE)\b(?!.*\bFOR UPDATE\b)", re.IGNORECASE | re.DOTALL)
+_BEGINS = re.compile(r"\s*(?:BEGIN|START TRANSACTION|SET)\b", re.IGNORECASE)
+"""Statements that prepare others, and change nothing themselves."""
 AT_COMMIT, AFTER_COMMIT = "before COMMIT", "after COMMIT"
+REFUSED_COMMIT, LOST_COMMIT = (
+    "the database refused the COMMIT (simulated)",
+    "the answer to the COMMIT was lost (simulated)",
+)
+Place = tuple[str, int]
+"""A file and a line of the service's own code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,8 @@ class Watched(Protocol):
 
     url: str
     """The address of the server by which this process knows it."""
+    relay_place: Place | None
+    """The line that started this process's relay; None without one."""
 
     def check_alive(self) -> None:
         """Raises Crashed if the process is dead."""
@@ -109,19 +124,45 @@ class _Hooks:
         self._runs: dict[str, Watched] = {}
         """The runs by the address that they use."""
         self._live: Watched | None = None
-        self._by_dialect: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+        self._owners: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+        """The runs by what they alone use: dialects of SQLAlchemy's engines, and connections of Django's."""
         self._outside: weakref.WeakSet[Any] = weakref.WeakSet()
         """The dialects of the explorer's own engines."""
+        self._explorer: int | None = None
+        """The explorer's thread, in which no run has a step: there `causes` and `effects` are read."""
         self.handlers: dict[str, Handler] = {}
         """The handlers of the live run's messages, by their leases."""
-        self._connections: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
-        """The drivers' connections of each run."""
+        self._connections: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+        """The drivers' connections of each run, by their ids."""
+        self._installed: contextlib.ExitStack | None = None
+        self._wrapped: set[Any] = set()
+        self._django: DjangoProcesses | None = None
 
     def begin(self, run: Watched) -> None:
         """From now on, new engines belong to this run."""
         self._live = run
-        self._runs[_place(run.url)] = run
+        self._runs[_host(run.url)] = run
         self.handlers.clear()
+        self.look_for_django()
+        if self._django is not None:
+            self._django.begin(run.url)
+
+    def look_for_django(self) -> None:
+        """Hear of Django's connections, once the service has loaded Django."""
+        if self._django is not None or self._installed is None or "django.db" not in sys.modules:
+            return
+        from django.conf import settings
+
+        if settings.configured:
+            from notify.testing.django_steps import WRAPPED, DjangoProcesses
+
+            self._django = DjangoProcesses()
+            self.wrap(WRAPPED)
+
+    @property
+    def kept_modules(self) -> set[str]:
+        """The modules that a process cannot import again: those of Django's models."""
+        return set() if self._django is None else self._django.kept_modules()
 
     def leave_out(self, engine: sa.Engine) -> None:
         """An engine that no run uses, although the service's code may be among the callers."""
@@ -132,22 +173,27 @@ class _Hooks:
         if engine is None:
             return True
         dialect = getattr(engine, "sync_engine", engine).dialect
-        owner = self._by_dialect.setdefault(dialect, run)
+        owner = self._owners.setdefault(dialect, run)
         self._wrap_commit(dialect, owner)
         return owner is run
 
     def run_of(self, url: str) -> Watched | None:
         """The run of a part of the SDK that uses this address."""
-        return self._runs.get(_place(url))
+        return self._runs.get(_host(url))
+
+    def owner_of(self, used: Any) -> Watched | None:
+        """The run of an engine's dialect, or of a connection of Django's; None for what neither the service's own code
+        nor a part of it uses, such as an engine of the server."""
+        if used in self._outside or threading.get_ident() == self._explorer:
+            return None
+        run = self._owners.get(used)
+        if run is None and self._live is not None and (_place.get() is not None or _own_line() is not None):
+            run = self._owners[used] = self._live
+        return run
 
     def _run_of_dialect(self, dialect: Any) -> Watched | None:
-        """The run of an engine; None for an engine that neither the service's own code nor a part of it uses, such as
-        one of the server."""
-        if dialect in self._outside:
-            return None
-        run = self._by_dialect.get(dialect)
-        if run is None and self._live is not None and (_handler.get() is not None or _own_line() is not None):
-            run = self._by_dialect[dialect] = self._live
+        run = self.owner_of(dialect)
+        if run is not None:
             self._wrap_commit(dialect, run)
         return run
 
@@ -159,12 +205,10 @@ class _Hooks:
             yield
             return
         self.handlers[lot[0][0].lease] = handler
-        token = _handler.set(handler)
-        try:
-            meet(run, f"before the handler of {handler.topic}", handler)
+        place = place_of_handler(handler)
+        with at_place(place):
+            meet(run, f"before the handler of {handler.topic}", place)
             yield
-        finally:
-            _handler.reset(token)
 
     # --- the database -----------------------------------------------------------------------------------------
 
@@ -172,15 +216,18 @@ class _Hooks:
         run = self._run_of_dialect(connection.dialect)
         if run is not None:
             run.check_alive()
-            with contextlib.suppress(TypeError):  # a driver whose connections have no weak references
-                self._connections.setdefault(run, weakref.WeakSet()).add(connection.connection.driver_connection)
+            driver = connection.connection.driver_connection
+            if not isinstance(driver, sqlite3.Connection):  # each run has a file of its own
+                self.note(run, driver)
+
+    def note(self, run: Watched, driver: Any) -> None:
+        """Note that a run has a driver's connection, which is cut when it dies."""
+        self._connections.setdefault(run, {})[id(driver)] = driver
 
     def executes(self, connection: sa.Connection, cursor: Any, statement: str, *given: Any) -> None:
         run = self._run_of_dialect(connection.dialect)
-        if run is not None and _READS.match(statement) and not _is_called_by_service():
-            run.check_alive()  # nothing has changed since the step before
-        elif run is not None:
-            meet(run, f"before {_shortened(statement)}")
+        if run is not None:
+            executing(run, statement)
 
     def _wrap_commit(self, dialect: Any, run: Watched) -> None:
         if "do_commit" in vars(dialect):
@@ -190,73 +237,119 @@ class _Hooks:
         def do_commit(connection: Any) -> None:
             if meet(run, AT_COMMIT):
                 dialect.do_rollback(connection)
-                raise _error(dialect, "the database refused the COMMIT (simulated)")
+                raise commit_error(dialect.loaded_dbapi, dialect.name, REFUSED_COMMIT)
             commit(connection)
             if meet(run, AFTER_COMMIT):
-                raise _error(dialect, "the answer to the COMMIT was lost (simulated)")
+                raise commit_error(dialect.loaded_dbapi, dialect.name, LOST_COMMIT)
 
         dialect.do_commit = do_commit
 
     def cut(self, run: Watched) -> None:
         """Cut a dead run's connections to databases, which roll back what it has not committed."""
-        for connection in list(self._connections.get(run, ())):
+        for connection in list(self._connections.get(run, {}).values()):
             with contextlib.suppress(Exception):
                 _cut(connection)
 
     def close(self, run: Watched) -> None:
         """Close the connections that were cut, once no thread uses them any more."""
-        for connection in list(self._connections.pop(run, ())):
+        for connection in list(self._connections.pop(run, {}).values()):
             with contextlib.suppress(Exception):
                 libpq = getattr(connection, "pgconn", None)
                 if libpq is not None:
                     libpq.finish()  # psycopg's own `close` may be a coroutine
+                elif type(connection).__module__.startswith("aiosqlite"):
+                    connection.stop()  # ends its thread, too
                 elif not inspect.iscoroutinefunction(connection.close):
                     connection.close()
 
     # --- installing -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Hear of the steps within this context."""
+    def installed(self, explorer: int | None = None) -> Iterator[None]:
+        """Hear of the steps within this context. `explorer`: the explorer's thread, where it shares this process with
+        the service's."""
+        self._explorer = explorer
         with contextlib.ExitStack() as stack:
+            self._installed = stack
             for name, listener in (("engine_connect", self.connected), ("before_cursor_execute", self.executes)):
                 event.listen(sa.Engine, name, listener)
                 stack.callback(event.remove, sa.Engine, name, listener)
-            for owner, name, wrap in _WRAPPED:
-                original = getattr(owner, name)
-                setattr(owner, name, functools.wraps(original)(wrap(self, original)))
-                stack.callback(setattr, owner, name, original)
             stack.callback(self._forget)
+            self.wrap(_WRAPPED)
             yield
 
+    def wrap(self, methods: Sequence[Wrapped]) -> None:
+        """Wrap methods until the end of `installed`; again, this does nothing."""
+        if self._installed is None:
+            return
+        for owner, name, wrap in methods:
+            if (owner, name) not in self._wrapped:
+                original = getattr(owner, name)
+                setattr(owner, name, functools.wraps(original)(wrap(self, original)))
+                self._installed.callback(setattr, owner, name, original)
+                self._wrapped.add((owner, name))
+
     def _forget(self) -> None:
-        for dialect in list(self._by_dialect):
+        for dialect in list(self._owners):
             vars(dialect).pop("do_commit", None)
-        self._by_dialect.clear()
+        self._owners.clear()
+        self._wrapped.clear()
         self._runs.clear()
         self._connections.clear()
-        self._live = None
+        self._live = self._explorer = self._installed = None
+        if self._django is not None:
+            self._django.end()
+            self._django = None
+
+
+Wrapped = tuple[Any, str, Callable[[_Hooks, Any], Any]]
+"""A class, the name of its method, and what makes the hooks' method of it."""
 
 
 HOOKS = _Hooks()
 """The hooks of this process: SQLAlchemy's events and the SDK's methods are the process's, too."""
 
 
-def meet(run: Watched, what: str, handler: Handler | None = None) -> bool:
-    """A step, if the service's own code made it; see Watched.meet. `handler`: whose message it is about."""
-    place = _own_line() if handler is None else None
-    handler = handler or _handler.get()
-    if place is None and handler is not None:
-        code = getattr(_unwrapped(handler.call), "__code__", None)
-        place = None if code is None else (code.co_filename, code.co_firstlineno)
+def executing(run: Watched, statement: str) -> None:
+    """A statement of the database, which is a step unless it changes nothing."""
+    if _BEGINS.match(statement) or (_READS.match(statement) and not _is_called_by_service()):
+        run.check_alive()  # nothing has changed since the step before
+    else:
+        meet(run, f"before {_shortened(statement)}")
+
+
+def meet(run: Watched, what: str, place: Place | None = None) -> bool:
+    """A step, if the service's own code made it; see Watched.meet. `place`: the line that it is about, where its caller
+    is not the service's own code."""
+    place = place or _own_line() or _place.get()
     if place is None:
         run.check_alive()
         return False
     return run.meet(what, *place)
 
 
-_handler: ContextVar[Handler | None] = ContextVar("handler", default=None)
-"""The handler whose message this thread or task is busy with."""
+_place: ContextVar[Place | None] = ContextVar("place", default=None)
+"""The line of the handler, or of the relay, whose message this thread or task is busy with."""
+
+
+@contextlib.contextmanager
+def at_place(place: Place | None) -> Iterator[None]:
+    """Steps of this context are about this line."""
+    token = _place.set(place)
+    try:
+        yield
+    finally:
+        _place.reset(token)
+
+
+def place_of_handler(handler: Handler) -> Place | None:
+    code = getattr(_unwrapped(handler.call), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)
+
+
+def place_of_caller() -> Place | None:
+    """The line of the service's own code that calls."""
+    return _own_line()
 
 
 def _unwrapped(function: Any) -> Any:
@@ -284,7 +377,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _own_line() -> tuple[str, int] | None:
+def _own_line() -> Place | None:
     """The file and line of the innermost frame that is the service's own code; None if there is none."""
     own = next((frame for frame in _frames() if is_own_code(frame.f_code.co_filename)), None)
     return None if own is None else (own.f_code.co_filename, own.f_lineno)
@@ -301,7 +394,7 @@ def _is_called_by_service() -> bool:
     return False
 
 
-def _place(url: str) -> str:
+def _host(url: str) -> str:
     return urlsplit(url.partition(",")[0]).netloc
 
 
@@ -310,10 +403,10 @@ def _shortened(statement: str) -> str:
     return line if len(line) <= STATEMENT_CHARACTERS else f"{line[:STATEMENT_CHARACTERS]}…"
 
 
-def _error(dialect: Any, text: str) -> Exception:
-    """An error as the driver raises it for a connection that fails at the COMMIT."""
-    kind = getattr(dialect.loaded_dbapi, "OperationalError", None) or dialect.loaded_dbapi.DatabaseError
-    error: Exception = kind(_MYSQL_LOST, text) if dialect.name in ("mysql", "mariadb") else kind(text)
+def commit_error(driver: Any, database: str, text: str) -> Exception:
+    """An error as a driver's module raises it for a connection to this kind of database that fails at the COMMIT."""
+    kind = getattr(driver, "OperationalError", None) or driver.DatabaseError
+    error: Exception = kind(_MYSQL_LOST, text) if database in ("mysql", "mariadb") else kind(text)
     return error
 
 
@@ -352,7 +445,7 @@ def _start(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
 def _half(hooks: _Hooks, original: Callable[..., None]) -> Callable[..., None]:
     def store_half(self: HalfSender, pending: Any, messages: Sequence[Any], source: str) -> None:
         run = _run_of_sender(hooks, self)
-        topics = _topics(messages)
+        topics = topics_of(messages)
         if run is not None:
             meet(run, f"before the half of {topics}")
         original(self, pending, messages, source)
@@ -367,7 +460,7 @@ def _outcome(hooks: _Hooks, original: Callable[..., None]) -> Callable[..., None
         run = _run_of_sender(hooks, self)
         if run is None or not pending.prepared:
             return original(self, pending)
-        topics = _topics(pending.messages)
+        topics = topics_of(pending.messages)
         meet(run, f"before the outcome of {topics}")
         original(self, pending)
         meet(run, f"after the outcome of {topics}")
@@ -429,9 +522,10 @@ def _settle(hooks: _Hooks, original: Callable[..., Awaitable[Any]]) -> Callable[
         if run is None or handler is None:
             return await original(self, settlings)
         what = " and ".join(sorted({item.action for item in items}))
-        meet(run, f"before {what}", handler)
+        place = place_of_handler(handler)
+        meet(run, f"before {what}", place)
         answers = await original(self, settlings)
-        meet(run, f"after {what}", handler)
+        meet(run, f"after {what}", place)
         return answers
 
     return settle
@@ -446,11 +540,11 @@ def _run_of_sender(hooks: _Hooks, sender: HalfSender) -> Watched | None:
     return None if plan is None else hooks.run_of(plan.url)
 
 
-def _topics(messages: Sequence[Any]) -> str:
+def topics_of(messages: Sequence[Any]) -> str:
     return ", ".join(sorted({message.topic for message in messages}))
 
 
-_WRAPPED: tuple[tuple[Any, str, Callable[[_Hooks, Any], Any]], ...] = (
+_WRAPPED: tuple[Wrapped, ...] = (
     (ThreadOutgoing, "start", _start),
     (LoopOutgoing, "start", _start),
     (HalfSender, "_store_half", _half),

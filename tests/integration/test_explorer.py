@@ -26,8 +26,11 @@ from notify.client import (
     create_tables,
     use_explicit_begin,
 )
+from notify.client.tables.outbox import Outbox
 from notify.errors import InvalidRequest, Timeout
+from notify.movers.relay.by_id import ById
 from notify.protocol.message import ReceivedMessage
+from notify.runtime.threads import in_thread
 from notify.testing import Exploration, Process, explore, explorer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
@@ -173,7 +176,72 @@ def test_a_careful_shop_of_coroutines(database_urls: Mapping[str, str], tmp_path
     assert any("session.execute(orders" in step.code for step in seen.steps)
 
 
+def relaying(process: Process) -> None:
+    """Its messages wait in an outbox, which a relay of the same process moves."""
+    metadata.create_all(process.engine)
+    create_tables(process.engine)
+    producer = TransactionProducer(process.url, group="orders", engine=process.engine, mode="outbox")
+    process.run(producer, booking(process))
+    process.relay()
+    process.act(place, process.engine, producer)
+
+
+def test_each_step_of_a_relay_is_tried() -> None:
+    seen = explored(relaying)
+    assert seen.findings == () and seen.missed == (), seen
+    whats = {step.what.partition(" of ")[0] for step in seen.steps if step.code == "process.relay()"}
+    assert {
+        "before the relay sends order.placed", "after the relay has sent order.placed", "before COMMIT", "after COMMIT",
+    } <= whats  # fmt: skip
+    assert any(what.startswith("before UPDATE main.half_message SET relayed") for what in whats), whats
+    # Three transactions commit: the order's, the relay's mark, and the inbox's.
+    assert seen.runs == len(seen.steps) + 6
+
+
+@pytest.mark.long
+def test_a_relay_on_a_database_server(server_url: str) -> None:
+    seen = explored(relaying, database=server_url)
+    assert seen.findings == () and seen.missed == (), seen
+    assert any(step.what.startswith("after the relay has sent") for step in seen.steps)
+
+
 # --- planted faults -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_relay_that_marks_before_it_sends_loses_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def move(self: ById, outbox: Outbox) -> bool:
+        page = await in_thread(self._rows.page, outbox, None, ())
+        if page.transactions:
+            await in_thread(self._rows.note, outbox, [t.id for t in page.transactions], [])
+            await self._sink.put(page.transactions, page.source)
+            self._total.sent += len(page.transactions)
+        return False
+
+    monkeypatch.setattr(ById, "move", move)
+    finding = found(explored(relaying), "LOST")
+    assert finding.fault is not None and finding.fault.step.what == "after COMMIT"
+    assert finding.fault.step.code == "process.relay()"
+
+
+def test_an_outbox_without_a_relay() -> None:
+    def without_a_relay(process: Process) -> None:
+        started(process)
+        producer = TransactionProducer(process.url, group="orders", engine=process.engine, mode="outbox")
+        process.run(producer, booking(process))
+        process.act(place, process.engine, producer)
+
+    seen = explored(without_a_relay)
+    assert seen.runs == 0 and "UNDELIVERED: 1 rows of the outbox wait for a relay" in str(seen)
+
+
+def test_a_relay_without_an_outbox() -> None:
+    def without_tables(process: Process) -> None:
+        process.relay()
+        process.act(metadata.create_all, process.engine)
+
+    with pytest.raises(InvalidRequest, match="has neither half_message nor"):
+        explore(without_tables)
 
 
 def publishing_early(process: Process) -> None:

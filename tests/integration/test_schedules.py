@@ -28,9 +28,7 @@ from notify.server.schedules.schedule import Mark, Schedule
 from notify.server.schedules.schedules import Schedules
 from notify.server.settings import Settings
 from notify.storage.sql.administration import server_schedule
-from notify.storage.sql.engines import opened
 from notify.storage.sql.registry import Member
-from notify.storage.sql.tables import server_half_message as half
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
@@ -38,6 +36,7 @@ from tests.support.commands import Command, cli
 from tests.support.databases import empty_database
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin, ask, call, metric, post, refusal
+from tests.support.schedules import each_second, stored
 from tests.support.servers import Started, make_storage, stop_if_running, until_known
 
 DAY = 86_400
@@ -394,13 +393,6 @@ def test_the_schedule_of_a_server_that_is_gone_has_an_alarm(frozen: InMemoryServ
     assert alarms() == []
 
 
-def each_second(rows: list[dict[str, Any]]) -> None:
-    """Check that there is one message for each second from the first to the last."""
-    seconds = sorted(datetime.fromisoformat(row["headers"]["notify-scheduled-for"]) for row in rows)
-    assert len({row["id"] for row in rows}) == len(rows)
-    assert seconds == [seconds[0] + timedelta(seconds=n) for n in range(len(seconds))]
-
-
 def test_a_machine_without_the_zone(frozen: InMemoryServer, unique: str) -> None:
     """A schedule that came from another machine; the others go on."""
 
@@ -540,13 +532,6 @@ def test_logs_in_a_registry_send_what_was_declared_at_them(tmp_path: Path, uniqu
         # Declared again at another server, it stays where it was.
         assert declare(west, "of-east", unique, every=1)["changed"] is False
         assert one(west, "of-east")["shard"] == "east"
-
-
-def stored(storage: str) -> list[dict[str, Any]]:
-    """The messages of schedules in a database of servers."""
-    with opened(storage) as engine, engine.connect() as connection:
-        rows = connection.execute(sa.select(half.c.transaction_id, half.c.headers)).all()
-    return [{"id": row.transaction_id, "headers": json.loads(row.headers)} for row in rows]
 
 
 # --- by people ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,15 @@ class Order(models.Model):
         app_label = "django_project"
 
 
+class Points(models.Model):
+    """The effect of an order's message."""
+
+    item = models.CharField(max_length=50)
+
+    class Meta:
+        app_label = "django_project"
+
+
 class Part(models.Model):
     """A part of an order. On PostgreSQL, and SQLite, its foreign key is checked at COMMIT."""
 

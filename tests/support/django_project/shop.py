@@ -79,11 +79,11 @@ def added(alias: str, database: dict[str, Any]) -> Iterator[str]:
 def make_tables(alias: str) -> None:
     """The shop's tables, and Notify's."""
     from notify.client.django import create_tables
-    from tests.support.django_project.models import Order, Part
+    from tests.support.django_project.models import Order, Part, Points
 
     with connections[alias].schema_editor() as editor:
-        editor.create_model(Order)
-        editor.create_model(Part)
+        for model in (Order, Points, Part):
+            editor.create_model(model)
     create_tables(alias)
 
 

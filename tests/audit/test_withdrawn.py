@@ -1,0 +1,51 @@
+"""An audit of a log in which delayed messages were cancelled and replaced: it counts them, and misses none of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notify.spark.inputs.databases import Database
+from notify.testing.process import ServerProcess
+from tests.audit.audited import AT_ONCE, audited, wait_until_closed
+from tests.audit.shop import TOPIC, Shop
+from tests.support.clock import eventually
+from tests.support.groups import running
+from tests.support.withdrawals import withdraw_some
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.mark.long
+def test_withdrawn_messages_are_counted(spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+    """Also after a restart, whose checkpoint and new segment part a withdrawal from the message that it withdraws."""
+    withdrawn = withdraw_some(shop.producer, shop.engine, TOPIC, lambda: None)
+    server.kill()
+    server.start()
+    withdrawn |= withdraw_some(shop.producer, shop.engine, TOPIC, lambda: None)
+    with running(shop.consumer):
+        eventually(lambda: len(shop.effects()) == 4, "the effects of what was kept and of what replaced others")
+    with contextlib.closing(Database(shop.url, "shop")) as database:
+        wait_until_closed(database, AT_ONCE)
+    result = audited(spark, shop.url, tmp_path / "data", tmp_path / "scratch", AT_ONCE)
+    assert (result.verdict, {name: count for name, count in result.counts.items() if count}) == (
+        "PASS", {"WITHDRAWN": len(withdrawn)},
+    )  # fmt: skip
+    assert len(withdrawn) == 4
+
+    # A message that was never sent is missed beside them.
+    lost = shop.lose()
+    with contextlib.closing(Database(shop.url, "shop")) as database:
+        wait_until_closed(database, AT_ONCE)
+    result = audited(spark, shop.url, tmp_path / "data", tmp_path / "scratch", AT_ONCE)
+    assert result.counts["LOST"] == 1 and result.counts["WITHDRAWN"] == 4
+    assert lost in {case.message_id for case in result.found}
