@@ -21,9 +21,9 @@ PROCESS = "notify_process"
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARK}(causes=, effects=, database=, real=False, most_steps=200, seconds=30): kill the test at each step "
-        f"that it takes, see notify.testing.explore; it gets each of its processes as {PROCESS}. `database` may also "
-        "be the name of a fixture that gives the URL.",
+        f"{MARK}(causes=, effects=, database=, kafka=, real=False, most_steps=200, seconds=30): kill the test at each "
+        f"step that it takes, see notify.testing.explore; it gets each of its processes as {PROCESS}. `database` and "
+        "`kafka` may also be names of fixtures that give the URL.",
     )
 
 
@@ -64,8 +64,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return pyfuncitem.obj(**(arguments | ({PROCESS: process} if PROCESS in arguments else {})))
 
     options = dict(mark.kwargs)
-    if options.get("database") in given:
-        options["database"] = given[options["database"]]
+    for name in ("database", "kafka"):
+        if options.get(name) in given:
+            options[name] = given[options[name]]
     explored = explore(service, **options)
     if explored.findings:
         pytest.fail(str(explored), pytrace=False)

@@ -108,6 +108,13 @@ class ExploredDatabase:
                 return 0
             return connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(is_waiting)) or 0
 
+    def topics(self) -> list[str]:
+        """The topics of all messages that have rows."""
+        with self._reading() as connection:
+            if not has_table(connection, half_message.name):
+                return []
+            return list(connection.scalars(sa.select(half_message.c.topic).distinct()))
+
     def close(self) -> None:
         """Leave the database as it was before the first run."""
         if self._tables:

@@ -21,16 +21,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from notify.errors import InvalidRequest, Timeout
 from notify.protocol.limits import check_between, check_whole
 from notify.server.running import Running
 from notify.testing.explored_database import ExploredDatabase, Rows
 from notify.testing.server import InMemoryServer
-from notify.testing.service_process import Children, Explored, Kind, Process, Service, Threads
+from notify.testing.service_process import Children, Explored, Kind, Observed, Process, Service, Threads
 from notify.testing.steps import HOOKS, Fault, Step, faults_at
+
+if TYPE_CHECKING:
+    from notify.testing.explored_kafka import ExploredKafka
 
 __all__ = ["Exploration", "Finding", "Process", "explore"]
 
@@ -48,6 +51,10 @@ LATE_SECONDS = 0.5
 """How long a step may come after everything is settled."""
 ROWS_SECONDS = 5.0
 """How long rows of an outbox may wait for a relay after everything else is settled."""
+KAFKA_SECONDS = 30.0
+"""As ROWS_SECONDS, for a relay to Kafka, which first has to fence the one before."""
+KAFKA_LOOK_SECONDS = 0.1
+"""The pause between two looks at what Kafka has."""
 MOVE_SECONDS = 60.0
 """How far the clock is moved for what has no known time, such as the next attempt of a message."""
 DEAD_SECONDS = 60.0
@@ -111,6 +118,7 @@ def explore(
     causes: Rows | None = None,
     effects: Rows | None = None,
     database: str | None = None,
+    kafka: str | None = None,
     real: bool = False,
     most_steps: int = MOST_STEPS,
     seconds: float = RUN_SECONDS,
@@ -121,9 +129,10 @@ def explore(
     about. `causes`, `effects`: queries, or functions of a connection; each row of the causes has to be a row of the
     effects once, and no other row may be there. `database`: the SQLAlchemy URL of a database for this test alone, or
     `django:` and the alias of one of Django's, whose rows are deleted and written again for each run; None: a new file
-    of SQLite for each run. `real`: processes are forked and killed by SIGKILL; otherwise they are threads of this
-    process. `most_steps` (1 to 10,000): an act with
-    more is refused. `seconds` (1 to 3,600): a run that takes longer ends.
+    of SQLite for each run. `kafka`: the URL (`kafka://host:port`) of brokers in which the service's topics and groups
+    are this test's alone. `real`: processes are forked and killed by SIGKILL; otherwise they are threads of this
+    process. `most_steps` (1 to 10,000): an act with more is refused. `seconds` (1 to 3,600): a run that takes longer
+    ends.
 
     Raises InvalidRequest for an act without steps, with too many, or without causes, Timeout for an act that does not
     return, and what `service` raises where nothing was done to it.
@@ -133,7 +142,7 @@ def explore(
     if (causes is None) is not (effects is None):
         raise InvalidRequest("give both causes and effects: each cause has to have its effect once")
     with ExitStack() as stack:
-        kind: Kind = Children(service) if real else Threads(service)
+        kind: Kind = Children(service, kafka or "") if real else Threads(service, kafka or "")
         stack.callback(kind.close)
         if not real:
             stack.enter_context(HOOKS.installed(explorer=threading.get_ident()))
@@ -141,7 +150,15 @@ def explore(
         server.freeze()
         explored_database = ExploredDatabase(database)
         stack.callback(explored_database.close)
-        return _Explorer(server, kind, explored_database, causes, effects, most_steps, seconds).explore()
+        explored_kafka: ExploredKafka | None = None
+        if kafka is not None:
+            from notify.testing.explored_kafka import ExploredKafka
+
+            explored_kafka = ExploredKafka(kafka)
+            stack.callback(explored_kafka.close)
+        return _Explorer(
+            server, kind, explored_database, explored_kafka, causes, effects, most_steps, seconds
+        ).explore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,7 @@ class _Explorer:
         server: InMemoryServer,
         kind: Kind,
         database: ExploredDatabase,
+        kafka: ExploredKafka | None,
         causes: Rows | None,
         effects: Rows | None,
         most_steps: int,
@@ -192,6 +210,10 @@ class _Explorer:
         self._server = server
         self._kind = kind
         self._database = database
+        self._kafka = kafka
+        self._groups: set[str] = set()
+        """The groups of consumers over Kafka, as they come to be known, and the topics of messages that have rows."""
+        self._topics: set[str] = set()
         self._causes, self._effects = causes, effects
         self._most_steps = most_steps
         self._seconds = seconds
@@ -236,6 +258,7 @@ class _Explorer:
         process = self._kind.start(entrance, self._database.url, None, True)
         try:
             self._await_start(process, time.monotonic() + self._seconds)
+            self._groups.update(process.observed.groups)
         finally:
             process.kill()
             entrance.close()
@@ -262,6 +285,9 @@ class _Explorer:
 
     def _run(self, fault: Fault | None) -> _Ended:
         self._server.forget()
+        if self._kafka is not None:
+            self._kind.rest()
+            self._kafka.begin(self._groups, self._topics)
         self._database.restore()
         deadline = time.monotonic() + self._seconds
         with self._process(fault, False) as process:
@@ -277,16 +303,22 @@ class _Explorer:
             with self._process(None, True) as restarted:
                 self._await_start(restarted, deadline)
                 left = self._settled(restarted, None, deadline)
+        committed = self._database.committed()
+        messages = Counter(message.id for message in self._server.messages())
+        if self._kafka is not None:
+            messages.update({id: n for id, n in self._kafka.messages(self._topics).items() if id in committed})
+            dead_letters = self._kafka.dead_letters(self._groups)
+            left = replace(left, unsettled=left.unsettled + self._unsettled(), dead_letters=dead_letters)
         return _Ended(
             tuple(observed.steps),
             fault is None or fault.step in observed.steps,
             observed.has_acted,
             left,
             self._database.waiting(),
-            Counter(message.id for message in self._server.messages()),
+            messages,
             Counter() if self._causes is None else self._database.count(self._causes),
             Counter() if self._effects is None else self._database.count(self._effects),
-            self._database.committed(),
+            committed,
         )
 
     def _settled(self, process: Explored, fault: Fault | None, deadline: float, last_seconds: float = 0.0) -> _Left:
@@ -306,12 +338,28 @@ class _Explorer:
             if observed.has_returned and left.is_nothing:
                 is_awaited = fault is not None and fault.step not in observed.steps
                 is_over = quiet >= (LATE_SECONDS if is_awaited else last_seconds)
-                if is_over and (quiet >= ROWS_SECONDS or not self._database.waiting()):
+                if is_over and self._is_moved(observed, quiet):
                     return left
             elif observed.has_returned and quiet > (HELD_SECONDS if left.leased else IDLE_SECONDS):
                 self._server.advance(left.due_seconds or MOVE_SECONDS)
                 moved_at = time.monotonic()
             time.sleep(LOOK_SECONDS)  # the pause between two looks
+
+    def _is_moved(self, observed: Observed, quiet: float) -> bool:
+        """Whether no row waits for a relay, and no record of Kafka's for a consumer; or none does anything about it."""
+        if self._database.waiting():
+            return quiet >= (ROWS_SECONDS if self._kafka is None else KAFKA_SECONDS)
+        if self._kafka is None:
+            return True
+        self._groups.update(observed.groups)
+        self._topics.update(self._database.topics())
+        if not self._unsettled():
+            return True
+        time.sleep(KAFKA_LOOK_SECONDS)  # the pause between two looks
+        return False
+
+    def _unsettled(self) -> int:
+        return 0 if self._kafka is None else self._kafka.unsettled(self._groups, self._topics)
 
     # --- judging ----------------------------------------------------------------------------------------------
 

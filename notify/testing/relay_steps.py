@@ -3,40 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
+from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay
 from notify.movers.relay.rows import Rows
 from notify.movers.sinks.queue_server import QueueSink
 from notify.testing.steps import HOOKS, Watched, at_place, meet, topics_of
 
+T = TypeVar("T")
 INTERVAL_SECONDS = 0.05
 """The pause between two looks where no commit wakes the relay: each run of an exploration waits for it."""
 
 
-async def relay(run: Watched, engine: Any, schema: str | None) -> None:
-    """Move what waits in a database to the server of a run, until cancelled."""
+_run: ContextVar[Watched | None] = ContextVar("run", default=None)
+"""The run whose relay this task or thread is busy for."""
+
+
+async def relay(run: Watched, engine: Any, url: str, schema: str | None) -> None:
+    """Move what waits in a database to a server, or to Kafka, until cancelled."""
     HOOKS.wrap(WRAPPED)
-    await Relay(engine, run.url, schema=schema).run(interval=INTERVAL_SECONDS)
+    if url.startswith(SCHEME):
+        from notify.movers.sinks.kafka import KafkaSink
+
+        HOOKS.wrap(((KafkaSink, "append", _append),))
+    _run.set(run)
+    await Relay(engine, url, schema=schema).run(interval=INTERVAL_SECONDS)
+
+
+async def _sending(transactions: Sequence[Any], send: Callable[[], Awaitable[T]]) -> T:
+    run = _run.get()
+    if run is None or not transactions:
+        return await send()
+    topics = topics_of([message for transaction in transactions for message in transaction.messages])
+    meet(run, f"before the relay sends {topics}", run.relay_place)
+    answer = await send()
+    meet(run, f"after the relay has sent {topics}", run.relay_place)
+    return answer
 
 
 def _put(hooks: Any, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def put(self: QueueSink, transactions: Sequence[Any], source: str = "") -> Any:
-        run = hooks.run_of(self._http.url)
-        if run is None:
-            return await original(self, transactions, source)
-        topics = topics_of([message for transaction in transactions for message in transaction.messages])
-        meet(run, f"before the relay sends {topics}", run.relay_place)
-        items = await original(self, transactions, source)
-        meet(run, f"after the relay has sent {topics}", run.relay_place)
-        return items
+        return await _sending(transactions, lambda: original(self, transactions, source))
 
     return put
 
 
+def _append(hooks: Any, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def append(self: Any, source: str, batch: Any) -> Any:
+        return await _sending(batch.transactions, lambda: original(self, source, batch))
+
+    return append
+
+
 def _note(hooks: Any, original: Callable[..., None]) -> Callable[..., None]:
     def note(self: Rows, *given: Any) -> None:
-        run = hooks.owner_of(self._engine.dialect)
+        run = _run.get()
         with at_place(None if run is None else run.relay_place):
             original(self, *given)
 

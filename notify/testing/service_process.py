@@ -46,18 +46,20 @@ START_SECONDS = 30.0
 """How long a consumer may take to subscribe, and a real process to start."""
 END_SECONDS = 10.0
 """How long the parts of dead processes may take to end."""
-Event = tuple[Literal["step"], Step] | tuple[Literal["returned"], bool, object]
+Event = tuple[Literal["step"], Step] | tuple[Literal["group"], str] | tuple[Literal["returned"], bool, object]
 
 
 class Process:
     """One process of the service under test: what the tested function gets each time that it is called.
 
-    `url`: the address of the server, for this process's producers and consumers. `database`: the SQLAlchemy URL of the
-    database, or `django:` and an alias. `is_restarted`: whether this process follows one that was killed.
+    `url`: the address of the server, for this process's producers and consumers. `kafka`: the URL of the brokers; empty
+    without them. `database`: the SQLAlchemy URL of the database, or `django:` and an alias. `is_restarted`: whether
+    this process follows one that was killed.
     """
 
     def __init__(self, run: ServiceRun, database: str, is_restarted: bool) -> None:
         self.url = run.url
+        self.kafka = run.kafka
         self.database = database
         self.is_restarted = is_restarted
         self._run = run
@@ -92,8 +94,9 @@ class Process:
             self._run.run(part)
 
     def relay(self, *, schema: str | None = None) -> None:
-        """Run a relay of this process's database until the process ends, for a producer in mode `outbox`. What it sends
-        and marks are steps. `schema`: the schema of the outbox."""
+        """Run a relay of this process's database until the process ends, for a producer in mode `outbox`. It moves to
+        Kafka, if the exploration has brokers, otherwise to the server. What it sends and marks are steps. `schema`: the
+        schema of the outbox."""
         self._run.relay(self.engine, schema)
 
     def act(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T | None:
@@ -115,9 +118,12 @@ Service = Callable[[Process], object]
 class ServiceRun:
     """The run of a process, in the process (of the operating system) that runs it."""
 
-    def __init__(self, url: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self, url: str, kafka: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]
+    ) -> None:
         """`die` is called before Crashed is raised; `tell` hears of what happens."""
         self.url = url
+        self.kafka = kafka
         self.relay_place: Place | None = None
         self._fault = fault
         self._die = die
@@ -210,7 +216,7 @@ class ServiceRun:
 
         self._check_engine(engine)
         self.relay_place = place_of_caller()
-        moving = asyncio.run_coroutine_threadsafe(relay(self, engine, schema), self.loop().loop)
+        moving = asyncio.run_coroutine_threadsafe(relay(self, engine, self.kafka or self.url, schema), self.loop().loop)
         moving.add_done_callback(self._relay_has_ended)
 
     def _relay_has_ended(self, moving: concurrent.futures.Future[None]) -> None:
@@ -226,8 +232,17 @@ class ServiceRun:
             )
 
     def _run_consumer(self, consumer: Consumer | AsyncConsumer) -> None:
-        if consumer.url != self.url:
-            raise InvalidRequest(f"give the consumer the address process.url; it has {consumer.url}")
+        if self.kafka and consumer.url == self.kafka:
+            from notify.testing import kafka_steps
+
+            kafka_steps.look()
+            HOOKS.claim(consumer, self)
+            self._tell(("group", consumer.group))
+        elif consumer.url != self.url:
+            raise InvalidRequest(
+                f"give the consumer the address process.url, or process.kafka of an exploration with brokers; it has "
+                f"{consumer.url}"
+            )
         subscribed = threading.Event()
         errors: list[BaseException] = []
         consumer._announce = lambda text: subscribed.set()  # type: ignore[assignment]
@@ -296,6 +311,8 @@ class Observed:
     """The explorer's knowledge of a run."""
 
     steps: list[Step] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """The groups of consumers over Kafka."""
     has_returned: bool = False
     """Whether the service's function has returned, or raised."""
     has_acted: bool = False
@@ -309,6 +326,8 @@ class Observed:
         self.moved_at = time.monotonic()
         if event[0] == "step":
             self.steps.append(event[1])
+        elif event[0] == "group":
+            self.groups.append(event[1])
         else:
             self.has_acted, self.error = event[1], self.error or event[2]
             self.has_returned = True  # the last one: the explorer then reads the others
@@ -329,6 +348,9 @@ class Kind(Protocol):
     def start(self, entrance: Entrance, database: str, fault: Fault | None, is_restarted: bool) -> Explored:
         """Start a process. `fault`: what happens in it."""
 
+    def rest(self) -> None:
+        """Wait until what is left of the dead ones has ended."""
+
     def close(self) -> None:
         """End what is left of all of them."""
 
@@ -340,7 +362,7 @@ class _Thread:
         self.observed = Observed()
         self._kind = kind
         self._entrance = entrance
-        self.run = ServiceRun(entrance.url, fault, self._die, self.observed.hear)
+        self.run = ServiceRun(entrance.url, kind.kafka, fault, self._die, self.observed.hear)
         main = self.run.main
         threading.Thread(
             target=main, args=(kind.service, database, is_restarted), name="notify-explored", daemon=True
@@ -358,7 +380,7 @@ class _Thread:
         self._kind.bury(self.run)
 
 
-_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "notify.relay", "asyncio")
+_LOGGERS = ("notify.client", "notify.consumer", "notify.check", "notify.relay", "notify.kafka", "asyncio")
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
@@ -370,8 +392,9 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 class Threads:
     """Processes that are threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, kafka: str) -> None:
         self.service = service
+        self.kafka = kafka
         self._burying: list[threading.Thread] = []
         self._modules = dict(sys.modules)
         self._packages: set[str] = set()
@@ -388,10 +411,13 @@ class Threads:
         thread.start()
         self._burying = [earlier for earlier in self._burying if earlier.is_alive()] + [thread]
 
-    def close(self) -> None:
+    def rest(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         for thread in self._burying:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        self.rest()
         threading.excepthook = self._excepthook
         for name in _LOGGERS:
             logging.getLogger(name).removeFilter(_is_of_interest)
@@ -438,7 +464,7 @@ class _Child:
 class Children:
     """Real processes, forked one at a time from a process that was forked before the server started its threads."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, kafka: str) -> None:
         if not hasattr(os, "fork"):
             raise InvalidRequest("real=True forks processes, which this system cannot do")
         self._directory = tempfile.TemporaryDirectory(prefix="notify-explored-")
@@ -450,7 +476,7 @@ class Children:
             self._pid = os.fork()
         if self._pid == 0:
             self._commands.close()
-            _fork_on_command(theirs, service)
+            _fork_on_command(theirs, service, kafka)
         theirs.close()
         self._living: _Child | None = None
 
@@ -459,6 +485,9 @@ class Children:
         pid: int = self._commands.recv()
         self._living = _Child(pid, self._listener.accept(), lambda: self._commands.recv())
         return self._living
+
+    def rest(self) -> None:
+        """Nothing is left of a killed process."""
 
     def close(self) -> None:
         if self._living is not None:
@@ -469,7 +498,7 @@ class Children:
         self._directory.cleanup()
 
 
-def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
+def _fork_on_command(commands: Connection[Any, Any], service: Service, kafka: str) -> None:
     """Fork a child for each command, and tell its id, and when it has ended. Never returns."""
     try:
         while True:
@@ -477,7 +506,7 @@ def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
             pid = os.fork()
             if pid == 0:
                 commands.close()
-                _be_child(service, *command)
+                _be_child(service, kafka, *command)
             commands.send(pid)
             os.waitpid(pid, 0)
             commands.send(None)
@@ -487,7 +516,9 @@ def _fork_on_command(commands: Connection[Any, Any], service: Service) -> None:
         os._exit(1)
 
 
-def _be_child(service: Service, address: str, url: str, database: str, fault: Fault | None, restarted: bool) -> None:
+def _be_child(
+    service: Service, kafka: str, address: str, url: str, database: str, fault: Fault | None, restarted: bool
+) -> None:
     """Run the service until this process is killed."""
     try:
         telling = threading.Lock()
@@ -506,7 +537,7 @@ def _be_child(service: Service, address: str, url: str, database: str, fault: Fa
                     signal.pause()
 
             with HOOKS.installed():
-                ServiceRun(url, fault, die, tell).main(service, database, restarted)
+                ServiceRun(url, kafka, fault, die, tell).main(service, database, restarted)
                 while True:
                     signal.pause()
     finally:

@@ -128,6 +128,8 @@ class _Hooks:
         """The runs by what they alone use: dialects of SQLAlchemy's engines, and connections of Django's."""
         self._outside: weakref.WeakSet[Any] = weakref.WeakSet()
         """The dialects of the explorer's own engines."""
+        self._parts: weakref.WeakKeyDictionary[Any, Watched] = weakref.WeakKeyDictionary()
+        """The runs of consumers over Kafka, whose address all runs share."""
         self._explorer: int | None = None
         """The explorer's thread, in which no run has a step: there `causes` and `effects` are read."""
         self.handlers: dict[str, Handler] = {}
@@ -181,6 +183,14 @@ class _Hooks:
         """The run of a part of the SDK that uses this address."""
         return self._runs.get(_host(url))
 
+    def claim(self, part: AsyncConsumer | Consumer, run: Watched) -> None:
+        """A consumer over Kafka belongs to this run."""
+        self._parts[part] = run
+
+    def run_of_hand(self, hand: Any) -> Watched | None:
+        """The run of the consumer over Kafka that has this hand."""
+        return next((run for part, run in list(self._parts.items()) if part._hand is hand), None)
+
     def owner_of(self, used: Any) -> Watched | None:
         """The run of an engine's dialect, or of a connection of Django's; None for what neither the service's own code
         nor a part of it uses, such as an engine of the server."""
@@ -198,9 +208,9 @@ class _Hooks:
         return run
 
     @contextlib.contextmanager
-    def handling(self, url: str, lot: Any) -> Iterator[None]:
+    def handling(self, part: AsyncConsumer | Consumer, lot: Any) -> Iterator[None]:
         """A consumer calls a handler for a lot of messages within this context."""
-        run, handler = self.run_of(url), lot[0][0].handler
+        run, handler = self._parts.get(part) or self.run_of(part.url), lot[0][0].handler
         if run is None or handler is None:
             yield
             return
@@ -293,6 +303,7 @@ class _Hooks:
         for dialect in list(self._owners):
             vars(dialect).pop("do_commit", None)
         self._owners.clear()
+        self._parts.clear()
         self._wrapped.clear()
         self._runs.clear()
         self._connections.clear()
@@ -500,7 +511,7 @@ def _handle(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def handle(self: Any, *given: Any) -> Any:
         lot = next(argument for argument in given if isinstance(argument, list))
-        with hooks.handling(self.url, lot):
+        with hooks.handling(self, lot):
             return original(self, *given)
 
     return handle
@@ -508,7 +519,7 @@ def _handle(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _handle_async(hooks: _Hooks, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     async def handle(self: AsyncConsumer, hand: Any, lot: Any) -> None:
-        with hooks.handling(self.url, lot):
+        with hooks.handling(self, lot):
             await original(self, hand, lot)
 
     return handle
