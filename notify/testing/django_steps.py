@@ -69,6 +69,8 @@ class DjangoProcesses:
 
     def kept_modules(self) -> set[str]:
         """The modules of models and applications, with the packages that they are in."""
+        if not apps.ready:
+            return set()
         names = {model.__module__ for model in apps.get_models(include_auto_created=True)}
         names |= {type(config).__module__ for config in apps.get_app_configs()}
         return {name.rsplit(".", number)[0] for name in names for number in range(name.count(".") + 1)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from starlette.testclient import httpx  # type: ignore[attr-defined]
 
 from notify.client import create_tables, use_explicit_begin
 from notify.testing import Exploration, Process, explore
@@ -19,33 +19,24 @@ from tests.support.pages import blocks
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 
 
-async def order(app: Any, path: str) -> None:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shop") as client:
-        (await client.post(path)).raise_for_status()
-
-
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Process], None]:
-    """The service of docs/fastapi.md."""
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the service of docs/fastapi.md."""
     for block in blocks("fastapi.md", "python"):
         name = block.partition("\n")[0].removeprefix("# ")
         # On a loaded machine a half may be stored late.
         (tmp_path / name).write_text(block.replace("half_timeout=2", f"half_timeout={PATIENCE_SECONDS}"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("DATABASE_URL", "NOTIFY_URL"):
+        monkeypatch.setenv(name, "set by the test of the page")
+    return tmp_path
 
-    def service(process: Process) -> None:
-        monkeypatch.setenv("NOTIFY_URL", process.url)
-        monkeypatch.setenv("DATABASE_URL", process.database.replace("sqlite:", "sqlite+aiosqlite:"))
-        models, shop, points = (process.load(name) for name in ("models", "shop", "points"))
-        if process.engine.dialect.name == "sqlite":
-            use_explicit_begin(shop.engine)
-            use_explicit_begin(points.engine)
-        models.Base.metadata.create_all(process.engine)
-        create_tables(process.engine)
-        process.run(shop.producer, points.consumer)
-        process.act(order, shop.app, "/orders?item=book")
 
-    return service
+def tested(code: str) -> Any:
+    """The test of a page's code."""
+    names: dict[str, Any] = {"use_explicit_begin": use_explicit_begin}
+    exec(compile(code, "a page of the documentation", "exec", dont_inherit=True), names)
+    return next(value for name, value in names.items() if name.startswith("test_"))
 
 
 def careful(explored: Exploration) -> None:
@@ -58,15 +49,29 @@ def careful(explored: Exploration) -> None:
         assert any(step.what.startswith(what) for step in explored.steps), (what, explored.steps)
 
 
+ON_SQLITE = {
+    "notify_process.database,": 'notify_process.database.replace("sqlite:", "sqlite+aiosqlite:"),',
+    "    models.Base": "    use_explicit_begin(shop.engine)\n    use_explicit_begin(points.engine)\n    models.Base",
+}
+"""The page is about PostgreSQL: on SQLite the engines need another driver, and an explicit BEGIN."""
+
+
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
-def test_the_service_of_the_page(
-    page: Callable[[Process], None], kind: str, database_urls: Mapping[str, str], tmp_path: Path
-) -> None:
-    """The page is about PostgreSQL. On SQLite each run has a file of its own, and only a BEGIN is added."""
-    rows = {"causes": "SELECT item FROM orders", "effects": "SELECT item FROM points"}
+def test_the_service_of_the_page(page: Path, kind: str, database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    (code,) = [block for block in blocks("crashes.md", "python") if block.startswith("# test_crashes.py")]
+    for old, new in ON_SQLITE.items() if kind == "sqlite" else ():
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    test = tested(code)
+    (mark,) = test.pytestmark
     with empty_database(kind, database_urls, tmp_path) as url:
-        database = None if kind == "sqlite" else url
-        careful(explore(page, **rows, database=database, seconds=PATIENCE_SECONDS))  # type: ignore[arg-type]
+        options = mark.kwargs | {"database": None if kind == "sqlite" else url, "seconds": PATIENCE_SECONDS}
+        careful(explore(lambda process: test(process, url), **options))
+
+
+async def order(app: Any) -> None:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://shop") as client:
+        (await client.post("/orders?item=book&customer=7")).raise_for_status()
 
 
 @pytest.mark.long
@@ -80,7 +85,7 @@ def test_the_example_service(database_urls: Mapping[str, str], tmp_path: Path, m
         sys.modules["shop.models"].Base.metadata.create_all(process.engine)
         create_tables(process.engine)
         process.run(api.producer, points.consumer)
-        process.act(order, api.app, "/orders?item=book&customer=7")
+        process.act(order, api.app)
 
     rows = {"causes": "SELECT customer FROM orders", "effects": "SELECT customer FROM points WHERE points = 10"}
     with empty_database("postgresql", database_urls, tmp_path) as url:

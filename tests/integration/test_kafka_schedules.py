@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
-from notify.testing.binlog_server import BinlogServer
 from tests.support.clock import eventually
 from tests.support.commands import Command
 from tests.support.databases import empty_database
@@ -82,9 +81,3 @@ def test_each_instant_is_consumed_once(
         each_second([row for row in rows if row["headers"]["notify-schedule"] == name])
     records = committed(kafka_url, unique, wanted=len(rows))
     assert Counter(header(listed(record), ID) for record in records) == Counter(f"{row['id']}.0" for row in rows)
-
-
-@pytest.fixture
-def binlog_server(binlog_servers: Any) -> BinlogServer:
-    server: BinlogServer = binlog_servers("mysql")
-    return server

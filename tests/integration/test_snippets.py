@@ -69,7 +69,7 @@ def test_a_service_is_tested(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_service_is_killed_at_each_step(tmp_path: Path) -> None:
     """The example as a file of tests, for pytest and for `explore`."""
-    marked, plain = blocks("crashes.md", "python")
+    marked, *_, plain = blocks("crashes.md", "python")
     (tmp_path / "test_shop.py").write_text(marked)
     words = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis", "test_shop.py"]
     done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -176,7 +176,8 @@ from pathlib import Path
 NOTIFY_URL = os.environ["NOTIFY_URL"]
 NAME = Path(__file__).parent / "shop.db"
 OPTIONS = {"timeout": 60, "transaction_mode": "IMMEDIATE"}
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": NAME, "OPTIONS": OPTIONS}}
+TEST = {"NAME": Path(__file__).parent / "test.db"}
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": NAME, "OPTIONS": OPTIONS, "TEST": TEST}}
 ROOT_URLCONF = "shop_project.urls"
 SECRET_KEY, USE_TZ, DEFAULT_AUTO_FIELD = "of tests", True, "django.db.models.BigAutoField"
 ALLOWED_HOSTS = ["testserver"]
@@ -214,13 +215,13 @@ with crashing("after_local_commit", die=lambda _: os.kill(os.getpid(), signal.SI
 
 @pytest.mark.long
 def test_a_django_project(server: ServerProcess, tmp_path: Path) -> None:
-    """It is migrated and tested; then a process dies between its commit and the outcome, another one answers the check,
-    and a consumer handles the message."""
+    """It is migrated, tested, and killed at each of its steps; then a process dies between its commit and the outcome,
+    another one answers the check, and a consumer handles the message."""
     pytest.importorskip("django", reason="Django is not installed: `make install` has it")
     files = dict(DJANGO_PROJECT)
-    for block in blocks("frameworks.md", "python"):
+    for block in blocks("frameworks.md", "python") + blocks("crashes.md", "python"):
         first, _, code = block.partition("\n")
-        if first.startswith("# shop"):
+        if first.startswith("# shop") and "/" in first:
             files[first[2:]] = files.get(first[2:], "") + code
     for name, code in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -233,7 +234,7 @@ def test_a_django_project(server: ServerProcess, tmp_path: Path) -> None:
         return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     tested = done(*manage, "test")
-    assert tested.returncode == 0 and "Ran 2 tests" in tested.stderr, tested.stderr
+    assert tested.returncode == 0 and "Ran 3 tests" in tested.stderr, tested.stderr
     killed = done(sys.executable, "order_and_die.py")
     assert killed.returncode == -signal.SIGKILL and "Applying notify.0001_tables... OK" in killed.stdout, killed.stderr
     commands = (["notify_check"], ["notify_consume", "shop.handlers.consumer"])
