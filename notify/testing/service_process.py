@@ -134,6 +134,8 @@ class ServiceRun:
         self._times: Counter[tuple[str, str, int]] = Counter()
         self._loop: LoopThread | None = None
         self._parts: list[Any] = []
+        self._threads: list[threading.Thread] = []
+        """The threads of consumers."""
         self._outgoings: dict[int, ThreadOutgoing | LoopOutgoing] = {}
         self._has_acted = False
         self._process: Process | None = None
@@ -257,7 +259,8 @@ class ServiceRun:
                 errors.append(error)
             subscribed.set()
 
-        threading.Thread(target=run, name="notify-explored-consumer", daemon=True).start()
+        self._threads.append(threading.Thread(target=run, name="notify-explored-consumer", daemon=True))
+        self._threads[-1].start()
         if not subscribed.wait(START_SECONDS):
             raise Unavailable(f"the consumer of {consumer.group} did not subscribe within {START_SECONDS:g} s")
         if errors:
@@ -269,6 +272,9 @@ class ServiceRun:
             if isinstance(part, Consumer):
                 with contextlib.suppress(RuntimeError):  # its loop is closed already
                     part._cut(signal.SIGTERM)
+        if self.kafka:
+            for thread in self._threads:
+                thread.join(END_SECONDS)  # until it has left its group, the next process gets no partitions
         for outgoing in self._outgoings.values():
             if isinstance(outgoing, ThreadOutgoing):
                 _abandon(outgoing)
