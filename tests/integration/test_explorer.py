@@ -347,6 +347,30 @@ def test_a_fault_that_needs_no_crash_is_told_before_anything_is_killed() -> None
     assert "without any fault" in str(seen)
 
 
+def test_effects_may_be_read_through_an_engine_of_the_test(tmp_path: Path) -> None:
+    """It was taken for the service's, so that the explorer died in place of the process that it had killed."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/ledger.db")
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        connection.execute(points.insert().values(item="book"))
+
+    def read(_: sa.Connection) -> list[str]:
+        with engine.connect() as connection:
+            return list(connection.scalars(sa.select(points.c.item)))
+
+    def ordering(process: Process) -> None:
+        metadata.create_all(process.engine)
+        process.act(order, process.engine)
+
+    def order(own: sa.Engine) -> None:
+        with own.begin() as connection:
+            connection.execute(orders.insert().values(item="book"))
+
+    seen = explored(ordering, causes=read, effects=read)
+    assert seen.findings == () and seen.runs == len(seen.steps) + 2, seen
+    engine.dispose()
+
+
 def test_the_names_of_findings_are_the_audits() -> None:
     from notify.spark.judge.findings import BY_NAME
 
