@@ -267,9 +267,9 @@ class _Hooks:
                 libpq = getattr(connection, "pgconn", None)
                 if libpq is not None:
                     libpq.finish()  # psycopg's own `close` may be a coroutine
-                elif type(connection).__module__.startswith("aiosqlite"):
-                    connection.stop()  # ends its thread, too
-                elif not inspect.iscoroutinefunction(connection.close):
+                elif not isinstance(connection, sqlite3.Connection) and not inspect.iscoroutinefunction(
+                    connection.close
+                ):
                     connection.close()
 
     # --- installing -------------------------------------------------------------------------------------------
@@ -422,12 +422,18 @@ def commit_error(driver: Any, database: str, text: str) -> Exception:
 
 
 def _cut(connection: Any) -> None:
-    """Cut a driver's connection, from any thread, also while another one uses it."""
-    sqlite = connection if isinstance(connection, sqlite3.Connection) else getattr(connection, "_conn", None)
-    if isinstance(sqlite, sqlite3.Connection):
-        sqlite.interrupt()
-        sqlite.rollback()
-        sqlite.close()
+    """Cut a driver's connection, from any thread, also while another one uses it.
+
+    A connection of sqlite3 may only be interrupted then: closed by another thread, it would end this process. The
+    thread that uses it rolls back when its next step raises Crashed. aiosqlite has a thread for each connection.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        connection.interrupt()
+        return
+    if type(connection).__module__.startswith("aiosqlite"):
+        connection._conn.interrupt()
+        connection._tx.put_nowait((None, connection._conn.rollback))  # a cursor would keep it open after its end
+        connection.stop()
         return
     own_socket = getattr(connection, "_sock", None)  # PyMySQL's
     if own_socket is not None:

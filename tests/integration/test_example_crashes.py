@@ -32,7 +32,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tested(code: str) -> Any:
+def _test_of(code: str) -> Any:
     """The test of a page's code."""
     names: dict[str, Any] = {"use_explicit_begin": use_explicit_begin}
     exec(compile(code, "a page of the documentation", "exec", dont_inherit=True), names)
@@ -62,7 +62,7 @@ def test_the_service_of_the_page(page: Path, kind: str, database_urls: Mapping[s
     for old, new in ON_SQLITE.items() if kind == "sqlite" else ():
         assert code.count(old) == 1
         code = code.replace(old, new)
-    test = tested(code)
+    test = _test_of(code)
     (mark,) = test.pytestmark
     with empty_database(kind, database_urls, tmp_path) as url:
         options = mark.kwargs | {"database": None if kind == "sqlite" else url, "seconds": PATIENCE_SECONDS}

@@ -193,7 +193,7 @@ def test_each_step_of_a_relay_is_tried() -> None:
     assert {
         "before the relay sends order.placed", "after the relay has sent order.placed", "before COMMIT", "after COMMIT",
     } <= whats  # fmt: skip
-    assert any(what.startswith("before UPDATE main.half_message SET relayed") for what in whats), whats
+    assert any(what.startswith("before UPDATE half_message SET relayed") for what in whats), whats
     # Three transactions commit: the order's, the relay's mark, and the inbox's.
     assert seen.runs == len(seen.steps) + 6
 
