@@ -3,7 +3,8 @@ has connections, producers and the setting NOTIFY of its own, although the proje
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from django.db.backends.utils import CursorWrapper
 from notify.client.django import configured
 from notify.client.django.engine import DjangoEngine, django_engine_of
 from notify.errors import InvalidRequest
+from notify.testing.crashes import Crashed
 from notify.testing.steps import (
     AFTER_COMMIT,
     AT_COMMIT,
@@ -76,12 +78,25 @@ class DjangoProcesses:
         return {name.rsplit(".", number)[0] for name in names for number in range(name.count(".") + 1)}
 
 
+@contextlib.contextmanager
+def _rolled_back(wrapper: Any) -> Iterator[None]:
+    """If the process dies in this context, the connection is rolled back at once: the threads of the killed process
+    live on, and a transaction of SQLite would keep the next process out."""
+    try:
+        yield
+    except Crashed:
+        with contextlib.suppress(Exception):
+            wrapper.connection.rollback()
+        raise
+
+
 def _execute(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def execute(self: Any, sql: Any, *given: Any, **named: Any) -> Any:
         run = hooks.owner_of(self.db)
         if run is not None:
             hooks.note(run, self.db.connection)
-            executing(run, str(sql))
+            with _rolled_back(self.db):
+                executing(run, str(sql))
         return original(self, sql, *given, **named)
 
     return execute
@@ -93,7 +108,9 @@ def _commit(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if run is None:
             original(self)
             return
-        if meet(run, AT_COMMIT):
+        with _rolled_back(self):
+            is_refused = meet(run, AT_COMMIT)
+        if is_refused:
             self.connection.rollback()
             _fail(self, REFUSED_COMMIT)
         original(self)
@@ -103,6 +120,31 @@ def _commit(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return commit
 
 
+def _connect(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def connect(self: Any) -> None:
+        run = hooks.owner_of(self)
+        if run is not None:
+            run.check_alive()
+        original(self)
+        if run is not None:
+            hooks.note(run, self.connection)
+
+    return connect
+
+
+def _set_autocommit(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Django ends each `atomic` block with it, also one that dies; sqlite3 commits what was not rolled back then."""
+
+    def set_autocommit(self: Any, *given: Any, **named: Any) -> None:
+        run = None if self.connection is None else hooks.owner_of(self)
+        if run is not None:
+            with _rolled_back(self):
+                run.check_alive()
+        original(self, *given, **named)
+
+    return set_autocommit
+
+
 def _fail(wrapper: Any, text: str) -> NoReturn:
     """Raise an error as Django raises its driver's for a connection that fails at the COMMIT."""
     with wrapper.wrap_database_errors:
@@ -110,4 +152,9 @@ def _fail(wrapper: Any, text: str) -> NoReturn:
     raise AssertionError("Django has raised no error")
 
 
-WRAPPED = ((CursorWrapper, "_execute_with_wrappers", _execute), (BaseDatabaseWrapper, "_commit", _commit))
+WRAPPED = (
+    (CursorWrapper, "_execute_with_wrappers", _execute),
+    (BaseDatabaseWrapper, "_commit", _commit),
+    (BaseDatabaseWrapper, "connect", _connect),
+    (BaseDatabaseWrapper, "set_autocommit", _set_autocommit),
+)

@@ -339,7 +339,9 @@ class _Explorer:
                 is_awaited = fault is not None and fault.step not in observed.steps
                 is_over = quiet >= (LATE_SECONDS if is_awaited else last_seconds)
                 if is_over and self._is_moved(observed, quiet):
-                    return left
+                    left = self._server.inside(_left)  # a relay may have sent a message meanwhile, and marked its row
+                    if left.is_nothing:
+                        return left
             elif observed.has_returned and quiet > (HELD_SECONDS if left.leased else IDLE_SECONDS):
                 self._server.advance(left.due_seconds or MOVE_SECONDS)
                 moved_at = time.monotonic()

@@ -178,7 +178,7 @@ class ServiceRun:
         """The act: from its beginning on, each step counts."""
         self._is_acting = True
         yield
-        self._has_acted = True
+        self._has_acted = not self.is_dead  # a rollback's error may have taken the place of Crashed
 
     # --- parts ------------------------------------------------------------------------------------------------
 

@@ -475,7 +475,7 @@ def _half(hooks: _Hooks, original: Callable[..., None]) -> Callable[..., None]:
 def _outcome(hooks: _Hooks, original: Callable[..., None]) -> Callable[..., None]:
     def committed(self: HalfSender, pending: Any) -> None:
         run = _run_of_sender(hooks, self)
-        if run is None or not pending.prepared:
+        if run is None or not pending.prepared or self._mode == "outbox":
             return original(self, pending)
         topics = topics_of(pending.messages)
         meet(run, f"before the outcome of {topics}")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from notify.binlog_bridge.pump import Bridge
 from notify.client import TransactionProducer, create_tables
 from notify.movers.relay.relay import Relay
 from notify.storage.sql.engines import opened
@@ -51,14 +50,6 @@ def test_over_sql_storage_and_a_relay(kind: str, database_urls: Mapping[str, str
             asyncio.run(Relay(stored, queue_url).run(once=True))
 
         _over_sql_storage(storage, tmp_path, unique, relayed)
-
-
-@pytest.mark.long
-def test_over_sql_storage_and_a_bridge(binlog_url: str, tmp_path: Path, unique: str) -> None:
-    def bridged(queue_url: str) -> None:
-        asyncio.run(Bridge([binlog_url], queue_url).run(once=True))
-
-    _over_sql_storage(binlog_url, tmp_path, unique, bridged)
 
 
 def _over_sql_storage(storage: str, directory: Path, name: str, move: Callable[[str], None]) -> None:
