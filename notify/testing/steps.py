@@ -225,14 +225,17 @@ class _Hooks:
     def connected(self, connection: sa.Connection) -> None:
         run = self._run_of_dialect(connection.dialect)
         if run is not None:
-            run.check_alive()
-            driver = connection.connection.driver_connection
-            if not isinstance(driver, sqlite3.Connection):  # each run has a file of its own
-                self.note(run, driver)
+            self.note(run, connection.connection.driver_connection)
 
     def note(self, run: Watched, driver: Any) -> None:
-        """Note that a run has a driver's connection, which is cut when it dies."""
-        self._connections.setdefault(run, {})[id(driver)] = driver
+        """Note that a run has a driver's connection, which is cut when it dies. Raises Crashed if it is dead."""
+        try:
+            run.check_alive()
+        except BaseException:
+            _finish(driver)
+            raise
+        if not isinstance(driver, sqlite3.Connection) or self._django is not None:  # each run has a file of its own
+            self._connections.setdefault(run, {})[id(driver)] = driver
 
     def executes(self, connection: sa.Connection, cursor: Any, statement: str, *given: Any) -> None:
         run = self._run_of_dialect(connection.dialect)
@@ -263,14 +266,7 @@ class _Hooks:
     def close(self, run: Watched) -> None:
         """Close the connections that were cut, once no thread uses them any more."""
         for connection in list(self._connections.pop(run, {}).values()):
-            with contextlib.suppress(Exception):
-                libpq = getattr(connection, "pgconn", None)
-                if libpq is not None:
-                    libpq.finish()  # psycopg's own `close` may be a coroutine
-                elif not isinstance(connection, sqlite3.Connection) and not inspect.iscoroutinefunction(
-                    connection.close
-                ):
-                    connection.close()
+            _finish(connection)
 
     # --- installing -------------------------------------------------------------------------------------------
 
@@ -443,6 +439,16 @@ def _cut(connection: Any) -> None:
             copy.shutdown(socket.SHUT_RDWR)
     else:
         connection.close()
+
+
+def _finish(connection: Any) -> None:
+    """Close a dead process's connection. One of sqlite3 ends with the thread that uses it."""
+    with contextlib.suppress(Exception):
+        libpq = getattr(connection, "pgconn", None)
+        if libpq is not None:
+            libpq.finish()  # psycopg's own `close` may be a coroutine
+        elif not isinstance(connection, sqlite3.Connection) and not inspect.iscoroutinefunction(connection.close):
+            connection.close()
 
 
 # --- the SDK's methods ----------------------------------------------------------------------------------------
