@@ -18,7 +18,7 @@ from notify.client.django import configured
 from notify.client.django.engine import DjangoEngine, django_engine_of
 from notify.errors import InvalidRequest
 from notify.testing.crashes import Crashed
-from notify.testing.steps import (
+from notify.testing.step import (
     AFTER_COMMIT,
     AT_COMMIT,
     LOST_COMMIT,
@@ -94,8 +94,8 @@ def _execute(hooks: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def execute(self: Any, sql: Any, *given: Any, **named: Any) -> Any:
         run = hooks.owner_of(self.db)
         if run is not None:
-            hooks.note(run, self.db.connection)
             with _rolled_back(self.db):
+                hooks.note(run, self.db.connection)
                 executing(run, str(sql))
         return original(self, sql, *given, **named)
 

@@ -30,7 +30,8 @@ from notify.server.running import Running
 from notify.testing.explored_database import ExploredDatabase, Rows
 from notify.testing.server import InMemoryServer
 from notify.testing.service_process import Children, Explored, Kind, Observed, Process, Service, Threads
-from notify.testing.steps import HOOKS, Fault, Step, faults_at
+from notify.testing.step import Fault, Step, faults_at
+from notify.testing.steps import HOOKS
 
 if TYPE_CHECKING:
     from notify.testing.explored_kafka import ExploredKafka

@@ -1,4 +1,4 @@
-"""Steps: the moments at which the crash explorer lets a process die, or a COMMIT fail.
+"""HOOKS hears of the steps of a process: see Step.
 
 A step is a statement of the database, a COMMIT, or a call of the SDK to the server, each with the line of the service's
 own code that made it. The SDK's work in the background, such as its long polls, has no such line and no steps; but what
@@ -10,20 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import linecache
 import os
-import re
 import socket
 import sqlite3
 import sys
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
@@ -31,90 +25,26 @@ from sqlalchemy import event
 
 from notify.client.consumer.consumer import AsyncConsumer, Consumer
 from notify.client.consumer.session import Settler
-from notify.client.handling.handlers import Handler, is_own_code
+from notify.client.handling.handlers import Handler
 from notify.client.producer.async_producer import AsyncTransactionProducer
 from notify.client.producer.half_sender import HalfSender
 from notify.client.producer.outgoing import LoopOutgoing, ThreadOutgoing
+from notify.testing.step import (
+    AFTER_COMMIT,
+    AT_COMMIT,
+    LOST_COMMIT,
+    REFUSED_COMMIT,
+    Watched,
+    at_place,
+    commit_error,
+    executing,
+    is_of_service,
+    meet,
+    place_of_handler,
+)
 
 if TYPE_CHECKING:
     from notify.testing.django_steps import DjangoProcesses
-
-MOST_FRAMES = 1000
-STATEMENT_CHARACTERS = 60
-_MYSQL_LOST = 2013
-"""The code of MySQL's clients for a connection that was lost during a query."""
-_SDK = str(Path(__file__).parents[1])
-_READS = re.compile(r"\s*(?:SELECT|PRAGMA|SHOW|DESCRIBE)\b(?!.*\bFOR UPDATE\b)", re.IGNORECASE | re.DOTALL)
-_BEGINS = re.compile(r"\s*(?:BEGIN|START TRANSACTION|SET)\b", re.IGNORECASE)
-"""Statements that prepare others, and change nothing themselves."""
-AT_COMMIT, AFTER_COMMIT = "before COMMIT", "after COMMIT"
-REFUSED_COMMIT, LOST_COMMIT = (
-    "the database refused the COMMIT (simulated)",
-    "the answer to the COMMIT was lost (simulated)",
-)
-Place = tuple[str, int]
-"""A file and a line of the service's own code."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A moment in the run of a process: `what` is about to happen or has happened, at a line of the service's code.
-    `number`: 1 for the first time that this happens in the run, and so on."""
-
-    what: str
-    file: str
-    line: int
-    number: int
-
-    @property
-    def code(self) -> str:
-        """The line of code; empty if its file cannot be read."""
-        return linecache.getline(self.file, self.line).strip()
-
-    def __str__(self) -> str:
-        file = self.file
-        with contextlib.suppress(ValueError):
-            file = str(Path(file).relative_to(Path.cwd()))
-        times = f" (time {self.number})" if self.number > 1 else ""
-        return f"{self.what}{times} at {file}:{self.line}" + (f"\n    {self.code}" if self.code else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """The event of a run, at a step: the process is killed, or a COMMIT fails and the process lives on."""
-
-    step: Step
-    is_kill: bool
-
-    def __str__(self) -> str:
-        if self.is_kill:
-            return f"killed {self.step}"
-        if self.step.what == AT_COMMIT:
-            return f"the database refused the COMMIT: {self.step}"
-        return f"the answer to the COMMIT was lost: {self.step}"
-
-
-def faults_at(step: Step) -> list[Fault]:
-    """The faults that the explorer tries at a step."""
-    return [Fault(step, True)] + ([Fault(step, False)] if step.what in (AT_COMMIT, AFTER_COMMIT) else [])
-
-
-class Watched(Protocol):
-    """The run of a process, which hears of its steps."""
-
-    url: str
-    """The address of the server by which this process knows it."""
-    relay_place: Place | None
-    """The line that started this process's relay; None without one."""
-
-    def check_alive(self) -> None:
-        """Raises Crashed if the process is dead."""
-
-    def meet(self, what: str, file: str, line: int) -> bool:
-        """A step. Raises Crashed if the process is dead, or dies here; True if the COMMIT is to fail."""
-
-    def started(self, outgoing: ThreadOutgoing | LoopOutgoing) -> None:
-        """A producer has started, or was used again."""
 
 
 class _Hooks:
@@ -197,7 +127,7 @@ class _Hooks:
         if used in self._outside or threading.get_ident() == self._explorer:
             return None
         run = self._owners.get(used)
-        if run is None and self._live is not None and (_place.get() is not None or _own_line() is not None):
+        if run is None and self._live is not None and is_of_service():
             run = self._owners[used] = self._live
         return run
 
@@ -225,14 +155,17 @@ class _Hooks:
     def connected(self, connection: sa.Connection) -> None:
         run = self._run_of_dialect(connection.dialect)
         if run is not None:
-            run.check_alive()
-            driver = connection.connection.driver_connection
-            if not isinstance(driver, sqlite3.Connection):  # each run has a file of its own
-                self.note(run, driver)
+            self.note(run, connection.connection.driver_connection)
 
     def note(self, run: Watched, driver: Any) -> None:
-        """Note that a run has a driver's connection, which is cut when it dies."""
-        self._connections.setdefault(run, {})[id(driver)] = driver
+        """Note that a run has a driver's connection, which is cut when it dies. Raises Crashed if it is dead."""
+        try:
+            run.check_alive()
+        except BaseException:
+            _finish(driver)
+            raise
+        if not isinstance(driver, sqlite3.Connection) or self._django is not None:  # each run has a file of its own
+            self._connections.setdefault(run, {})[id(driver)] = driver
 
     def executes(self, connection: sa.Connection, cursor: Any, statement: str, *given: Any) -> None:
         run = self._run_of_dialect(connection.dialect)
@@ -263,14 +196,7 @@ class _Hooks:
     def close(self, run: Watched) -> None:
         """Close the connections that were cut, once no thread uses them any more."""
         for connection in list(self._connections.pop(run, {}).values()):
-            with contextlib.suppress(Exception):
-                libpq = getattr(connection, "pgconn", None)
-                if libpq is not None:
-                    libpq.finish()  # psycopg's own `close` may be a coroutine
-                elif not isinstance(connection, sqlite3.Connection) and not inspect.iscoroutinefunction(
-                    connection.close
-                ):
-                    connection.close()
+            _finish(connection)
 
     # --- installing -------------------------------------------------------------------------------------------
 
@@ -321,104 +247,8 @@ HOOKS = _Hooks()
 """The hooks of this process: SQLAlchemy's events and the SDK's methods are the process's, too."""
 
 
-def executing(run: Watched, statement: str) -> None:
-    """A statement of the database, which is a step unless it changes nothing."""
-    if _BEGINS.match(statement) or (_READS.match(statement) and not _is_called_by_service()):
-        run.check_alive()  # nothing has changed since the step before
-    else:
-        meet(run, f"before {_shortened(statement)}")
-
-
-def meet(run: Watched, what: str, place: Place | None = None) -> bool:
-    """A step, if the service's own code made it; see Watched.meet. `place`: the line that it is about, where its caller
-    is not the service's own code."""
-    place = place or _own_line() or _place.get()
-    if place is None:
-        run.check_alive()
-        return False
-    return run.meet(what, *place)
-
-
-_place: ContextVar[Place | None] = ContextVar("place", default=None)
-"""The line of the handler, or of the relay, whose message this thread or task is busy with."""
-
-
-@contextlib.contextmanager
-def at_place(place: Place | None) -> Iterator[None]:
-    """Steps of this context are about this line."""
-    token = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(token)
-
-
-def place_of_handler(handler: Handler) -> Place | None:
-    code = getattr(_unwrapped(handler.call), "__code__", None)
-    return None if code is None else (code.co_filename, code.co_firstlineno)
-
-
-def place_of_caller() -> Place | None:
-    """The line of the service's own code that calls."""
-    return _own_line()
-
-
-def _unwrapped(function: Any) -> Any:
-    while True:
-        inner = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
-        if inner is None:
-            return getattr(function, "__func__", function)
-        function = inner
-
-
-def _frames() -> Iterator[FrameType]:
-    """The frames of the caller, the innermost first, without those of these hooks."""
-    frame: FrameType | None = sys._getframe(1)
-    greenlet = sys.modules.get("greenlet")
-    inner = greenlet.getcurrent() if greenlet is not None else None
-    for _ in range(MOST_FRAMES):
-        while frame is None:
-            # SQLAlchemy runs the statements of coroutines in a greenlet; the coroutine waits in its parent.
-            inner = None if inner is None else inner.parent
-            if inner is None:
-                return
-            frame = inner.gr_frame
-        if frame.f_code.co_filename != __file__:
-            yield frame
-        frame = frame.f_back
-
-
-def _own_line() -> Place | None:
-    """The file and line of the innermost frame that is the service's own code; None if there is none."""
-    own = next((frame for frame in _frames() if is_own_code(frame.f_code.co_filename)), None)
-    return None if own is None else (own.f_code.co_filename, own.f_lineno)
-
-
-def _is_called_by_service() -> bool:
-    """Whether the service's own code executes a statement, and not the SDK."""
-    for frame in _frames():
-        file = frame.f_code.co_filename
-        if file.startswith(_SDK):
-            return False
-        if is_own_code(file):
-            return True
-    return False
-
-
 def _host(url: str) -> str:
     return urlsplit(url.partition(",")[0]).netloc
-
-
-def _shortened(statement: str) -> str:
-    line = re.sub(r"\s+", " ", statement).strip()
-    return line if len(line) <= STATEMENT_CHARACTERS else f"{line[:STATEMENT_CHARACTERS]}…"
-
-
-def commit_error(driver: Any, database: str, text: str) -> Exception:
-    """An error as a driver's module raises it for a connection to this kind of database that fails at the COMMIT."""
-    kind = getattr(driver, "OperationalError", None) or driver.DatabaseError
-    error: Exception = kind(_MYSQL_LOST, text) if database in ("mysql", "mariadb") else kind(text)
-    return error
 
 
 def _cut(connection: Any) -> None:
@@ -443,6 +273,16 @@ def _cut(connection: Any) -> None:
             copy.shutdown(socket.SHUT_RDWR)
     else:
         connection.close()
+
+
+def _finish(connection: Any) -> None:
+    """Close a dead process's connection. One of sqlite3 ends with the thread that uses it."""
+    with contextlib.suppress(Exception):
+        libpq = getattr(connection, "pgconn", None)
+        if libpq is not None:
+            libpq.finish()  # psycopg's own `close` may be a coroutine
+        elif not isinstance(connection, sqlite3.Connection) and not inspect.iscoroutinefunction(connection.close):
+            connection.close()
 
 
 # --- the SDK's methods ----------------------------------------------------------------------------------------
