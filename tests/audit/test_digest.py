@@ -61,6 +61,7 @@ NUMBERS = (0, 7, 42, 9999)
 DIGESTS = (0, 1, -1, 42, -(1 << 63), (1 << 63) - 1)
 
 
+@pytest.mark.long
 def test_numpy_python_and_spark_make_the_same_hashes(spark: Any) -> None:
     cases = [(ids.new_id(), number, digest) for number in NUMBERS for digest in DIGESTS]
     high = np.array([int.from_bytes(name[:8]) for name, *_ in cases], np.uint64)

@@ -116,6 +116,7 @@ def test_ghosts_have_their_producer_group_and_source(result: Result, trade: Trad
         assert case.evidence | named == case.evidence
 
 
+@pytest.mark.long
 def test_completeness_counts_what_was_delivered_and_took_effect(result: Result) -> None:
     figures = result.completeness
     assert figures is not None

@@ -135,11 +135,12 @@ OUT_OF_COLUMN = """() => innerWidth > 768 ? [] :
 below, content that is wider than its cell."""
 
 
-def test_every_page_stands_alone_and_fits(shop: Shop, window: Any) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)], ids=["some", "each"])
+def test_every_page_stands_alone_and_fits(shop: Shop, window: Any, step: int) -> None:
     """Each page loads without errors or other sites, and fits the window of a desk, of a wall and of a phone."""
     w = window(shop.url)
     sizes = [(DESK, "light"), (WALL, "light"), (PHONE, "dark")]
-    for path in pages(shop):
+    for path in pages(shop)[::step]:
         answer = w.go(path)
         assert answer.status == 200, path
         assert w.page.locator("h1").count() == 1 and w.page.title().endswith("– Notify"), path

@@ -85,6 +85,7 @@ def under_the_cursor(w: Any, chart: str) -> list[str]:
     return texts[1:]  # the first one is the time
 
 
+@pytest.mark.long
 def test_a_groups_page_says_what_metrics_say(url: str, window: Any) -> None:
     w = window(url)
     w.go(f"/groups/{GROUP}")
@@ -130,6 +131,7 @@ def test_charts_say_what_metrics_say(url: str, window: Any) -> None:
     assert w.wrong == []
 
 
+@pytest.mark.long
 def test_lists_say_what_metrics_say(url: str, window: Any) -> None:
     w = window(url)
     for path in ("/", "/groups"):

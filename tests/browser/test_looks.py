@@ -107,6 +107,7 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
     assert seen == []
 
 
+@pytest.mark.long
 def test_in_colours_of_the_system_nothing_is_told_by_a_background(scene: Scene, window: Any) -> None:
     """In Windows' contrast themes backgrounds and shadows are gone: what they told has an outline or a border."""
     w = window(scene.url)

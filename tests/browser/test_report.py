@@ -71,6 +71,7 @@ def test_it_fits_and_can_be_read(window: Any, url: str, tmp_path: Path, width: i
     assert tab.wrong == [] and {address.removeprefix(url) for address in tab.asked} <= {"/", "/favicon.ico"}
 
 
+@pytest.mark.long
 def test_a_command_is_chosen_with_one_click_and_reached_by_keyboard(window: Any, url: str) -> None:
     tab = window(url)
     tab.go("/")

@@ -79,6 +79,7 @@ def test_the_drawing_is_to_scale(told: Told, window: Any) -> None:
     assert w.wrong == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_story_has_tracebacks_links_and_a_way_to_correct(told: Told, window: Any, width: int) -> None:
     w = window(told.url, width=width)

@@ -42,6 +42,7 @@ def test_over_the_bridge_of_postgresql(wal_url: str, server: ServerProcess, uniq
     over_a_bridge(wal_url, server, unique, rows=rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("sqlite", marks=pytest.mark.long)])
 def test_over_sql_storage_and_a_relay(kind: str, database_urls: Mapping[str, str], tmp_path: Path, unique: str) -> None:
     with empty_database(kind, database_urls, tmp_path) as storage, opened(storage) as stored:
