@@ -470,10 +470,12 @@ def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
 
 
 def test_metrics_say_which_worker(server: ServerProcess) -> None:
-    _, text = ask(server.url, "GET", "/metrics")
-    for name in NAMES:
-        assert f'notify_topics{{worker="{name}"}}' in text
-    assert text.count("# TYPE notify_topics ") == 1
+    for accept in ("*/*", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"):
+        status, text = ask(server.url, "GET", "/metrics", headers={"accept": accept})
+        assert status == 200
+        for name in NAMES:
+            assert f'notify_topics{{worker="{name}"}}' in text
+        assert text.count("# TYPE notify_topics ") == 1 and "# EOF" not in text
 
 
 def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> None:

@@ -407,7 +407,8 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
     async def send(message: Message) -> None:
         sent.append(message)
 
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    # Other workers are asked without the caller's `accept`, too: all metrics must be in one format to be joined.
+    headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"accept")]
     local_scope = {
         **scope,
         "path": path,
