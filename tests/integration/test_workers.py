@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -456,6 +457,18 @@ def test_doctor_names_a_worker_that_hangs(server: ServerProcess) -> None:
         assert code == 1 and answer["findings"][0].startswith("worker-2 does not answer"), answer
         _, text = ask(server.url, "GET", "/metrics")
         assert 'notify_topics{worker="worker-1"}' in text and 'worker="worker-2"' not in text
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+
+
+def test_a_page_does_not_wait_long_for_a_worker_that_hangs(server: ServerProcess) -> None:
+    """Its menu counts what waits at all workers."""
+    hanging = process_of(server, "worker-2")
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        status, text = ask(server.url, "GET", "/settings", headers={"accept": "text/html"})
+        assert status == 200 and "Settings" in text and time.monotonic() - begin < 5
     finally:
         os.kill(hanging, signal.SIGCONT)
 

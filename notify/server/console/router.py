@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter, Request
@@ -76,10 +77,10 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
         async def serve(request: Request) -> Response:
             try:
                 asked = Api(api, request)
-                values = await ask(asked, request) | {"status": await status_of(asked)}
+                values, status = await asyncio.gather(ask(asked, request), status_of(asked))
             except NotifyError as error:
                 return failed(request, error)
-            return page(template, request, 200, **({"title": title} | values))
+            return page(template, request, 200, **({"title": title, "status": status} | values))
 
         routes.add_api_route(path, serve, methods=["GET"], response_model=None)
 
@@ -93,7 +94,7 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
             try:
                 figures = await Api(api, request).get(path_of(template, **request.path_params), span=span)
             except NotifyError as error:
-                return JSONResponse({"detail": str(error)}, error.status)
+                return JSONResponse({"detail": str(error)}, error.status, SECURITY)
             return JSONResponse(figures, headers=SECURITY)
 
         routes.add_api_route(path, history, methods=["GET"], response_model=None)
@@ -107,7 +108,7 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
         try:
             rows = (await Api(api, request).get(kind, prefix=q.strip(), internal="false", max=MOST_NAMES))[kind]
         except NotifyError as error:
-            return JSONResponse({"detail": str(error)}, error.status)
+            return JSONResponse({"detail": str(error)}, error.status, SECURITY)
         return JSONResponse([row["name"] for row in rows], headers=SECURITY)
 
     @routes.get("/find", response_model=None)

@@ -39,6 +39,9 @@ _READS = ("GET", "HEAD", "OPTIONS")
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
 METRICS_SECONDS = 4.0
 """A hanging worker must not keep the other workers' metrics from a monitor: Prometheus waits for 10 s."""
+STATUS = ADMIN + "status"
+STATUS_SECONDS = 1.0
+"""Each page of the console asks for it, for its menu."""
 Reply = tuple[int, bytes]
 """Status and body."""
 _UNKNOWN = 404
@@ -170,6 +173,8 @@ class _Spreading:
         seconds = READ_SECONDS if method == "GET" else WRITE_SECONDS
         if path == METRICS:
             seconds = METRICS_SECONDS
+        elif path == STATUS:
+            seconds = STATUS_SECONDS
         name = self._names[number]
         if name in self._workers.silent:
             raise Unavailable(
