@@ -61,6 +61,14 @@ def _comes_through_tls(request: Request, settings: Settings) -> bool:
     return settings.url.startswith("https://") or (settings.plaintext and protocol.strip().lower() == "https")
 
 
+def _address(request: Request, settings: Settings) -> str:
+    """The server's address for clients: the setting `url`, else the one that the browser uses."""
+    if settings.url:
+        return settings.url.rstrip("/").removesuffix(f"/{settings.shard}")  # any worker takes a first message
+    base = request.base_url
+    return str(base.replace(scheme="https") if _comes_through_tls(request, settings) else base).rstrip("/")
+
+
 HISTORIES = {
     "/overview/history": "history",
     "/topics/{topic}/history": "topics/{topic}/history",
@@ -80,7 +88,8 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
                 values, status = await asyncio.gather(ask(asked, request), status_of(asked))
             except NotifyError as error:
                 return failed(request, error)
-            return page(template, request, 200, **({"title": title, "status": status} | values))
+            known = {"title": title, "status": status, "address": _address(request, door.settings)}
+            return page(template, request, 200, **(known | values))
 
         routes.add_api_route(path, serve, methods=["GET"], response_model=None)
 
