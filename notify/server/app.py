@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from notify.errors import NotifyError, Unavailable, WrongRole
+from notify.runtime import faults
 from notify.runtime.clock import Clock, steady_clock
 from notify.server import health
 from notify.server.access.gate import Access
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 STRANGERS_SHARE, OPERATORS_SHARE = 0.1, 0.25
 """The least shares of the event loop's time for requests of strangers, and for those of operators (admin routes and the
 console), while producers and consumers keep it busy."""
+
+
+RELOAD_SECONDS = 5
+"""The least time between two tries to load the application for operators: anyone may ask for it, at any rate."""
+NOT_LOADED = "the server could not load what operators need; its log says why"
 
 
 def _nothing() -> None:
@@ -99,6 +105,8 @@ class App:
         self._parts = contextlib.AsyncExitStack()
         self._management: asyncio.Future[Management] | None = None
         """None before somebody needs it."""
+        self._reload_us = 0
+        """When it may be loaded again, if that failed."""
 
     async def start(self) -> None:
         """Recover the storage and begin to serve. Raises StorageFailed or Corrupt."""
@@ -133,12 +141,13 @@ class App:
         """The settings that hold now."""
         return self._started_with if self._running is None else self._running.core.settings
 
-    def open_answer(self, request: DataRequest) -> Answer:
+    async def open_answer(self, request: DataRequest) -> Answer:
         """The answer to a request that anyone may send: a probe of health, the page to sign in, the console's files."""
         try:
             request.find_format(self.settings)
             if request.path in PROBES:
                 return health.answer(self._running, request.path)
+            await self.management()  # it imports the console in its thread, not on the event loop
             from notify.server.console.open_pages import open_page
 
             page = open_page(request.path, request.query, request.headers)
@@ -150,22 +159,25 @@ class App:
         """Answer, as an ASGI application, all requests but those to data routes and probes."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        else:
+            return
+        try:
             management = await self.management()
+        except Unavailable as error:
+            await _refuse(send, error)
+        except asyncio.CancelledError:  # by uvicorn, some seconds after this server was told to stop
+            await _refuse(send, Unavailable(NOT_RUNNING))
+        else:
             await management(scope, receive, send)
 
     async def management(self) -> Management:
         """The application for operators. The first call loads it, in a thread: that takes a second of CPU, for
-        which neither a start nor producers and consumers should wait."""
-        if self._management is None:
-            self._management = asyncio.get_running_loop().run_in_executor(None, _managing, self)
-        loading = self._management
-        try:
-            return await asyncio.shield(loading)  # others may wait for it, too
-        except Exception:  # such as too few file descriptors: the next call tries again
-            if self._management is loading:
-                self._management = None
-            raise
+        which neither a start nor producers and consumers should wait. Raises Unavailable, with the cause, if it cannot
+        be loaded; after RELOAD_SECONDS a call tries again."""
+        loading, now_us = self._management, self._clock()
+        if loading is None or (now_us >= self._reload_us and loading.done() and loading.exception() is not None):
+            self._reload_us = now_us + RELOAD_SECONDS * 1_000_000
+            loading = self._management = asyncio.get_running_loop().run_in_executor(None, _loaded, self)
+        return await asyncio.shield(loading)  # others may wait for it, too
 
     async def _live(self, receive: Any, send: Any) -> None:
         """Run the server from uvicorn's first message to its second one."""
@@ -186,7 +198,25 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
 
+def _loaded(app: App) -> Management:
+    try:
+        return _managing(app)
+    except Exception as error:  # such as too few file descriptors
+        faults.unexpected("management_not_loaded", error)
+        raise Unavailable(NOT_LOADED) from error
+
+
 def _managing(app: App) -> Management:
     from notify.server.management import Management
 
     return Management(app)
+
+
+async def _refuse(send: Any, error: NotifyError) -> None:
+    """Answer with an error, without the application that would answer otherwise."""
+    answer = Answer.problem(error)
+    headers = [(b"content-type", answer.kind.encode()), (b"content-length", b"%d" % answer.size)]
+    if answer.retry_after:
+        headers.append((b"retry-after", b"%d" % answer.retry_after))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

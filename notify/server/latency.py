@@ -25,6 +25,10 @@ EXEMPLAR_US = 10_000_000
 """How long the exemplar of a bucket stays before another message may take its place."""
 
 
+LOOK_US = 1_000_000
+"""The least time between two looks for the exemplar of a bucket: most messages may have no sampled trace."""
+
+
 class Kind(NamedTuple):
     """A kind of latency; its metric is `notify_{name}_seconds`."""
 
@@ -73,7 +77,7 @@ class Exemplar(NamedTuple):
 class Latency(Histogram):
     """A histogram since the start, which knows what it counted in the last minutes."""
 
-    __slots__ = ("_before", "_last", "exemplars", "is_labelled")
+    __slots__ = ("_before", "_last", "_looked_us", "exemplars", "is_labelled")
 
     def __init__(self, *, with_exemplars: bool = False) -> None:
         super().__init__()
@@ -81,19 +85,23 @@ class Latency(Histogram):
         """Whether it has series of its own in /metrics; None: it has not been shown there yet."""
         self.exemplars: dict[int, Exemplar] | None = {} if with_exemplars else None
         """At most one for each bucket; None: none is kept, because this server does not trace."""
+        self._looked_us = [0] * BUCKETS if with_exemplars else []
+        """When an exemplar of each bucket was last looked for."""
         self._last = self._before = array("Q", self.counts)
 
     def exemplify(self, us: int, now_us: int, find_trace: Callable[[], str]) -> None:
         """Make a duration that ended now the exemplar of its bucket, unless that has a recent one.
 
         `find_trace` returns the id of its sampled trace, or "" if it has none. It may read a message, and is called
-        only if the exemplar is wanted.
+        only if the exemplar is wanted, at most once in LOOK_US for each bucket.
         """
         if self.exemplars is None or self.is_labelled is False:  # the sum of the others shows none
             return
         bucket = bisect_left(BOUNDS_US, us)
         known = self.exemplars.get(bucket)
-        if known is None or now_us - known.at_us >= EXEMPLAR_US:
+        is_wanted = known is None or now_us - known.at_us >= EXEMPLAR_US
+        if is_wanted and now_us - self._looked_us[bucket] >= LOOK_US:
+            self._looked_us[bucket] = now_us
             trace_id = find_trace()
             if trace_id:
                 self.exemplars[bucket] = Exemplar(max(0, us), now_us, trace_id)

@@ -20,9 +20,9 @@ from typing import Any, TextIO, cast
 import structlog
 import uvicorn
 
-from notify.errors import InvalidRequest, StorageFailed
+from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol.workers import check_count, refuse_one_of_several
-from notify.runtime import faults, tracing
+from notify.runtime import tracing
 from notify.runtime.alive import beat, tell
 from notify.runtime.clock import steady_clock
 from notify.runtime.log_output import STDOUT
@@ -161,7 +161,7 @@ def serve(
         topics = len(app.running().core.store.topics())
         event = "ready" if workers is None else "worker_is_ready"  # the parent says when all of them are
         log.info(event, url=address, data_dir=settings.data_dir, shard=settings.shard, topics=topics)
-        following.append(asyncio.get_running_loop().create_task(_load(app)))
+        following.append(asyncio.get_running_loop().create_task(_load(app, stop_serving)))
         if workers is None:  # what supervises this process hears of workers from their parent
             following.append(asyncio.get_running_loop().create_task(beat()))
         if greet is not None:
@@ -301,14 +301,17 @@ def _keep_to_owner(directory: Path) -> None:
     log.warning("data_directory_is_open", directory=str(directory), remedy=f"chmod 700 {directory}")
 
 
-async def _load(app: App) -> None:
-    """Load what operators need, so that the first of them does not wait for it."""
+async def _load(app: App, stop_serving: Callable[[], None]) -> None:
+    """Load what operators need, so that the first of them does not wait for it; without its modules, end the server."""
     try:
         await app.management()
-    except Exception as error:  # a request tries again
-        faults.unexpected("management_not_loaded", error)
+    except Unavailable as error:
+        if isinstance(error.__cause__, ImportError):
+            reason = f"this installation of Notify is incomplete: {error.__cause__}; install it again"
+            app.failed = InvalidRequest(reason)
+            stop_serving()
     else:
-        _settle_garbage()
+        gc.freeze()  # without a collection, which would stop the loop of a server that serves
 
 
 def _settle_garbage() -> None:

@@ -319,6 +319,10 @@ def test_the_cookie_is_secure_behind_a_proxy_that_ends_tls(fields: dict[str, Any
         cookie = answer.headers["set-cookie"]
         connection.close()
         assert answer.status == 303 and ("secure" in cookie.lower()) is is_secure
+        headers = {"accept": "text/html"} | ({"x-forwarded-proto": said} if said else {})
+        page = str(ask(server.url, "GET", "/", token=server.admin, headers=headers)[1])
+        scheme = "https" if is_secure else "http"
+        assert f"export NOTIFY_URL={scheme}://" in page and "export NOTIFY_TOKEN=" in page
 
 
 def test_a_data_directory_that_was_open_is_closed(tmp_path: Path) -> None:

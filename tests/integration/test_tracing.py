@@ -18,6 +18,7 @@ from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.protocol.message import ReceivedMessage
 from notify.runtime import tracing
+from notify.server.latency import LOOK_US
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import eventually
 from tests.support.groups import Caller, running, subscribe
@@ -185,6 +186,7 @@ def test_histograms_name_the_trace_of_a_message_in_each_bucket(spans: InMemorySp
             (message,) = Caller(server.url, "points", "i").receive("t")
             items = {"items": [{"receipt": message["receipt"], "action": "ack"}]}
             post(server.url, f"/v1/groups/points/settle?handled=61000_6.1&slowest=61000.{trace_id(5)}", items)
+            server.advance(LOOK_US / 1e6)
         consumed = [trace_id(1), trace_id(3)]
         assert exemplars(server.url) == {
             ("notify_commit_to_consumer_seconds", "points"): consumed,

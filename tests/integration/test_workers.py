@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -460,6 +461,18 @@ def test_doctor_names_a_worker_that_hangs(server: ServerProcess) -> None:
         os.kill(hanging, signal.SIGCONT)
 
 
+def test_a_page_does_not_wait_long_for_a_worker_that_hangs(server: ServerProcess) -> None:
+    """Its menu counts what waits at all workers."""
+    hanging = process_of(server, "worker-2")
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        status, text = ask(server.url, "GET", "/settings", headers={"accept": "text/html"})
+        assert status == 200 and "Settings" in text and time.monotonic() - begin < 5
+    finally:
+        os.kill(hanging, signal.SIGCONT)
+
+
 def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
     with TransactionProducer(server.url, group="orders") as producer:
         for key in KEYS:
@@ -470,10 +483,12 @@ def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
 
 
 def test_metrics_say_which_worker(server: ServerProcess) -> None:
-    _, text = ask(server.url, "GET", "/metrics")
-    for name in NAMES:
-        assert f'notify_topics{{worker="{name}"}}' in text
-    assert text.count("# TYPE notify_topics ") == 1
+    for accept in ("*/*", "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"):
+        status, text = ask(server.url, "GET", "/metrics", headers={"accept": accept})
+        assert status == 200
+        for name in NAMES:
+            assert f'notify_topics{{worker="{name}"}}' in text
+        assert text.count("# TYPE notify_topics ") == 1 and "# EOF" not in text
 
 
 def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> None:

@@ -144,7 +144,7 @@ class Served:
         self.answered.append(request)
         return Answer(200, "text/plain", b"answered")
 
-    def _open_answer(self, request: Request) -> Answer:
+    async def _open_answer(self, request: Request) -> Answer:
         return Answer(200, "text/plain", b"live")
 
     def send(self, data: bytes) -> int:

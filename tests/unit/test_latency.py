@@ -27,6 +27,7 @@ from notify.server.exposition import Exposition
 from notify.server.latency import (
     EXEMPLAR_US,
     KINDS,
+    LOOK_US,
     MOST_LABELLED,
     OTHER,
     Exemplar,
@@ -136,15 +137,16 @@ def test_a_bucket_keeps_one_exemplar_for_a_while() -> None:
 
         timed.exemplify(us, now_us, find_trace)
 
-    exemplify(3_000, NOW, "")
+    exemplify(3_000, NOW - LOOK_US, "")
+    exemplify(3_000, NOW - 1, "soon")
     exemplify(3_000, NOW, "a")
     exemplify(4_000, NOW + EXEMPLAR_US - 1, "b")
     exemplify(30_000, NOW, "c")
     assert timed.exemplars == {2: Exemplar(3_000, NOW, "a"), 5: Exemplar(30_000, NOW, "c")}
     exemplify(4_000, NOW + EXEMPLAR_US, "")
-    exemplify(4_000, NOW + EXEMPLAR_US, "d")
-    assert timed.exemplars[2] == Exemplar(4_000, NOW + EXEMPLAR_US, "d")
-    assert asked == ["", "a", "c", "", "d"], "a message is read only if its trace is wanted"
+    exemplify(4_000, NOW + EXEMPLAR_US + LOOK_US, "d")
+    assert timed.exemplars[2] == Exemplar(4_000, NOW + EXEMPLAR_US + LOOK_US, "d")
+    assert asked == ["", "a", "c", "", "d"], "a message is read only if its trace is wanted, and seldom"
     for us in range(0, 2_000_000_000, 500_000):
         exemplify(us, NOW, "e")
     assert len(timed.exemplars) <= BUCKETS

@@ -60,8 +60,13 @@ def test_tracebacks_have_a_bound_of_their_own() -> None:
     fit = MOST_TRACED // TRACE_CHARACTERS
     for n in range(fit + 10):
         recent.failed(Failed("g", "t", 0, n, 1, "i", 1, 2, "why", trace="x" * TRACE_CHARACTERS))
-    assert recent.failures_of("t", 0, 9) == []
+    assert [(f.reason, f.trace) for f in recent.failures_of("t", 0, 9)] == [("why", "")], "its reason stays"
     assert [len(f.trace) for f in recent.failures_of("t", 0, 10)] == [TRACE_CHARACTERS]
     for n in range(MOST_FAILED):
         recent.failed(Failed("g", "u", 0, n, 1, "i", 1, 2, "why"))
     assert recent.failures_of("t", 0, fit + 9) == [] and recent.failures_of("u", 0, 0) != []
+    for n in range(MOST_FAILED + fit + 10):
+        recent.failed(Failed("g", "v", 0, n, 1, "i", 1, 2, "why", trace="x" * TRACE_CHARACTERS))
+    last = MOST_FAILED + fit + 9
+    kept = [len(recent.failures_of("v", 0, n)[0].trace) for n in (last, last - fit + 1, last - fit)]
+    assert kept == [TRACE_CHARACTERS, TRACE_CHARACTERS, 0] and recent.failures_of("u", 0, MOST_FAILED - 1) == []

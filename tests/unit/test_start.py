@@ -13,8 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from notify.errors import InvalidRequest, NotifyError, Unavailable
 from notify.server.access import guard
-from notify.server.app import App
+from notify.server.app import RELOAD_SECONDS, App
 from notify.server.data.request import PROBES, Request
+from notify.server.serve import _load as load_management
 from notify.server.serve import serve
 from notify.server.settings import Settings, load, mistyped
 from notify.server.workers.supervisor import supervise
@@ -43,7 +44,7 @@ class Watched:
 
 async def status(app: App, path: str) -> int:
     request = Request("GET", path, b"", [])
-    return (app.open_answer(request) if path in PROBES else await app.data.answer(request)).status
+    return (await (app.open_answer(request) if path in (*PROBES, "/login") else app.data.answer(request))).status
 
 
 def test_what_runs_is_there_between_start_and_stop(tmp_path: Path) -> None:
@@ -193,12 +194,38 @@ def test_what_operators_need_is_loaded_once_and_again_after_a_failure(
 
     monkeypatch.setattr("notify.server.app._managing", managing)
 
+    now_us = 1_000_000
+
     async def both(app: App) -> list[Any]:
         return await asyncio.gather(app.management(), app.management(), return_exceptions=True)
 
     async def run() -> None:
-        app = App(Settings(data_dir=str(tmp_path)), MemoryStore)
-        assert [type(failed) for failed in await both(app)] == [OSError, OSError] and len(tries) == 1
+        nonlocal now_us
+        app = App(Settings(data_dir=str(tmp_path)), MemoryStore, lambda: now_us)
+        said: list[Message] = []
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        for _ in range(2):
+            assert [type(failed) for failed in await both(app)] == [Unavailable, Unavailable]
+            await app({"type": "http", "method": "GET", "path": "/", "headers": []}, send, send)
+            assert await status(app, "/login") == 503
+        assert [message["status"] for message in said if "status" in message] == [503, 503]
+        assert b"could not load" in said[-1]["body"] and len(tries) == 1, "strangers cannot repeat it at any rate"
+        now_us += RELOAD_SECONDS * 1_000_000
         assert await both(app) == await both(app) == ["management"] * 2 and len(tries) == 2
 
     asyncio.run(run())
+
+
+def test_a_server_without_the_modules_that_operators_need_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def managing(app: App) -> Any:
+        raise ModuleNotFoundError("No module named 'fastapi'")
+
+    monkeypatch.setattr("notify.server.app._managing", managing)
+    app, ended = App(Settings(data_dir=str(tmp_path)), MemoryStore), []
+    asyncio.run(load_management(app, lambda: ended.append(app.failed)))
+    assert ended == [app.failed] and "No module named 'fastapi'; install it again" in str(app.failed)

@@ -105,7 +105,7 @@ def test_a_story_of_one_instant_has_no_drawing() -> None:
 def test_lanes_have_a_bound() -> None:
     waiting = {f"g{n}": "waiting" for n in range(MOST_LANES + 10)}
     story = drawn(life(*START, now=9, **waiting))
-    assert story is not None and len(story.lanes) == MOST_LANES + 1
+    assert story is not None and len(story.lanes) == MOST_LANES + 1 and story.left_out == 10
 
 
 @pytest.mark.parametrize(

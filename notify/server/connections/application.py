@@ -31,5 +31,5 @@ class Application(Door, Protocol):
     def data(self) -> DataAnswers:
         """Answers requests to data routes now; it changes when the server starts and stops."""
 
-    def open_answer(self, request: Request) -> Answer:
+    async def open_answer(self, request: Request) -> Answer:
         """The answer to a request that anyone may send: a probe of health, the page to sign in, the console's files."""

@@ -449,7 +449,7 @@ class Protocol(HttpToolsProtocol):
             if cycle.refusal is not None:
                 answer = Answer.problem(cycle.refusal)
             elif request.principal is NOBODY:
-                answer = self.app.open_answer(request)
+                answer = await self.app.open_answer(request)
             else:
                 answer = await self.app.data.answer(request)
             cycle.response_complete = True

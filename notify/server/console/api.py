@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message
 
 from notify.errors import NotifyError
+from notify.runtime import faults
 
 
 class Refused(NotifyError):
@@ -31,6 +32,9 @@ async def status_of(api: Api) -> dict[str, Any] | None:
     try:
         return await api.get("status")
     except NotifyError:
+        return None
+    except Exception as error:
+        faults.unexpected("status_not_shown", error)
         return None
 
 

@@ -28,7 +28,7 @@ Page = Callable[[Api, Request], Awaitable[dict[str, Any]]]
 async def _overview(api: Api, request: Request) -> dict[str, Any]:
     overview = await api.get("overview")
     sort = _sort(request, "pain")
-    values = {"o": overview, "sort": sort, "address": str(request.base_url).rstrip("/")}
+    values = {"o": overview, "sort": sort}
     if overview["queues"] is None:
         return values | {"groups": [], "of": 0}
     answer = await api.get("groups", sort=sort, max=WORST)

@@ -32,10 +32,10 @@ NAVIGATION = (
 )  # fmt: skip
 """The groups of the menu, each with the addresses and names of its pages."""
 _COUNTED = {
-    "/groups": ("held_keys", "held key"), "/dead-letters": ("dead_letters", "dead letter"),
-    "/nodes": ("refused", "refused transaction"),
+    "/groups": ("held_keys", "held key", "held keys"), "/dead-letters": ("dead_letters", "dead letter", "dead letters"),
+    "/nodes": ("refused", "refused transaction", "refused transactions"),
 }  # fmt: skip
-"""Pages whose entries in the menu have a count: what is counted, and its name."""
+"""Pages whose entries in the menu have a count: what is counted, and its name for one and for several."""
 _LISTS = {target: label for _, pages in NAVIGATION for target, label in pages}
 
 LIVE = {
@@ -85,11 +85,14 @@ def menu_counts(status: Mapping[str, Any]) -> dict[str, tuple[int, str, str]]:
     parked = waiting.get("parked", 0)
     is_critical = any(alarm["severity"] == "critical" for alarm in alarms)
     counts = {
-        "/": (len(alarms), "alarm", "bad" if is_critical else "warn"),
-        "/transactions": (waiting.get("in_doubt", 0) + parked, "transaction without an outcome", "bad" * bool(parked)),
-    }
-    counts |= {page: (waiting.get(name, 0), noun, "warn") for page, (name, noun) in _COUNTED.items()}
-    return {page: (n, noun + "s" * (n > 1), mood) for page, (n, noun, mood) in counts.items() if n}
+        "/": (len(alarms), "alarm", "alarms", "bad" if is_critical else "warn"),
+        "/transactions": (
+            waiting.get("in_doubt", 0) + parked,
+            "transaction without an outcome", "transactions without an outcome", "bad" * bool(parked),
+        ),
+    }  # fmt: skip
+    counts |= {page: (waiting.get(name, 0), one, several, "warn") for page, (name, one, several) in _COUNTED.items()}
+    return {page: (n, one if n == 1 else several, mood) for page, (n, one, several, mood) in counts.items() if n}
 
 
 def _trail(path: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter, Request
@@ -60,6 +61,14 @@ def _comes_through_tls(request: Request, settings: Settings) -> bool:
     return settings.url.startswith("https://") or (settings.plaintext and protocol.strip().lower() == "https")
 
 
+def _address(request: Request, settings: Settings) -> str:
+    """The server's address for clients: the setting `url`, else the one that the browser uses."""
+    if settings.url:
+        return settings.url.rstrip("/").removesuffix(f"/{settings.shard}")  # any worker takes a first message
+    base = request.base_url
+    return str(base.replace(scheme="https") if _comes_through_tls(request, settings) else base).rstrip("/")
+
+
 HISTORIES = {
     "/overview/history": "history",
     "/topics/{topic}/history": "topics/{topic}/history",
@@ -76,10 +85,11 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
         async def serve(request: Request) -> Response:
             try:
                 asked = Api(api, request)
-                values = await ask(asked, request) | {"status": await status_of(asked)}
+                values, status = await asyncio.gather(ask(asked, request), status_of(asked))
             except NotifyError as error:
                 return failed(request, error)
-            return page(template, request, 200, **({"title": title} | values))
+            known = {"title": title, "status": status, "address": _address(request, door.settings)}
+            return page(template, request, 200, **(known | values))
 
         routes.add_api_route(path, serve, methods=["GET"], response_model=None)
 
@@ -93,7 +103,7 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
             try:
                 figures = await Api(api, request).get(path_of(template, **request.path_params), span=span)
             except NotifyError as error:
-                return JSONResponse({"detail": str(error)}, error.status)
+                return JSONResponse({"detail": str(error)}, error.status, SECURITY)
             return JSONResponse(figures, headers=SECURITY)
 
         routes.add_api_route(path, history, methods=["GET"], response_model=None)
@@ -107,7 +117,7 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
         try:
             rows = (await Api(api, request).get(kind, prefix=q.strip(), internal="false", max=MOST_NAMES))[kind]
         except NotifyError as error:
-            return JSONResponse({"detail": str(error)}, error.status)
+            return JSONResponse({"detail": str(error)}, error.status, SECURITY)
         return JSONResponse([row["name"] for row in rows], headers=SECURITY)
 
     @routes.get("/find", response_model=None)

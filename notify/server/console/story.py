@@ -60,13 +60,15 @@ class Lane:
 
 
 class Story(NamedTuple):
-    """The drawing. `ticks`: shares of the scale in percent, and the times since the first event there."""
+    """The drawing. `ticks`: shares of the scale in percent, and the times since the first event there. `left_out`: how
+    many groups have no lane."""
 
     lanes: list[Lane]
     ticks: list[tuple[float, str]]
     scale: str
     other_scale: str
     seconds: float
+    left_out: int
 
 
 def drawn(life: Mapping[str, Any], scale: str = "") -> Story | None:
@@ -85,13 +87,15 @@ def drawn(life: Mapping[str, Any], scale: str = "") -> Story | None:
         scale = LOGARITHMIC if _is_crowded(times, end - begin) else LINEAR
     place = _places(scale, end - begin)
     draw = _Drawing(lambda at: place(at - begin), end)
-    lanes = list(draw.lanes(life, list(zip(times, events, strict=True))))
+    groups = _groups(life)
+    lanes = list(draw.lanes(life, groups[:MOST_LANES], list(zip(times, events, strict=True))))
     ticks: list[tuple[float, str]] = []
     for seconds in _ticks(scale, end - begin):
         at = round(place(seconds), 2)
         if not ticks or at - ticks[-1][0] >= LEAST_APART:
             ticks.append((at, latency(seconds)))
-    return Story(lanes, ticks, scale, LINEAR if scale == LOGARITHMIC else LOGARITHMIC, end - begin)
+    other_scale = LINEAR if scale == LOGARITHMIC else LOGARITHMIC
+    return Story(lanes, ticks, scale, other_scale, end - begin, len(groups) - len(groups[:MOST_LANES]))
 
 
 def trace_id(headers: Mapping[str, str] | None) -> str:
@@ -102,6 +106,12 @@ def trace_id(headers: Mapping[str, str] | None) -> str:
 
 def _seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
+
+
+def _groups(life: Mapping[str, Any]) -> list[str]:
+    """The groups with an event, in order, and those that have not settled the message."""
+    with_event = dict.fromkeys(event["group"] for event in life["timeline"] if "group" in event)
+    return list(with_event | dict.fromkeys(row["group"] for row in life["groups"] if row["state"] != "settled"))
 
 
 def _is_open(life: Mapping[str, Any]) -> bool:
@@ -139,12 +149,13 @@ class _Drawing:
         self._place = place
         self._end = end
 
-    def lanes(self, life: Mapping[str, Any], events: Sequence[tuple[float, dict[str, Any]]]) -> Iterator[Lane]:
+    def lanes(
+        self, life: Mapping[str, Any], groups: Sequence[str], events: Sequence[tuple[float, dict[str, Any]]]
+    ) -> Iterator[Lane]:
         yield self._transaction(life, [(at, event) for at, event in events if "group" not in event])
         states = {row["group"]: row["state"] for row in life["groups"]}
-        names = dict.fromkeys(event["group"] for _, event in events if "group" in event)
         queued = next((at for at, event in events if event["kind"] == "queued"), None)
-        for name in list(names | dict.fromkeys(n for n, state in states.items() if state != "settled"))[:MOST_LANES]:
+        for name in groups:
             own = [(at, event) for at, event in events if event.get("group") == name]
             yield self._group(name, own, own[0][0] if queued is None else queued, states.get(name, "settled"))
 

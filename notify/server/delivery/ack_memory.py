@@ -63,7 +63,7 @@ class Failed(NamedTuple):
 class AckMemory:
     """The rings of one server. Times are microseconds since 1970."""
 
-    __slots__ = ("_acknowledged", "_failed", "_runs", "_traced", "since_us")
+    __slots__ = ("_acknowledged", "_failed", "_runs", "_traced", "_traceless", "since_us")
 
     def __init__(self, now_us: int) -> None:
         self.since_us = now_us
@@ -72,6 +72,8 @@ class AckMemory:
         self._runs = 0
         self._failed: deque[Failed] = deque()
         self._traced = 0
+        self._traceless = 0
+        """How many of the oldest failures have no traceback any more."""
 
     def acknowledged(self, acknowledged: Acknowledged) -> None:
         """Remember the messages that a request acknowledged in a queue."""
@@ -83,11 +85,17 @@ class AckMemory:
             self.since_us = at_us
 
     def failed(self, failure: Failed) -> None:
-        """Remember a failed attempt, and forget the oldest ones beyond the bounds."""
+        """Remember a failed attempt, and forget the oldest failures and tracebacks beyond the bounds."""
         self._failed.append(failure)
         self._traced += len(failure.trace)
-        while len(self._failed) > MOST_FAILED or self._traced > MOST_TRACED:
+        if len(self._failed) > MOST_FAILED:
             self._traced -= len(self._failed.popleft().trace)
+            self._traceless = max(0, self._traceless - 1)
+        while self._traced > MOST_TRACED:
+            oldest = self._failed[self._traceless]
+            self._traced -= len(oldest.trace)
+            self._failed[self._traceless] = oldest._replace(trace="")
+            self._traceless += 1
 
     def holders_of(self, topic: str, queue: int, offset: int) -> dict[str, Holder]:
         """The consumers that acknowledged a message, by group, if they are remembered and certain.

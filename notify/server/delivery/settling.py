@@ -138,8 +138,6 @@ class Settling:
             for places in lease_acked.places:
                 lease.instance.finish(cursor.serves, len(places), now_us)
                 self._to_ack.add_ages(now_us, *lease.times.of(places))
-                if self._to_ack.exemplars is not None:
-                    self._exemplify(lease, places[0], now_us)
                 self._leases.close(lease, places)
         self._metrics.acked += sum([count for _, count in runs])
         if cursor.keeps_order:
@@ -147,6 +145,10 @@ class Settling:
                 cursor.finished(range(first, first + count))
         if not cursor.is_awake:
             self._turns.wake(cursor)
+        if self._to_ack.exemplars is not None:  # last: the messages are settled, whatever it finds
+            for lease, lease_acked in acked.items():
+                for places in lease_acked.places:
+                    self._exemplify(lease, places[0], now_us)
 
     def _exemplify(self, lease: Lease, place: int, now_us: int) -> None:
         """Note the trace of an acknowledged message, if one is wanted."""

@@ -39,6 +39,9 @@ _READS = ("GET", "HEAD", "OPTIONS")
 READ_SECONDS, WRITE_SECONDS = 10.0, 60.0
 METRICS_SECONDS = 4.0
 """A hanging worker must not keep the other workers' metrics from a monitor: Prometheus waits for 10 s."""
+STATUS = ADMIN + "status"
+STATUS_SECONDS = 1.0
+"""Each page of the console asks for it, for its menu."""
 Reply = tuple[int, bytes]
 """Status and body."""
 _UNKNOWN = 404
@@ -170,6 +173,8 @@ class _Spreading:
         seconds = READ_SECONDS if method == "GET" else WRITE_SECONDS
         if path == METRICS:
             seconds = METRICS_SECONDS
+        elif path == STATUS:
+            seconds = STATUS_SECONDS
         name = self._names[number]
         if name in self._workers.silent:
             raise Unavailable(
@@ -407,7 +412,8 @@ async def _asked_here(api: ASGIApp, scope: Scope, path: str, query: str, body: b
     async def send(message: Message) -> None:
         sent.append(message)
 
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    # Other workers are asked without the caller's `accept`, too: all metrics must be in one format to be joined.
+    headers = [(name, value) for name, value in scope["headers"] if name not in (b"content-length", b"accept")]
     local_scope = {
         **scope,
         "path": path,

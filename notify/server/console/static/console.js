@@ -49,11 +49,14 @@
     asked = address;
     try {
       const answer = await fetch(address);
-      const names = answer.ok ? await answer.json() : [];
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      const names = await answer.json();
       if (address !== asked) return;  // More has been typed.
       field.list.replaceChildren(...names.map((name) => new Option(name, name)));
       field.list.dataset.offered = field.value;
-    } catch (error) { /* Names can be typed. */ }
+    } catch (error) {  // Names can be typed; the next key or focus asks again.
+      if (address === asked) asked = "";
+    }
   }
   document.addEventListener("focusin", (event) => { if (event.target.list) offer(event.target); });
   document.addEventListener("input", (event) => {
@@ -158,7 +161,8 @@
       const next = page.getElementById("live");
       if (!answer.ok || !next) throw new Error(`status ${answer.status}`);
       morph(live, next);
-      const counts = page.querySelectorAll("[data-count]");
+      // Counts that the server does not know now, or only a part of, stay as they were.
+      const counts = page.querySelectorAll("nav:not([data-uncounted]) [data-count]");
       document.querySelectorAll("[data-count]").forEach((place, n) => {
         if (counts[n] && counts[n].innerHTML !== place.innerHTML) place.replaceChildren(...counts[n].childNodes);
       });
