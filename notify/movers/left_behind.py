@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.check.listener import CheckUnavailable
 from notify.client.producer.left_behind import LeftBehind, means_away
 from notify.client.producer.left_sender import LeftSender
 from notify.client.producer.transactions import TransactionClient
@@ -21,7 +22,7 @@ from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import WITHOUT_INDEX, half_message, notify_source, with_left_behind_index
 from notify.client.threads.loop import instance_name
-from notify.errors import Backpressure, NotifyError
+from notify.errors import Backpressure, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.outbox import SERVER
 from notify.runtime.databases import has_table, is_lost, reason_of
@@ -36,6 +37,10 @@ MOST_STEPS = 100
 """
 SLOWED_SECONDS = 1.0
 """The pause after a server took less than was sent, because of a rate or a full backlog."""
+MOST_NAMED = 3
+"""The most schemas that an error or warning names for one reason."""
+SERVERS, SCHEMAS, LOOK = "servers", "schemas", "look"
+"""What a warning is about: see `complain`."""
 NEEDS = (Need(half_message, sees=(SELECT, UPDATE)), Need(notify_source, sees=(SELECT,)))
 """The needs of a mover that sends what was left behind."""
 NOT_TO_KAFKA = "Kafka knows no ids, and a server may have the half"
@@ -55,7 +60,8 @@ class LeftBehindMover:
         self._url = transactions_url or ("" if url.startswith(SCHEME) else url)
         self._is_named = bool(transactions_url)
         self._instance = instance_name()
-        self._complaint = ""
+        self._complaints: dict[str, str] = {}
+        """What was logged last about each of SERVERS, SCHEMAS and LOOK."""
         self._without_index: list[str] = []
         """The schemas that are left alone since their table lacks the index, at the last look."""
         self._sending: asyncio.Task[None] | None = None
@@ -73,7 +79,7 @@ class LeftBehindMover:
         self._without_index = missing
         found = left_rows.with_waiting(connection, indexed) if indexed else []
         if not found:
-            self._complaint = ""
+            self._complaints = {}
         return found
 
     async def send(self, engine: Engine, schemas: Sequence[str]) -> None:
@@ -85,16 +91,19 @@ class LeftBehindMover:
         database = DatabaseCalls(engine)
         failed: Exception | None = None
         try:
-            for group, its_schemas in (await self._groups(database, schemas)).items():
+            groups, unread = await self._groups(database, schemas)
+            for group, its_schemas in groups.items():
                 try:
                     await self._send_group(group, database, its_schemas)
+                except CheckUnavailable as error:
+                    failed = failed or Unavailable(f"what group {group} left behind is not sent: {error}")
                 except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
                     failed = failed or error
                     if is_lost(error) or (isinstance(error, NotifyError) and means_away(error)):
                         break
         finally:
             await database.close()
-        if failed is not None:
+        if failed := failed or unread:
             raise failed
 
     async def try_to_send(self, engine: Engine, schemas: Sequence[str]) -> None:
@@ -106,7 +115,7 @@ class LeftBehindMover:
             try:
                 await self.send(engine, schemas)
             except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
-                self.complain(f"what producers left behind waits in its rows: {reason_of(error)}")
+                self.complain(SERVERS, f"what producers left behind waits in its rows: {reason_of(error)}")
                 is_slowed = isinstance(error, NotifyError) and error.status == Backpressure.status
                 if is_slowed:
                     await asyncio.sleep(SLOWED_SECONDS)
@@ -118,10 +127,10 @@ class LeftBehindMover:
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self.try_to_send(engine, schemas))
 
-    def complain(self, why: str) -> None:
-        """Log why something is not sent, unless that is what was logged last."""
-        if why != self._complaint:
-            self._complaint = why
+    def complain(self, about: str, why: str) -> None:
+        """Log why something is not sent, unless that is what was logged last about this: SERVERS, SCHEMAS or LOOK."""
+        if why != self._complaints.get(about):
+            self._complaints[about] = why
             log.warning("%s", why)
 
     async def close(self) -> None:
@@ -130,26 +139,33 @@ class LeftBehindMover:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    async def _groups(self, database: DatabaseCalls, schemas: Sequence[str]) -> dict[str, list[str]]:
-        """The groups whose rows can be sent from here, with the schemas of each."""
+    async def _groups(
+        self, database: DatabaseCalls, schemas: Sequence[str]
+    ) -> tuple[dict[str, list[str]], Unavailable | None]:
+        """The groups whose rows can be sent from here, with the schemas of each, and an error that names the schemas
+        that cannot be read, if others can."""
         found: dict[str, list[str]] = {}
+        unsent: dict[str, list[str]] = {}
+        unread: dict[str, list[str]] = {}
         for schema in schemas:
             try:
                 groups = await database.call(left_rows.groups, schema=schema)
                 why = "" if self._url else NOT_TO_KAFKA
                 if not self._is_named and not why and await database.call(has_table, SERVER.table.name, schema=schema):
                     why = NOT_PAST_SERVERS
-            except sa.exc.DBAPIError as error:
-                if len(schemas) == 1 or is_lost(error):
+            except (sa.exc.DBAPIError, CheckUnavailable) as error:
+                if is_lost(error) or (len(schemas) == 1 and isinstance(error, sa.exc.DBAPIError)):
                     raise
-                self.complain(f"what was left behind in the schema {schema} is not sent: {reason_of(error)}")
+                unread.setdefault(reason_of(error), []).append(schema)
                 continue
             if why and groups:
-                self.complain(f"what producer group {groups[0]} left behind in {schema} is not sent: {why}. {REMEDY}")
+                unsent.setdefault(why, []).append(schema)
                 continue
             for group in groups:
                 found.setdefault(group, []).append(schema)
-        return found
+        if unsent:
+            self.complain(SCHEMAS, f"{_in_schemas(unsent)}. {REMEDY}")
+        return found, Unavailable(_in_schemas(unread)) if unread else None
 
     async def _send_group(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
         left_behind = LeftBehind()
@@ -170,6 +186,15 @@ class LeftBehindMover:
             self.sent += sender.sent
             self.refused += sender.refused
             await sender.close()
+
+
+def _in_schemas(by_reason: dict[str, list[str]]) -> str:
+    """Why what producers left behind is not sent, with some of the schemas of each reason."""
+    parts = []
+    for why, schemas in by_reason.items():
+        more = f" and {len(schemas) - MOST_NAMED} more" if len(schemas) > MOST_NAMED else ""
+        parts.append(f"what producers left behind in schema {', '.join(schemas[:MOST_NAMED])}{more} is not sent: {why}")
+    return "; ".join(parts)
 
 
 class _NoOutcomes:

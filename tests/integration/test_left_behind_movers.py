@@ -19,7 +19,7 @@ from notify.errors import Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.relay import relay as relays
 from notify.movers.relay.relay import Relay
-from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED, within_schema
 from notify.runtime.schemas import found_in
 from notify.storage.sql import schema as server_schema
 from notify.testing.process import ServerProcess
@@ -179,6 +179,29 @@ def test_one_group_whose_rows_the_server_refuses_holds_up_no_other(
     asyncio.run(mover.send(engine, [schema_of(engine)]))
     assert delivered(away.url, f"{unique}-b") == ["1", "2", "3"]
     assert mover.sent == 4
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_schema_without_a_source_id_holds_up_no_other(
+    away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a"))
+    away.start()
+    broken = ["broken_1", "broken_2"]
+    for schema in broken:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+        create_tables(within_schema(engine, schema))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DELETE FROM {schema}.notify_source")
+            connection.exec_driver_sql(f"INSERT INTO {schema}.half_message SELECT * FROM half_message")
+    mover = LeftBehindMover(away.url)
+    for _ in range(2):
+        asyncio.run(mover.try_to_send(engine, [*broken, schema_of(engine)]))
+    assert delivered(away.url, unique) == ["a"] and states(engine) == {RELAYED}
+    assert caplog.text.count("broken_1, broken_2 is not sent: the table notify_source is empty") == 1
+    with pytest.raises(Unavailable, match="notify_source is empty"):
+        asyncio.run(mover.send(engine, broken[:1]))
 
 
 @pytest.mark.parametrize("database", ["sqlite"])

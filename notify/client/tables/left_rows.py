@@ -121,9 +121,10 @@ def earlier(connection: Connection, group: str, found: Look) -> list[Earlier]:
 
 def groups(connection: Connection) -> list[str]:
     """The producer groups that have left something behind in a schema, MOST_GROUPS at most. Raises SQLAlchemy's error
-    also if this role may not note in the rows what becomes of them."""
+    also if this role may not note in the rows what becomes of them, and CheckUnavailable if notify_source is empty."""
     connection.execute(half_message.update().where(sa.false()).values(shards="", relayed=RELAYED))
-    query = sa.select(_c.producer_group).where(is_left_behind).distinct()
+    read_source(connection)
+    query = sa.select(_c.producer_group).where(is_left_behind).distinct().order_by(_c.producer_group)
     return [str(group) for group in connection.scalars(query.limit(MOST_GROUPS))]
 
 
