@@ -39,7 +39,7 @@ class LeftBehindRows:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def once(self) -> None:
-        """Look, and send what is found. What fails is logged, and no reason to stop the bridge."""
+        """Look, and send what is found. What fails for now is logged, and no reason to stop the bridge."""
         try:
             schemas = await in_thread(self._look)
         except (sa.exc.SQLAlchemyError, RuntimeError, OSError) as error:
@@ -47,6 +47,11 @@ class LeftBehindRows:
             return
         if schemas:
             await self._mover.try_to_send(self._engine, schemas)
+
+    async def send(self) -> None:
+        """As `once`, but raises the first error; see LeftBehindMover.send."""
+        if schemas := await in_thread(self._look):
+            await self._mover.send(self._engine, schemas)
 
     def _look(self) -> list[str]:
         """The schemas with something to send."""

@@ -37,6 +37,8 @@ MOST_STEPS = 100
 """
 SLOWED_SECONDS = 1.0
 """The pause after a server took less than was sent, because of a rate or a full backlog."""
+MOST_SLOWED = round(LOOK_SECONDS / SLOWED_SECONDS)
+"""The most times that it is tried again after such a pause, before the next look."""
 MOST_NAMED = 3
 """The most schemas that an error or warning names for one reason."""
 SERVERS, SCHEMAS, LOOK = "servers", "schemas", "look"
@@ -108,9 +110,8 @@ class LeftBehindMover:
 
     async def try_to_send(self, engine: Engine, schemas: Sequence[str]) -> None:
         """As `send`, but an error is only logged, once for each reason: the next look tries again. While the servers
-        only bound how much they take in a time, it goes on."""
-        is_slowed = True
-        while is_slowed:
+        only bound how much they take in a time, it goes on, until about the next look."""
+        for _ in range(MOST_SLOWED):
             is_slowed = False
             try:
                 await self.send(engine, schemas)
@@ -121,6 +122,8 @@ class LeftBehindMover:
                     await asyncio.sleep(SLOWED_SECONDS)
             except Exception:
                 log.exception("what producers left behind was not sent; the next look tries again")
+            if not is_slowed:
+                return
 
     def begin(self, engine: Engine, schemas: Sequence[str]) -> None:
         """`try_to_send` in the background, unless that is still under way from an earlier call."""
