@@ -16,13 +16,15 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.check.listener import CheckUnavailable
 from notify.client.producer.left_behind import LeftBehind, means_away
-from notify.client.producer.left_sender import LeftSender
+from notify.client.producer.left_sender import PROBE_SECONDS, LeftSender
 from notify.client.producer.transactions import TransactionClient
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import WITHOUT_INDEX, half_message, notify_source, with_left_behind_index
 from notify.client.threads.loop import instance_name
-from notify.errors import Backpressure, NotifyError, Unavailable
+from notify.client.transport.http import read_answer
+from notify.client.transport.servers import Servers, decode_members
+from notify.errors import Backpressure, InvalidRequest, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.outbox import SERVER
 from notify.runtime.databases import has_table, is_lost, reason_of
@@ -170,7 +172,33 @@ class LeftBehindMover:
             self.complain(SCHEMAS, f"{_in_schemas(unsent)}. {REMEDY}")
         return found, Unavailable(_in_schemas(unread)) if unread else None
 
+    async def _check_target(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
+        """Raises InvalidRequest if the target has none of the shards that this group's rows name: a mover may copy to
+        another cluster, which has none of the halves."""
+        named: set[str] = set()
+        for schema in schemas:
+            named |= await database.call(left_rows.named_shards, group, schema=schema)
+        if not named:
+            return
+        servers = Servers(self._url, "transactions")
+        try:
+            answer = read_answer(decode_members, await servers.call("GET", "/v1/members", b"", PROBE_SECONDS))
+        except Unavailable:
+            raise
+        except NotifyError:
+            return  # it answers: let it refuse the halves themselves
+        finally:
+            await servers.aclose()
+        there = {shard for member in answer.servers() for shard in member.shards}
+        if there and named.isdisjoint(there):
+            raise InvalidRequest(
+                f"what group {group} left behind is not sent: its rows name the shard {min(named)}, and the target has "
+                f"{min(there)}: it is not the server of this group. {REMEDY}"
+            )
+
     async def _send_group(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
+        if not self._is_named:
+            await self._check_target(group, database, schemas)
         left_behind = LeftBehind()
         left_behind.away()  # the server is asked whether it is there, before rows are read
         sender = LeftSender(

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from notify.client import create_tables
 from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source
-from notify.errors import Unavailable
+from notify.errors import InvalidRequest, Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.relay import relay as relays
 from notify.movers.relay.relay import Relay
@@ -26,7 +26,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import eventually, eventually_async
 from tests.support.commands import Command, cli
 from tests.support.http import ask
-from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows
+from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows, send
 from tests.support.servers import stop_if_running
 
 
@@ -179,6 +179,27 @@ def test_one_group_whose_rows_the_server_refuses_holds_up_no_other(
     asyncio.run(mover.send(engine, [schema_of(engine)]))
     assert delivered(away.url, f"{unique}-b") == ["1", "2", "3"]
     assert mover.sent == 4
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_target_that_is_not_the_server_of_the_group_gets_nothing(
+    away: ServerProcess, server: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """A relay that copies to another cluster would send halves there, and mark the rows as sent."""
+    away._environment = {"NOTIFY_SHARD": "shop"}
+    away.start()
+    with auto(away, engine, unique) as producer:
+        producer.outgoing.start()
+        send(producer, unique, "a", key="k")
+    eventually(lambda: delivered(away.url, unique) == ["a"], "the message")
+    leave_and_die("http://127.0.0.1:9", unique, engine.url, of_key("k", "b"))
+    with pytest.raises(InvalidRequest, match=r"not the server of this group.*--transactions-url"):
+        asyncio.run(LeftBehindMover(server.url).send(engine, [schema_of(engine)]))
+    with pytest.raises(InvalidRequest, match="--transactions-url"):
+        asyncio.run(Relay(engine, server.url).run(once=True))
+    assert [relayed for relayed, _ in rows(engine)].count(LEFT_BEHIND) == 1 and delivered(server.url, unique) == []
+    asyncio.run(LeftBehindMover(server.url, away.url).send(engine, [schema_of(engine)]))
+    assert delivered(away.url, unique) == ["a", "b"]
 
 
 @pytest.mark.parametrize("database", ["postgresql"])
