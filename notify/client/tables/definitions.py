@@ -140,9 +140,11 @@ def columns_of(connection: Connection, table: sa.Table, schema: str | None = Non
 
 def with_left_behind_index(connection: Connection, schemas: Iterable[str]) -> list[str]:
     """Those of these schemas in which a look for what producers left behind reads an index, and not the whole table:
-    a table that an older version made, or a migration of one's own, may lack it."""
+    a table that an older version made, or a migration of one's own, may lack it, or a CREATE INDEX CONCURRENTLY may
+    have failed."""
+    schemas = list(schemas)
     if connection.dialect.name not in PARTIAL:
-        return list(schemas)  # half_message_waiting serves both
+        return schemas  # half_message_waiting serves both
     if connection.dialect.name == "sqlite":
         query = f"SELECT 1 FROM {{}} WHERE type = 'index' AND name = '{LEFT_BEHIND_INDEX}'"
         there = {
@@ -151,8 +153,13 @@ def with_left_behind_index(connection: Connection, schemas: Iterable[str]) -> li
             if connection.scalar(sa.text(query.format(qualified(connection, "sqlite_master", schema or SQLITE))))
         }
     else:
-        named = sa.text("SELECT schemaname FROM pg_catalog.pg_indexes WHERE tablename = :table AND indexname = :index")
-        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX}
+        named = sa.text(
+            "SELECT n.nspname FROM pg_catalog.pg_index i"
+            " JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid JOIN pg_catalog.pg_class t ON t.oid = i.indrelid"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace"
+            " WHERE t.relname = :table AND c.relname = :index AND i.indisvalid AND n.nspname = ANY(:schemas)"
+        )
+        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX, "schemas": schemas}
         there = {text_of(schema) for schema in connection.scalars(named, names)}
     return [schema for schema in schemas if schema in there]
 
