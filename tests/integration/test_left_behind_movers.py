@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source
+from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source, with_left_behind_index
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.relay import relay as relays
@@ -243,6 +243,20 @@ def test_what_is_left_behind_goes_neither_to_kafka_nor_past_servers(
     assert "the table of servers" in caplog.text
     asyncio.run(LeftBehindMover("kafka://127.0.0.1:9", away.url).send(engine, [schema]))
     assert states(engine) == {RELAYED} and delivered(away.url, unique) == ["a"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_an_index_that_is_invalid_or_in_another_schema_does_not_count(engine: sa.Engine) -> None:
+    schema = schema_of(engine)
+    with engine.connect() as connection:
+        assert with_left_behind_index(connection, [schema]) == [schema]
+        assert with_left_behind_index(connection, ["elsewhere"]) == []
+        connection.exec_driver_sql(
+            f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{LEFT_BEHIND_INDEX}'::regclass"
+        )
+        assert with_left_behind_index(connection, [schema]) == []
+        create_tables(connection)  # it does not fail at the index that is there
+        connection.rollback()
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
