@@ -16,6 +16,11 @@ from notify.binlog_bridge.source import id_of, is_read_only
 from notify.errors import InvalidRequest
 from notify.runtime.databases import within_schema
 
+IS_A_REPLICA = (
+    "this bridge reads a replica, and its primary would not learn what was sent. Run a process of the group, or "
+    "`notify check`, on the primary"
+)
+
 
 def log_of(url: URL, *, server_id: int = 0, accept_unbounded_wal: bool = False) -> DatabaseLog:
     """The log of a database. `server_id`, `accept_unbounded_wal`: see Bridge. Raises InvalidRequest for a database
@@ -56,15 +61,19 @@ def _source_id(engine: Engine, scope: Scope) -> str:
     raise InvalidRequest("the database has no source id: name the source, --dsn NAME=URL")
 
 
-def takes_writes(connection: Connection) -> bool:
-    """Whether rows of a source may be changed here. Not on a replica: its primary would not have what was changed."""
+def takes_no_writes(connection: Connection) -> str:
+    """Why rows of a source may not be changed here, "" if they may. Not on a replica, nor where this user may not see
+    whether it is one: its primary would not have what was changed."""
     if is_read_only(connection):
-        return False
+        return IS_A_REPLICA
     if connection.dialect.name == "postgresql":
-        return True
-    from notify.binlog_bridge.binlog.source import is_replica
+        return ""
+    from notify.binlog_bridge.binlog.source import replicates, unseen_replica
 
-    return not is_replica(connection, {})
+    is_replica = replicates(connection)
+    if is_replica is None:
+        return "; ".join(f"{finding.what}: {finding.remedy}" for finding in unseen_replica(connection))
+    return IS_A_REPLICA if is_replica else ""
 
 
 def position_of(text: str) -> Position | None:

@@ -13,19 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.binlog_bridge.announcing import Warnings
-from notify.binlog_bridge.kinds import takes_writes
+from notify.binlog_bridge.kinds import takes_no_writes
 from notify.binlog_bridge.scope import Scope
 from notify.client.tables.definitions import half_message
 from notify.errors import UnsafeTable
-from notify.movers.left_behind import LOOK_SECONDS, NEEDS, LeftBehindMover
+from notify.movers.left_behind import LOOK, LOOK_SECONDS, NEEDS, LeftBehindMover
 from notify.runtime.databases import has_table, reason_of
 from notify.runtime.guarantees import verify_once
 from notify.runtime.threads import in_thread
-
-NOT_A_PRIMARY = (
-    "what producers left behind is not sent from here: this bridge reads a replica, and its primary would not learn "
-    "what was sent. Run a process of the group, or `notify check`, on the primary"
-)
 
 
 class LeftBehindRows:
@@ -44,14 +39,19 @@ class LeftBehindRows:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def once(self) -> None:
-        """Look, and send what is found. What fails is logged, and no reason to stop the bridge."""
+        """Look, and send what is found. What fails for now is logged, and no reason to stop the bridge."""
         try:
             schemas = await in_thread(self._look)
         except (sa.exc.SQLAlchemyError, RuntimeError, OSError) as error:
-            self._mover.complain(f"what producers left behind cannot be looked for: {reason_of(error)}")
+            self._mover.complain(LOOK, f"what producers left behind cannot be looked for: {reason_of(error)}")
             return
         if schemas:
             await self._mover.try_to_send(self._engine, schemas)
+
+    async def send(self) -> None:
+        """As `once`, but raises the first error; see LeftBehindMover.send."""
+        if schemas := await in_thread(self._look):
+            await self._mover.send(self._engine, schemas)
 
     def _look(self) -> list[str]:
         """The schemas with something to send."""
@@ -60,8 +60,8 @@ class LeftBehindRows:
             if not self._scope.is_many:
                 schemas = [each for each in schemas if each and has_table(connection, half_message.name, each)]
             found = self._mover.waiting(connection, self._safe(connection, schemas))
-            if found and not takes_writes(connection):
-                self._mover.complain(NOT_A_PRIMARY)
+            if found and (why := takes_no_writes(connection)):
+                self._mover.complain(LOOK, f"what producers left behind is not sent from here: {why}")
                 return []
             return found
 

@@ -34,7 +34,7 @@ from notify.binlog_bridge.scope import OWN, Scope
 from notify.binlog_bridge.totals import Totals
 from notify.binlog_bridge.unfinished import Filling, is_of_relay, published_by_relay, sent_again, taken_over, without
 from notify.client.tables.purge import IDS_RETENTION_SECONDS
-from notify.errors import Conflict, InvalidRequest, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.refused import Refusal
 from notify.movers.returned import OPEN_SECONDS, is_old, returned
@@ -146,7 +146,7 @@ class Bridge:
                     fill = False
                     log.info("source %s: reads %s, writes to %s", self.name, shown_url(self._engine), self._target)
                     await self._session(sink, epoch, position, once)
-                    return self.totals
+                    break
                 except (Purged, Unreadable, Unfit) as error:
                     self._candidates.refuse(error)
                 except (Superseded, InvalidRequest):
@@ -166,10 +166,23 @@ class Bridge:
                 await asyncio.sleep(backoff.next() if wait is None else wait)
                 if self.totals.batches > batches_before:
                     backoff.reset()
+            self.progress.rests()
+            await self._send_left_behind()
+            return self.totals
         finally:
+            self.totals.left_behind_sent = self._left_behind.sent
+            self.totals.left_behind_refused = self._left_behind.refused
             self.progress.rests()
             await sink.close()
             self._candidates.dispose()
+
+    async def _send_left_behind(self) -> None:
+        """Send what producers left behind, at the end of a run with `once`. Raises Unavailable if some of it waits."""
+        left_behind = LeftBehindRows(self._engine, self._scope, self._left_behind)
+        try:
+            await left_behind.send()
+        except (NotifyError, sa.exc.SQLAlchemyError, RuntimeError, OSError) as error:
+            raise Unavailable(f"what producers left behind waits in its rows: {reason_of(error)}") from error
 
     def _wait_for_the_other(self, error: SameServerId) -> float:
         """Seconds to wait. If the server id was in use more than SAME_ID_TIMES times, the candidate is refused."""
@@ -365,15 +378,18 @@ class Bridge:
         announcing = asyncio.get_running_loop().create_task(
             Announcing(self._engine, self._log, self.name, self.totals, self._refusals, self._showing).run()
         )
-        left_behind = LeftBehindRows(self._engine, self._scope, self._left_behind)
-        sending = asyncio.get_running_loop().create_task(left_behind.run())
+        background = [announcing]
+        if not once:
+            left_behind = LeftBehindRows(self._engine, self._scope, self._left_behind)
+            background.append(asyncio.get_running_loop().create_task(left_behind.run()))
         try:
             await listed.begin()
             while True:
                 self.progress.works()
                 read = await reading.next()
-                if announcing.done():
-                    announcing.result()  # raises: it ends only by a fault of the bridge
+                for task in background:
+                    if task.done():
+                        task.result()  # raises: it ends only by a fault of the bridge
                 batch, newest_us = read or (None, 0)
                 listed.read(text, is_caught_up=batch is None and bool(reading.caught_up_us))
                 if not has_parts_open and listed.is_passed:
@@ -383,7 +399,6 @@ class Bridge:
                     if caught_up_us:
                         self._has_read(caught_up_us + self._clock_offset_us)
                     if once and caught_up_us and not waiting:
-                        await left_behind.once()
                         return
                 elif not _has_content(batch):
                     waiting = batch.position
@@ -403,11 +418,11 @@ class Bridge:
                 waiting, posted = "", time.monotonic()
                 self._candidates.works()
         finally:
-            announcing.cancel()
-            sending.cancel()
+            for task in background:
+                task.cancel()
             await reading.close()
             # Else the engine would be disposed of while a thread of it still reads.
-            await asyncio.wait([announcing, sending])
+            await asyncio.wait(background)
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and update the totals."""

@@ -16,6 +16,9 @@ class Totals:
     stored: int = 0
     known: int = 0
     refused: int = 0
+    left_behind_sent: int = 0
+    """How many transactions that producers left behind the servers have got, which are not among the others."""
+    left_behind_refused: int = 0
     batches: int = 0
     connections: int = 0
     lag_us: int = 0
@@ -32,6 +35,8 @@ def describe(totals: Totals) -> dict[str, Any]:
         "stored": totals.stored,
         "known": totals.known,
         "refused": totals.refused,
+        "left_behind_sent": totals.left_behind_sent,
+        "left_behind_refused": totals.left_behind_refused,
         "batches": totals.batches,
         "connections": totals.connections,
         "lag_seconds": round(totals.lag_us / 1e6, 3),

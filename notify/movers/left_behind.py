@@ -14,14 +14,17 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.check.listener import CheckUnavailable
 from notify.client.producer.left_behind import LeftBehind, means_away
-from notify.client.producer.left_sender import LeftSender
+from notify.client.producer.left_sender import PROBE_SECONDS, LeftSender
 from notify.client.producer.transactions import TransactionClient
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import WITHOUT_INDEX, half_message, notify_source, with_left_behind_index
 from notify.client.threads.loop import instance_name
-from notify.errors import Backpressure, NotifyError
+from notify.client.transport.http import read_answer
+from notify.client.transport.servers import Servers, decode_members
+from notify.errors import Backpressure, InvalidRequest, NotifyError, Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.outbox import SERVER
 from notify.runtime.databases import has_table, is_lost, reason_of
@@ -36,6 +39,12 @@ MOST_STEPS = 100
 """
 SLOWED_SECONDS = 1.0
 """The pause after a server took less than was sent, because of a rate or a full backlog."""
+MOST_SLOWED = round(LOOK_SECONDS / SLOWED_SECONDS)
+"""The most times that it is tried again after such a pause, before the next look."""
+MOST_NAMED = 3
+"""The most schemas that an error or warning names for one reason."""
+SERVERS, SCHEMAS, LOOK = "servers", "schemas", "look"
+"""What a warning is about: see `complain`."""
 NEEDS = (Need(half_message, sees=(SELECT, UPDATE)), Need(notify_source, sees=(SELECT,)))
 """The needs of a mover that sends what was left behind."""
 NOT_TO_KAFKA = "Kafka knows no ids, and a server may have the half"
@@ -55,7 +64,8 @@ class LeftBehindMover:
         self._url = transactions_url or ("" if url.startswith(SCHEME) else url)
         self._is_named = bool(transactions_url)
         self._instance = instance_name()
-        self._complaint = ""
+        self._complaints: dict[str, str] = {}
+        """What was logged last about each of SERVERS, SCHEMAS and LOOK."""
         self._without_index: list[str] = []
         """The schemas that are left alone since their table lacks the index, at the last look."""
         self._sending: asyncio.Task[None] | None = None
@@ -73,7 +83,7 @@ class LeftBehindMover:
         self._without_index = missing
         found = left_rows.with_waiting(connection, indexed) if indexed else []
         if not found:
-            self._complaint = ""
+            self._complaints = {}
         return found
 
     async def send(self, engine: Engine, schemas: Sequence[str]) -> None:
@@ -85,43 +95,47 @@ class LeftBehindMover:
         database = DatabaseCalls(engine)
         failed: Exception | None = None
         try:
-            for group, its_schemas in (await self._groups(database, schemas)).items():
+            groups, unread = await self._groups(database, schemas)
+            for group, its_schemas in groups.items():
                 try:
                     await self._send_group(group, database, its_schemas)
+                except CheckUnavailable as error:
+                    failed = failed or Unavailable(f"what group {group} left behind is not sent: {error}")
                 except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
                     failed = failed or error
                     if is_lost(error) or (isinstance(error, NotifyError) and means_away(error)):
                         break
         finally:
             await database.close()
-        if failed is not None:
+        if failed := failed or unread:
             raise failed
 
     async def try_to_send(self, engine: Engine, schemas: Sequence[str]) -> None:
         """As `send`, but an error is only logged, once for each reason: the next look tries again. While the servers
-        only bound how much they take in a time, it goes on."""
-        is_slowed = True
-        while is_slowed:
+        only bound how much they take in a time, it goes on, until about the next look."""
+        for _ in range(MOST_SLOWED):
             is_slowed = False
             try:
                 await self.send(engine, schemas)
             except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
-                self.complain(f"what producers left behind waits in its rows: {reason_of(error)}")
+                self.complain(SERVERS, f"what producers left behind waits in its rows: {reason_of(error)}")
                 is_slowed = isinstance(error, NotifyError) and error.status == Backpressure.status
                 if is_slowed:
                     await asyncio.sleep(SLOWED_SECONDS)
             except Exception:
                 log.exception("what producers left behind was not sent; the next look tries again")
+            if not is_slowed:
+                return
 
     def begin(self, engine: Engine, schemas: Sequence[str]) -> None:
         """`try_to_send` in the background, unless that is still under way from an earlier call."""
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self.try_to_send(engine, schemas))
 
-    def complain(self, why: str) -> None:
-        """Log why something is not sent, unless that is what was logged last."""
-        if why != self._complaint:
-            self._complaint = why
+    def complain(self, about: str, why: str) -> None:
+        """Log why something is not sent, unless that is what was logged last about this: SERVERS, SCHEMAS or LOOK."""
+        if why != self._complaints.get(about):
+            self._complaints[about] = why
             log.warning("%s", why)
 
     async def close(self) -> None:
@@ -130,28 +144,61 @@ class LeftBehindMover:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    async def _groups(self, database: DatabaseCalls, schemas: Sequence[str]) -> dict[str, list[str]]:
-        """The groups whose rows can be sent from here, with the schemas of each."""
+    async def _groups(
+        self, database: DatabaseCalls, schemas: Sequence[str]
+    ) -> tuple[dict[str, list[str]], Unavailable | None]:
+        """The groups whose rows can be sent from here, with the schemas of each, and an error that names the schemas
+        that cannot be read, if others can."""
         found: dict[str, list[str]] = {}
+        unsent: dict[str, list[str]] = {}
+        unread: dict[str, list[str]] = {}
         for schema in schemas:
             try:
                 groups = await database.call(left_rows.groups, schema=schema)
                 why = "" if self._url else NOT_TO_KAFKA
                 if not self._is_named and not why and await database.call(has_table, SERVER.table.name, schema=schema):
                     why = NOT_PAST_SERVERS
-            except sa.exc.DBAPIError as error:
-                if len(schemas) == 1 or is_lost(error):
+            except (sa.exc.DBAPIError, CheckUnavailable) as error:
+                if is_lost(error) or (len(schemas) == 1 and isinstance(error, sa.exc.DBAPIError)):
                     raise
-                self.complain(f"what was left behind in the schema {schema} is not sent: {reason_of(error)}")
+                unread.setdefault(reason_of(error), []).append(schema)
                 continue
             if why and groups:
-                self.complain(f"what producer group {groups[0]} left behind in {schema} is not sent: {why}. {REMEDY}")
+                unsent.setdefault(why, []).append(schema)
                 continue
             for group in groups:
                 found.setdefault(group, []).append(schema)
-        return found
+        if unsent:
+            self.complain(SCHEMAS, f"{_in_schemas(unsent)}. {REMEDY}")
+        return found, Unavailable(_in_schemas(unread)) if unread else None
+
+    async def _check_target(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
+        """Raises InvalidRequest if the target has none of the shards that this group's rows name: a mover may copy to
+        another cluster, which has none of the halves."""
+        named: set[str] = set()
+        for schema in schemas:
+            named |= await database.call(left_rows.named_shards, group, schema=schema)
+        if not named:
+            return
+        servers = Servers(self._url, "transactions")
+        try:
+            answer = read_answer(decode_members, await servers.call("GET", "/v1/members", b"", PROBE_SECONDS))
+        except Unavailable:
+            raise
+        except NotifyError:
+            return  # it answers: let it refuse the halves themselves
+        finally:
+            await servers.aclose()
+        there = {shard for member in answer.servers() for shard in member.shards}
+        if there and named.isdisjoint(there):
+            raise InvalidRequest(
+                f"what group {group} left behind is not sent: its rows name the shard {min(named)}, and the target has "
+                f"{min(there)}: it is not the server of this group. {REMEDY}"
+            )
 
     async def _send_group(self, group: str, database: DatabaseCalls, schemas: Sequence[str]) -> None:
+        if not self._is_named:
+            await self._check_target(group, database, schemas)
         left_behind = LeftBehind()
         left_behind.away()  # the server is asked whether it is there, before rows are read
         sender = LeftSender(
@@ -170,6 +217,15 @@ class LeftBehindMover:
             self.sent += sender.sent
             self.refused += sender.refused
             await sender.close()
+
+
+def _in_schemas(by_reason: dict[str, list[str]]) -> str:
+    """Why what producers left behind is not sent, with some of the schemas of each reason."""
+    parts = []
+    for why, schemas in by_reason.items():
+        more = f" and {len(schemas) - MOST_NAMED} more" if len(schemas) > MOST_NAMED else ""
+        parts.append(f"what producers left behind in schema {', '.join(schemas[:MOST_NAMED])}{more} is not sent: {why}")
+    return "; ".join(parts)
 
 
 class _NoOutcomes:

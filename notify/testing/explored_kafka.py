@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from notify.errors import Timeout
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.kafka.records import ID, header, listed
 
 CALL_SECONDS = 10.0
 POLL_SECONDS = 0.5
+SILENT_SECONDS = 30.0
+"""How long Kafka may give no record while partitions are read."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -45,15 +49,23 @@ class ExploredKafka:
         return self._letters(groups) - self._letters_before
 
     def messages(self, topics: Iterable[str]) -> Counter[str]:
-        """The ids of this run's messages."""
+        """The ids of this run's messages. Raises Timeout if Kafka gives nothing for SILENT_SECONDS."""
         places = self._places(topics)
         found: Counter[str] = Counter()
         self._reader.assign([TopicPartition(*place, self._begins.get(place, 0)) for place in places])
         left = set(places)
+        until = time.monotonic() + SILENT_SECONDS
         while left:
             record = self._reader.poll(POLL_SECONDS)
             if record is None:
+                if time.monotonic() > until:
+                    some = ", ".join(f"{topic}[{number}]" for topic, number in sorted(left)[:5])
+                    raise Timeout(
+                        f"Kafka gave nothing for {SILENT_SECONDS:g} s, and {len(left)} partitions are not read to "
+                        f"their end ({some}): look whether its brokers run"
+                    )
                 continue
+            until = time.monotonic() + SILENT_SECONDS
             error = record.error()
             if error is None:
                 found[header(listed(record), ID) or ""] += 1

@@ -14,19 +14,19 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
-from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source
-from notify.errors import Unavailable
+from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source, with_left_behind_index
+from notify.errors import InvalidRequest, Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.relay import relay as relays
 from notify.movers.relay.relay import Relay
-from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED, within_schema
 from notify.runtime.schemas import found_in
 from notify.storage.sql import schema as server_schema
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually, eventually_async
 from tests.support.commands import Command, cli
 from tests.support.http import ask
-from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows
+from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows, send
 from tests.support.servers import stop_if_running
 
 
@@ -182,6 +182,50 @@ def test_one_group_whose_rows_the_server_refuses_holds_up_no_other(
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
+def test_a_target_that_is_not_the_server_of_the_group_gets_nothing(
+    away: ServerProcess, server: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """A relay that copies to another cluster would send halves there, and mark the rows as sent."""
+    away._environment = {"NOTIFY_SHARD": "shop"}
+    away.start()
+    with auto(away, engine, unique) as producer:
+        producer.outgoing.start()
+        send(producer, unique, "a", key="k")
+    eventually(lambda: delivered(away.url, unique) == ["a"], "the message")
+    leave_and_die("http://127.0.0.1:9", unique, engine.url, of_key("k", "b"))
+    with pytest.raises(InvalidRequest, match=r"not the server of this group.*--transactions-url"):
+        asyncio.run(LeftBehindMover(server.url).send(engine, [schema_of(engine)]))
+    with pytest.raises(InvalidRequest, match="--transactions-url"):
+        asyncio.run(Relay(engine, server.url).run(once=True))
+    assert [relayed for relayed, _ in rows(engine)].count(LEFT_BEHIND) == 1 and delivered(server.url, unique) == []
+    asyncio.run(LeftBehindMover(server.url, away.url).send(engine, [schema_of(engine)]))
+    assert delivered(away.url, unique) == ["a", "b"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_schema_without_a_source_id_holds_up_no_other(
+    away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a"))
+    away.start()
+    broken = ["broken_1", "broken_2"]
+    for schema in broken:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
+        create_tables(within_schema(engine, schema))
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DELETE FROM {schema}.notify_source")
+            connection.exec_driver_sql(f"INSERT INTO {schema}.half_message SELECT * FROM half_message")
+    mover = LeftBehindMover(away.url)
+    for _ in range(2):
+        asyncio.run(mover.try_to_send(engine, [*broken, schema_of(engine)]))
+    assert delivered(away.url, unique) == ["a"] and states(engine) == {RELAYED}
+    assert caplog.text.count("broken_1, broken_2 is not sent: the table notify_source is empty") == 1
+    with pytest.raises(Unavailable, match="notify_source is empty"):
+        asyncio.run(mover.send(engine, broken[:1]))
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
 def test_what_is_left_behind_goes_neither_to_kafka_nor_past_servers(
     away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +243,20 @@ def test_what_is_left_behind_goes_neither_to_kafka_nor_past_servers(
     assert "the table of servers" in caplog.text
     asyncio.run(LeftBehindMover("kafka://127.0.0.1:9", away.url).send(engine, [schema]))
     assert states(engine) == {RELAYED} and delivered(away.url, unique) == ["a"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_an_index_that_is_invalid_or_in_another_schema_does_not_count(engine: sa.Engine) -> None:
+    schema = schema_of(engine)
+    with engine.connect() as connection:
+        assert with_left_behind_index(connection, [schema]) == [schema]
+        assert with_left_behind_index(connection, ["elsewhere"]) == []
+        connection.exec_driver_sql(
+            f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{LEFT_BEHIND_INDEX}'::regclass"
+        )
+        assert with_left_behind_index(connection, [schema]) == []
+        create_tables(connection)  # it does not fail at the index that is there
+        connection.rollback()
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

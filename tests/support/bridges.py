@@ -25,8 +25,11 @@ from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
 from tests.support.stranger import Stranger
 
-SEES_BINLOG: Mapping[type[BinlogServer], str] = {MariaDbServer: "BINLOG MONITOR", MySqlServer: "REPLICATION CLIENT"}
-"""The right to see what a server leaves out of its binlog."""
+SEES_BINLOG: Mapping[type[BinlogServer], str] = {
+    MariaDbServer: "BINLOG MONITOR, REPLICA MONITOR",
+    MySqlServer: "REPLICATION CLIENT",
+}
+"""The rights to see what a server leaves out of its binlog, and whether it is a replica."""
 
 
 def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:

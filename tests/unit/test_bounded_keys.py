@@ -56,7 +56,7 @@ BOUNDS = {
         spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
         server/access/principal.py:_waiting client/producer/checker.py:running kafka/exchange.py:_waiting
         server/connections/turns.py:_waiting server/console/open_pages.py:_files
-        server/console/open_pages.py:_login_page
+        server/console/open_pages.py:_login_page movers/left_behind.py:_complaints
     """,
     "names that `check_name` took, of 127 characters: topics and groups that exist, with their queues": """
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic

@@ -145,6 +145,7 @@ def findings(connection: Connection, server_id: int, schemas: Sequence[str] | No
     all_findings += checkup.findings(connection)
     all_findings += _replica_findings(connection, values)
     all_findings += _order_findings(connection, values)
+    all_findings += unseen_replica(connection) if is_mariadb(connection) else []  # MySQL has one right for both
     all_findings += _filter_findings(connection, schemas if schemas is not None else [database(connection)])
     for schema in where:
         all_findings += _table_findings(connection, schema)
@@ -206,7 +207,16 @@ def _order_findings(connection: Connection, values: dict[str, str]) -> list[Find
 
 def is_replica(connection: Connection, values: dict[str, str]) -> bool:
     """Whether a MySQL replicates from another server; if its user may not see that, whether it is read-only."""
-    for statement in ("SHOW REPLICA STATUS", "SHOW SLAVE STATUS"):  # the second before MySQL 8.0.22
+    seen = replicates(connection)
+    return is_on(values.get("read_only")) if seen is None else seen
+
+
+def replicates(connection: Connection) -> bool | None:
+    """Whether a MySQL or MariaDB replicates from another server; None if its user may not see that."""
+    every = "ALL " if is_mariadb(connection) else ""  # else MariaDB leaves out connections with a name
+    many = "S" if is_mariadb(connection) else ""
+    # The second before MySQL 8.0.22 and MariaDB 10.5.
+    for statement in (f"SHOW {every}REPLICA{many} STATUS", f"SHOW {every}SLAVE{many} STATUS"):
         try:
             return bool(connection.exec_driver_sql(statement).all())
         except sa.exc.DBAPIError as error:
@@ -214,7 +224,22 @@ def is_replica(connection: Connection, values: dict[str, str]) -> bool:
                 break
             if rights.code_of(error) != _NO_SUCH_STATEMENT:
                 raise
-    return is_on(values.get("read_only"))
+    return None
+
+
+def unseen_replica(connection: Connection) -> list[Finding]:
+    """A finding if this user may not see whether the server is a replica."""
+    if replicates(connection) is not None:
+        return []
+    right = "REPLICA MONITOR" if is_mariadb(connection) else "REPLICATION CLIENT"
+    return [
+        Finding(
+            "this user may not see whether the server is a replica, and so what producers in mode auto left behind "
+            "stays there",
+            f"GRANT {right} ON *.* TO {rights.account_of(connection)}",
+            stops=False,
+        )
+    ]
 
 
 def _filter_findings(connection: Connection, names: Sequence[str]) -> list[Finding]:

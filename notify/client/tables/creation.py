@@ -139,7 +139,7 @@ def _add_index(connection: Connection) -> None:
 
 
 def _has_index(connection: Connection) -> bool:
-    return bool(with_left_behind_index(connection, [named_by(connection)]))
+    return bool(with_left_behind_index(connection, [named_by(connection)], valid=False))
 
 
 def _here(connection: Connection, table: str) -> str:

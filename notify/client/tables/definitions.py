@@ -17,8 +17,9 @@ PARTIAL = ("postgresql", "sqlite")
 """The databases with partial indexes."""
 LEFT_BEHIND_INDEX = "half_message_left_behind"
 WITHOUT_INDEX = (
-    f"half_message has no index {LEFT_BEHIND_INDEX}, so that each look for what producers in mode auto left behind "
-    "would read the whole table: run create_tables, or `notify doctor --dsn … --create-tables`"
+    f"half_message has no valid index {LEFT_BEHIND_INDEX}, so that each look for what producers in mode auto left "
+    "behind would read the whole table: run create_tables, or `notify doctor --dsn … --create-tables`, "
+    "after DROP INDEX if an invalid one is there"
 )
 
 
@@ -138,11 +139,13 @@ def columns_of(connection: Connection, table: sa.Table, schema: str | None = Non
     return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=named)}
 
 
-def with_left_behind_index(connection: Connection, schemas: Iterable[str]) -> list[str]:
+def with_left_behind_index(connection: Connection, schemas: Iterable[str], *, valid: bool = True) -> list[str]:
     """Those of these schemas in which a look for what producers left behind reads an index, and not the whole table:
-    a table that an older version made, or a migration of one's own, may lack it."""
+    a table that an older version made, or a migration of one's own, may lack it, or a CREATE INDEX CONCURRENTLY may
+    have failed. `valid`: whether an index that PostgreSQL cannot use does not count."""
+    schemas = list(schemas)
     if connection.dialect.name not in PARTIAL:
-        return list(schemas)  # half_message_waiting serves both
+        return schemas  # half_message_waiting serves both
     if connection.dialect.name == "sqlite":
         query = f"SELECT 1 FROM {{}} WHERE type = 'index' AND name = '{LEFT_BEHIND_INDEX}'"
         there = {
@@ -151,8 +154,14 @@ def with_left_behind_index(connection: Connection, schemas: Iterable[str]) -> li
             if connection.scalar(sa.text(query.format(qualified(connection, "sqlite_master", schema or SQLITE))))
         }
     else:
-        named = sa.text("SELECT schemaname FROM pg_catalog.pg_indexes WHERE tablename = :table AND indexname = :index")
-        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX}
+        named = sa.text(
+            "SELECT n.nspname FROM pg_catalog.pg_index i"
+            " JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid JOIN pg_catalog.pg_class t ON t.oid = i.indrelid"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace"
+            " WHERE t.relname = :table AND c.relname = :index AND (i.indisvalid OR NOT :valid)"
+            " AND n.nspname = ANY(:schemas)"
+        )
+        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX, "schemas": schemas, "valid": valid}
         there = {text_of(schema) for schema in connection.scalars(named, names)}
     return [schema for schema in schemas if schema in there]
 

@@ -40,6 +40,8 @@ EARLIER_MS = 30_000
 given up after 10 s, or after 20 s if a thread sent it itself, and then commits leave rows."""
 MOST_EARLIER = 20_000
 """The most rows that are read of them, the newest first."""
+MOST_NEWEST = 10_000
+"""The most rows, of all groups, that are read for the shards that they name."""
 _NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
 _c = half_message.c
 
@@ -121,10 +123,18 @@ def earlier(connection: Connection, group: str, found: Look) -> list[Earlier]:
 
 def groups(connection: Connection) -> list[str]:
     """The producer groups that have left something behind in a schema, MOST_GROUPS at most. Raises SQLAlchemy's error
-    also if this role may not note in the rows what becomes of them."""
+    also if this role may not note in the rows what becomes of them, and CheckUnavailable if notify_source is empty."""
     connection.execute(half_message.update().where(sa.false()).values(shards="", relayed=RELAYED))
-    query = sa.select(_c.producer_group).where(is_left_behind).distinct()
+    read_source(connection)
+    query = sa.select(_c.producer_group).where(is_left_behind).distinct().order_by(_c.producer_group)
     return [str(group) for group in connection.scalars(query.limit(MOST_GROUPS))]
+
+
+def named_shards(connection: Connection, group: str) -> set[str]:
+    """The shards that a schema's newest rows of a producer group name; empty if none of them names one."""
+    newest = sa.select(_c.producer_group, _c.shards).order_by(_c.transaction_id.desc()).limit(MOST_NEWEST).subquery()
+    query = sa.select(newest.c.shards).where(newest.c.producer_group == group, newest.c.shards != "").distinct()
+    return {shard for shards in connection.scalars(query) for shard in str(shards).split(",") if shard}
 
 
 def with_waiting(connection: Connection, schemas: Sequence[str]) -> list[str]:
