@@ -1,0 +1,41 @@
+"""The console's menu: what it counts, and what it does while the server does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from notify.errors import NotFound
+from notify.server.console.api import status_of
+from notify.server.console.rendering import menu_counts, rendered
+
+
+@pytest.mark.parametrize(
+    ("waiting", "count"),
+    [
+        ({"in_doubt": 1}, (1, "transaction without an outcome", "")),
+        ({"in_doubt": 1, "parked": 1}, (2, "transactions without an outcome", "bad")),
+    ],
+)
+def test_counts_have_the_right_number(waiting: dict[str, int], count: tuple[int, str, str]) -> None:
+    assert menu_counts({"alarms": [], "waiting": waiting}) == {"/transactions": count}
+
+
+@pytest.mark.parametrize("unknown", [None, {"missing": ["worker-2"]}])
+def test_counts_that_are_not_known_are_marked(unknown: dict[str, Any] | None) -> None:
+    known = {"name": "", "alarms": [], "waiting": {}}
+
+    def page(status: dict[str, Any] | None) -> str:
+        return rendered("error.html", "/x", "", {}, title="x", error=NotFound("x"), status=status)
+
+    assert "data-uncounted" in page(unknown and known | unknown) and "data-uncounted" not in page(known)
+
+
+def test_a_fault_of_the_counts_takes_no_page_away() -> None:
+    class Faulty:
+        async def get(self, path: str) -> Any:
+            raise RuntimeError("a fault")
+
+    assert asyncio.run(status_of(Faulty())) is None  # type: ignore[arg-type]
