@@ -68,11 +68,11 @@ class Server:
 class Consuming:
     """A session with a few messages in hand, whose handlers end when the test says so."""
 
-    def __init__(self, count: int, mode: str = "shared") -> None:
+    def __init__(self, count: int, mode: str = "shared", *, tracebacks: bool = True) -> None:
         self.server = Server()
         self.hand = Hand(lambda: None, lambda messages, error: None, 16, 32)
         handler = Handler("t", print, mode, (), None, 16, "", 1.0, 300.0)
-        work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS)
+        work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS, tracebacks=tracebacks)
         self.session = Session(work, self.server)  # type: ignore[arg-type]
         self.session.is_subscribed = True
         self.session._begin(
@@ -124,6 +124,16 @@ def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
 
     assert len(asyncio.run(run(False))) == 3
     assert len(asyncio.run(run(True))) == 1, "it is asked once"
+
+
+def test_a_consumer_can_keep_its_tracebacks_to_itself() -> None:
+    async def run() -> None:
+        consuming = Consuming(1, tracebacks=False)
+        consuming.note(0, error=ValueError("no"))
+        assert await consuming.settled() == [("retry", "7.0", "ValueError: no")]
+        assert consuming.server.traces == []
+
+    asyncio.run(run())
 
 
 def test_the_tracebacks_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

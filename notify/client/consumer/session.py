@@ -197,9 +197,10 @@ class Settler:
     """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
     to one event loop."""
 
-    def __init__(self, http: HttpClient, group: str, lease: float, times: Times) -> None:
+    def __init__(self, http: HttpClient, group: str, lease: float, times: Times, *, sends_traces: bool = True) -> None:
         """`lease`: the seconds for which an item is repeated that the server does not take. `times`: what the server is
-        told with the items, at most once: if a request is lost, so is what it told."""
+        told with the items, at most once: if a request is lost, so is what it told. `sends_traces`: whether it gets the
+        tracebacks of failures."""
         self._http = http
         self._times = times
         self._path = f"/v1/groups/{group}/settle"
@@ -207,8 +208,8 @@ class Settler:
         self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """The waits before items are sent again that the server did not take."""
-        self._sends_traces = True
-        """False once the server has refused a request with tracebacks: an older one does not know the field."""
+        self._sends_traces = sends_traces
+        """Also false once the server has refused a request with tracebacks: an older one does not know the field."""
 
     def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
         """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
@@ -280,6 +281,8 @@ class Work:
     """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread goes on."""
     inbox_from: datetime | None = None
     """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
+    tracebacks: bool = True
+    """Whether failures are sent with their tracebacks."""
 
 
 class Session:
@@ -289,7 +292,7 @@ class Session:
         self._work = work
         self._http = http
         self.times = Times()
-        self._settler = Settler(http, work.group, work.lease, self.times)
+        self._settler = Settler(http, work.group, work.lease, self.times, sends_traces=work.tracebacks)
         self._runs: dict[Run, None] = {}
         """The runs with messages that are not settled."""
         self._settling = 0
