@@ -68,6 +68,8 @@ AGAIN = timedelta(minutes=10)
 NAMED_IN_LOG = 10
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
+UNKNOWN_FIELD = "invalid_schema"
+"""The code with which a server refuses a request that has a field it does not know."""
 TRACES_CHARACTERS = 1 << 18
 """The most characters of tracebacks in a request; the failures after them go without."""
 SHARE = 3
@@ -210,6 +212,16 @@ class Settler:
         """The waits before items are sent again that the server did not take."""
         self._sends_traces = sends_traces
         """Also false once the server has refused a request with tracebacks: an older one does not know the field."""
+        self._room = TRACES_CHARACTERS
+        """How many characters of tracebacks the next request still has room for: no more are written."""
+
+    def trace(self, error: BaseException) -> str | None:
+        """The traceback of an error; None if the next request would go without it."""
+        if not self._sends_traces or self._room <= 0:
+            return None
+        trace = trace_of(error)
+        self._room -= len(trace)
+        return trace
 
     def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
         """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
@@ -219,6 +231,7 @@ class Settler:
     async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
         """Settle items on the server. Items that it cannot take now are sent again until their leases have ended."""
         now = asyncio.get_running_loop().time()
+        self._room = TRACES_CHARACTERS
         room, has_traces = TRACES_CHARACTERS if self._sends_traces else 0, False
         for settling in settlings:
             if settling.item.trace is not None:
@@ -230,8 +243,11 @@ class Settler:
             answer = await self._http.call("POST", self._path + self._times.taken(), body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
-            if has_traces and error.status == InvalidRequest.status:
-                self._sends_traces = False
+            if has_traces and (error.code == UNKNOWN_FIELD or isinstance(error, ForeignAnswer)):
+                # A proxy may refuse texts such as a traceback: what it answers is no reason to repeat them.
+                self._sends_traces &= error.code != UNKNOWN_FIELD
+                for settling in settlings:
+                    settling.item.trace = None
                 return await self._settle(settlings)
             if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
                 raise
@@ -652,13 +668,13 @@ class Session:
         places = range(place, place + 1)
         if isinstance(error, DeadLetter):
             reason = reason_of(error, named=False) or None
-            self._settle(run, places, "dead_letter", reason, trace=trace_of(error))
+            self._settle(run, places, "dead_letter", reason, trace=self._settler.trace(error))
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
             delivery = run.delivery(place)
             self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
-            self._settle(run, places, "retry", reason_of(error), trace=trace_of(error))
+            self._settle(run, places, "retry", reason_of(error), trace=self._settler.trace(error))
 
     def settle_noted(self, run: Run) -> None:
         """Acknowledge the messages of a run whose handlers have returned."""

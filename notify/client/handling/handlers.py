@@ -373,10 +373,10 @@ def _frames_of(error: BaseException) -> list[str]:
             frames.append(step)
         step = step.tb_next
     lines = []
-    for frame in frames:
+    for frame in frames:  # Python gives some of them no line number
         code = frame.tb_frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_qualname}')
-        if source := linecache.getline(code.co_filename, frame.tb_lineno, frame.tb_frame.f_globals).strip():
+        if source := linecache.getline(code.co_filename, frame.tb_lineno or 0, frame.tb_frame.f_globals).strip():
             lines.append(f"    {source}")
     return lines
 
