@@ -237,6 +237,7 @@ def test_nothing_is_read_of_what_is_equal(spark: Any, trade: Trade) -> None:
     assert result.slots["read"] == 0 and result.slots["equal"] > 10
     assert (result.verdict, result.totals["committed"]) == ("PASS", COUNT)
     assert sum(count for *_, count in result.latencies["queue_to_ack"]) == COUNT
+    assert result.commit_to_ack == {} and any("commit_to_ack" in note for note in result.notes)
 
 
 @pytest.mark.long

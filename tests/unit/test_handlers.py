@@ -242,6 +242,29 @@ def test_a_trace_has_the_services_frames_with_their_source_and_the_causes() -> N
     assert f"{Path('notify', 'client', 'handling')}" not in trace_of(raised(lambda: call_to_the_end(parse, "{")))
 
 
+def test_a_trace_may_have_a_frame_without_a_line_number() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    fail.__code__ = fail.__code__.replace(co_linetable=b"")
+    assert trace_of(raised(fail)).splitlines()[-1] == "ValueError: no"
+
+
+def test_a_trace_has_no_texts_of_causes() -> None:
+    def connect() -> None:
+        try:
+            raise ValueError("no route to mysql://shop:secret@db")
+        except ValueError as error:
+            try:
+                raise KeyError("secret") from error
+            except KeyError:
+                raise RuntimeError("the bank is closed")  # noqa: B904
+
+    lines = trace_of(raised(connect)).splitlines()
+    assert {"ValueError", "KeyError", "RuntimeError: the bank is closed"} <= set(lines)
+    assert not [line for line in lines if "secret" in line and not line.startswith("    raise")]
+
+
 def test_a_trace_is_bounded() -> None:
     def fail(depth: int) -> None:
         try:

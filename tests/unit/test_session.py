@@ -29,6 +29,8 @@ class Server:
         """The places of the lease that are over."""
         self.is_older = False
         """Whether it knows neither the action `interrupted` nor tracebacks."""
+        self.is_behind_filter = False
+        """Whether a proxy in front of it refuses requests with a traceback."""
         self.traces: list[int] = []
         """The lengths of the tracebacks that it got, in all requests."""
         self.left = 0
@@ -47,6 +49,8 @@ class Server:
         items = msgspec.msgpack.decode(body, type=Settle).items
         traces = [len(item.trace) for item in items if item.trace is not None]
         self.traces += traces
+        if self.is_behind_filter and b"Traceback" in body:
+            raise ForeignAnswer("403 from a web application firewall", answered=403)
         if self.is_older and traces:
             raise InvalidRequest("Object contains unknown field `trace`", "invalid_schema")
         self.asked += [(item.action, item.receipt, item.reason) for item in items]
@@ -68,11 +72,11 @@ class Server:
 class Consuming:
     """A session with a few messages in hand, whose handlers end when the test says so."""
 
-    def __init__(self, count: int, mode: str = "shared") -> None:
+    def __init__(self, count: int, mode: str = "shared", *, tracebacks: bool = True) -> None:
         self.server = Server()
         self.hand = Hand(lambda: None, lambda messages, error: None, 16, 32)
         handler = Handler("t", print, mode, (), None, 16, "", 1.0, 300.0)
-        work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS)
+        work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS, tracebacks=tracebacks)
         self.session = Session(work, self.server)  # type: ignore[arg-type]
         self.session.is_subscribed = True
         self.session._begin(
@@ -124,6 +128,47 @@ def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
 
     assert len(asyncio.run(run(False))) == 3
     assert len(asyncio.run(run(True))) == 1, "it is asked once"
+
+
+def test_a_proxy_that_refuses_tracebacks_holds_up_no_settlement() -> None:
+    async def run() -> None:
+        consuming = Consuming(2)
+        consuming.server.is_behind_filter = True
+        consuming.note(0)
+        consuming.note(1, error=ValueError("no"))
+        asked = await consuming.settled()
+        assert sorted(asked) == [("ack", "7.0", None), ("retry", "7.1", "ValueError: no")]
+        assert len(consuming.server.traces) == 1
+
+    asyncio.run(run())
+
+
+def test_no_traceback_is_written_for_which_a_request_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[BaseException] = []
+
+    def trace_of(error: BaseException) -> str:
+        written.append(error)
+        return "x" * TRACES_CHARACTERS
+
+    async def run() -> None:
+        consuming = Consuming(4)
+        consuming.note(0, 1, 2, error=ValueError("no"))
+        assert len(await consuming.settled(left=1)) == 3 and len(written) == 1
+        consuming.note(3, error=ValueError("no"))
+        assert len(await consuming.settled()) == 1 and len(written) == 2
+
+    monkeypatch.setattr("notify.client.consumer.session.trace_of", trace_of)
+    asyncio.run(run())
+
+
+def test_a_consumer_can_keep_its_tracebacks_to_itself() -> None:
+    async def run() -> None:
+        consuming = Consuming(1, tracebacks=False)
+        consuming.note(0, error=ValueError("no"))
+        assert await consuming.settled() == [("retry", "7.0", "ValueError: no")]
+        assert consuming.server.traces == []
+
+    asyncio.run(run())
 
 
 def test_the_tracebacks_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,7 @@ class _Consumer:
         tls: ssl.SSLContext | None = None,
         store: str | Sequence[str] | None = None,
         body_bytes: int = BODY_BYTES,
+        tracebacks: bool = True,
     ) -> None:
         """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts.
 
@@ -95,7 +96,8 @@ class _Consumer:
         current token without blocking: it is called every 10 s, and when a server refuses the previous token. `store`:
         the URL of the object store, or of several, that producers put large bodies into, letter by letter as they name
         it; a body in any other store is not read. `body_bytes` (1 to 268,435,456; default 67,108,864): the most bytes
-        of a body that is stored or compressed; the message of a larger one becomes a dead letter. Raises
+        of a body that is stored or compressed; the message of a larger one becomes a dead letter. `tracebacks`: whether
+        the server gets the traceback of each failure, for the message's page; over Kafka none is sent. Raises
         InvalidRequest.
         """
         check_name("group", group)
@@ -122,6 +124,7 @@ class _Consumer:
         self._batch = batch
         self._drain = drain
         self._token, self._tls = token, tls
+        self._tracebacks = tracebacks
         self._bodies = BodyReader(store, body_bytes)
         self._handlers: dict[str, Handler] = {}
         self._stopping: asyncio.Event | None = None
@@ -275,7 +278,8 @@ class _Consumer:
 
     async def _keep_sessions(self, hand: Hand, stopping: asyncio.Event) -> None:
         bounds = self._lease, self._drain
-        work = Work(self.group, self.instance, self._handlers, hand, *bounds, self._announce, self._cancel)
+        told = self._announce, self._cancel
+        work = Work(self.group, self.instance, self._handlers, hand, *bounds, *told, tracebacks=self._tracebacks)
         inbox = None if self._inbox is None else InboxMaintenance(self._inbox, self._ask_inbox)
         await Sessions(work, self.url, Token(self._token), self._tls).run(inbox, stopping)
 

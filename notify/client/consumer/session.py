@@ -68,6 +68,8 @@ AGAIN = timedelta(minutes=10)
 NAMED_IN_LOG = 10
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
+UNKNOWN_FIELD = "invalid_schema"
+"""The code with which a server refuses a request that has a field it does not know."""
 TRACES_CHARACTERS = 1 << 18
 """The most characters of tracebacks in a request; the failures after them go without."""
 SHARE = 3
@@ -197,9 +199,10 @@ class Settler:
     """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
     to one event loop."""
 
-    def __init__(self, http: HttpClient, group: str, lease: float, times: Times) -> None:
+    def __init__(self, http: HttpClient, group: str, lease: float, times: Times, *, sends_traces: bool = True) -> None:
         """`lease`: the seconds for which an item is repeated that the server does not take. `times`: what the server is
-        told with the items, at most once: if a request is lost, so is what it told."""
+        told with the items, at most once: if a request is lost, so is what it told. `sends_traces`: whether it gets the
+        tracebacks of failures."""
         self._http = http
         self._times = times
         self._path = f"/v1/groups/{group}/settle"
@@ -207,8 +210,18 @@ class Settler:
         self._batcher: Batcher[_Settling, SettledItem] = Batcher(self._settle, in_flight=2)
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """The waits before items are sent again that the server did not take."""
-        self._sends_traces = True
-        """False once the server has refused a request with tracebacks: an older one does not know the field."""
+        self._sends_traces = sends_traces
+        """Also false once the server has refused a request with tracebacks: an older one does not know the field."""
+        self._room = TRACES_CHARACTERS
+        """How many characters of tracebacks the next request still has room for: no more are written."""
+
+    def trace(self, error: BaseException) -> str | None:
+        """The traceback of an error; None if the next request would go without it."""
+        if not self._sends_traces or self._room <= 0:
+            return None
+        trace = trace_of(error)
+        self._room -= len(trace)
+        return trace
 
     def submit(self, item: SettleItem) -> asyncio.Future[SettledItem]:
         """Queue an item and return the future of the server's answer, which raises NotifyError. Raises
@@ -218,6 +231,7 @@ class Settler:
     async def _settle(self, settlings: list[_Settling]) -> list[SettledItem | Later]:
         """Settle items on the server. Items that it cannot take now are sent again until their leases have ended."""
         now = asyncio.get_running_loop().time()
+        self._room = TRACES_CHARACTERS
         room, has_traces = TRACES_CHARACTERS if self._sends_traces else 0, False
         for settling in settlings:
             if settling.item.trace is not None:
@@ -229,8 +243,11 @@ class Settler:
             answer = await self._http.call("POST", self._path + self._times.taken(), body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
-            if has_traces and error.status == InvalidRequest.status:
-                self._sends_traces = False
+            if has_traces and (error.code == UNKNOWN_FIELD or isinstance(error, ForeignAnswer)):
+                # A proxy may refuse texts such as a traceback: what it answers is no reason to repeat them.
+                self._sends_traces &= error.code != UNKNOWN_FIELD
+                for settling in settlings:
+                    settling.item.trace = None
                 return await self._settle(settlings)
             if not is_away(error) or (isinstance(error, ForeignAnswer) and error.is_for_size and len(settlings) > 1):
                 raise
@@ -280,6 +297,8 @@ class Work:
     """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread goes on."""
     inbox_from: datetime | None = None
     """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
+    tracebacks: bool = True
+    """Whether failures are sent with their tracebacks."""
 
 
 class Session:
@@ -289,7 +308,7 @@ class Session:
         self._work = work
         self._http = http
         self.times = Times()
-        self._settler = Settler(http, work.group, work.lease, self.times)
+        self._settler = Settler(http, work.group, work.lease, self.times, sends_traces=work.tracebacks)
         self._runs: dict[Run, None] = {}
         """The runs with messages that are not settled."""
         self._settling = 0
@@ -649,13 +668,13 @@ class Session:
         places = range(place, place + 1)
         if isinstance(error, DeadLetter):
             reason = reason_of(error, named=False) or None
-            self._settle(run, places, "dead_letter", reason, trace=trace_of(error))
+            self._settle(run, places, "dead_letter", reason, trace=self._settler.trace(error))
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
             delivery = run.delivery(place)
             self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
-            self._settle(run, places, "retry", reason_of(error), trace=trace_of(error))
+            self._settle(run, places, "retry", reason_of(error), trace=self._settler.trace(error))
 
     def settle_noted(self, run: Run) -> None:
         """Acknowledge the messages of a run whose handlers have returned."""

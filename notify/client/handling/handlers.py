@@ -337,13 +337,18 @@ def trace_of(error: BaseException) -> str:
     """The traceback of an error as Python prints it, with its causes, and without the frames of this SDK; bounded: its
     end, where the error is. It has no values of variables.
 
+    Of its causes it has the classes and the frames, and not the texts: libraries write parameters of statements and
+    addresses with passwords there, and the service chose only the text of the outermost error.
+
     Python's own formatting asks for the state of each file and parses each line, every time. When a database is away,
     thousands of messages fail at once, and the consumer's event loop would do nothing else.
     """
     parts: list[str] = []
     step: BaseException | None = error
     while step is not None and len(parts) < 2 * TRACE_CAUSES:
-        said = f"{type(step).__name__}: {_said_by(step)}"[:REASON_CHARACTERS]
+        said = type(step).__name__
+        if step is error:
+            said = f"{said}: {_said_by(step)}"[:REASON_CHARACTERS]
         parts.append("\n".join(["Traceback (most recent call last):", *_frames_of(step), said]))
         if step.__cause__ is not None:
             parts.append("The above exception was the direct cause of the following exception:")
@@ -368,10 +373,10 @@ def _frames_of(error: BaseException) -> list[str]:
             frames.append(step)
         step = step.tb_next
     lines = []
-    for frame in frames:
+    for frame in frames:  # Python gives some of them no line number
         code = frame.tb_frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_qualname}')
-        if source := linecache.getline(code.co_filename, frame.tb_lineno, frame.tb_frame.f_globals).strip():
+        if source := linecache.getline(code.co_filename, frame.tb_lineno or 0, frame.tb_frame.f_globals).strip():
             lines.append(f"    {source}")
     return lines
 

@@ -29,6 +29,7 @@ def transaction_row(transaction: Transaction, now_us: int, shard: str = "") -> d
         "age": round((now_us - transaction.stored_us) / 1e6, 3),
         "decided_at": instant(transaction.decided_us) if transaction.decided_us else None,
         "unknown_answers": transaction.attempts,
+        "checks_answered": transaction.attempts,  # its name up to 3b0672b0, which older clients read
         "next_check_at": instant(transaction.next_check_us) if transaction.next_check_us else None,
         "messages": [_without_body(row) if transaction.without_bodies else row for row in rows],
     } | ({"bodies_left_out": True} if transaction.without_bodies else {})
