@@ -44,7 +44,7 @@ MOST_SLOWED = round(LOOK_SECONDS / SLOWED_SECONDS)
 MOST_NAMED = 3
 """The most schemas that an error or warning names for one reason."""
 SERVERS, SCHEMAS, LOOK = "servers", "schemas", "look"
-"""What a warning is about: see `complain`."""
+"""The subjects of warnings: see `complain`."""
 NEEDS = (Need(half_message, sees=(SELECT, UPDATE)), Need(notify_source, sees=(SELECT,)))
 """The needs of a mover that sends what was left behind."""
 NOT_TO_KAFKA = "Kafka knows no ids, and a server may have the half"
@@ -65,7 +65,7 @@ class LeftBehindMover:
         self._is_named = bool(transactions_url)
         self._instance = instance_name()
         self._complaints: dict[str, str] = {}
-        """What was logged last about each of SERVERS, SCHEMAS and LOOK."""
+        """The last warning about each of SERVERS, SCHEMAS and LOOK."""
         self._without_index: list[str] = []
         """The schemas that are left alone since their table lacks the index, at the last look."""
         self._sending: asyncio.Task[None] | None = None
