@@ -34,21 +34,17 @@ if TYPE_CHECKING:
 STRANGERS_SHARE, OPERATORS_SHARE = 0.1, 0.25
 """The least shares of the event loop's time for requests of strangers, and for those of operators (admin routes and the
 console), while producers and consumers keep it busy."""
-
-
 RELOAD_SECONDS = 5
 """The least time between two tries to load the application for operators: anyone may ask for it, at any rate."""
 NOT_LOADED = "the server could not load what operators need; its log says why"
-
-
-def _nothing() -> None:
-    pass
-
-
 SHOWS_ONLY = (
     "this server shows the consumer groups of Kafka, and takes no messages: producers send to a server with a storage, "
     "consumers read kafka://…"
 )
+
+
+def _nothing() -> None:
+    pass
 
 
 class _NotRunning:

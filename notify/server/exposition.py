@@ -59,10 +59,7 @@ class Exposition:
 
     def counters(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
         """Add a counter with a sample for each value of its labels; `name` without `_total`."""
-        family = CounterMetricFamily(name, text, labels=labels)
-        for values, value in samples:
-            family.add_metric(values, value)
-        self._families.append(family)
+        self._add(CounterMetricFamily(name, text, labels=labels), samples)
 
     def gauge(self, name: str, text: str, value: float) -> None:
         """Add a metric of one sample."""
@@ -70,7 +67,9 @@ class Exposition:
 
     def gauges(self, name: str, text: str, labels: Sequence[str], samples: Labelled) -> None:
         """Add a metric with a sample for each value of its labels."""
-        family = GaugeMetricFamily(name, text, labels=labels)
+        self._add(GaugeMetricFamily(name, text, labels=labels), samples)
+
+    def _add(self, family: CounterMetricFamily | GaugeMetricFamily, samples: Labelled) -> None:
         for values, value in samples:
             family.add_metric(values, value)
         self._families.append(family)

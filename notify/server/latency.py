@@ -23,8 +23,6 @@ OTHER = "(other)"
 """The label's value for all others; no topic or group can have this name."""
 EXEMPLAR_US = 10_000_000
 """How long the exemplar of a bucket stays before another message may take its place."""
-
-
 LOOK_US = 1_000_000
 """The least time between two looks for the exemplar of a bucket: most messages may have no sampled trace."""
 

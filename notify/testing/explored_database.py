@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from notify.client.tables.definitions import half_message, is_waiting
 from notify.runtime.databases import has_table, use_explicit_begin
-from notify.testing.steps import HOOKS
+from notify.testing.hooks import HOOKS
 
 DJANGO = "django:"
 """Before the alias of a database of Django's, in place of a URL."""

@@ -28,10 +28,10 @@ from notify.errors import InvalidRequest, Timeout
 from notify.protocol.limits import check_between, check_whole
 from notify.server.running import Running
 from notify.testing.explored_database import ExploredDatabase, Rows
+from notify.testing.hooks import HOOKS
 from notify.testing.server import InMemoryServer
 from notify.testing.service_process import Children, Explored, Kind, Observed, Process, Service, Threads
 from notify.testing.step import Fault, Step, faults_at
-from notify.testing.steps import HOOKS
 
 if TYPE_CHECKING:
     from notify.testing.explored_kafka import ExploredKafka

@@ -8,8 +8,8 @@ from typing import Any
 
 from notify.client.kafka.handling import Handling, PartitionRun
 from notify.client.kafka.settling import Settling
+from notify.testing.hooks import HOOKS
 from notify.testing.step import Place, meet, place_of_handler
-from notify.testing.steps import HOOKS
 
 _settled: weakref.WeakKeyDictionary[Settling, Place] = weakref.WeakKeyDictionary()
 """The handlers whose messages the next commit settles. Other commits, such as those of a partition's end, come as they

@@ -10,8 +10,8 @@ from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay
 from notify.movers.relay.rows import Rows
 from notify.movers.sinks.queue_server import QueueSink
+from notify.testing.hooks import HOOKS, topics_of
 from notify.testing.step import Watched, at_place, meet
-from notify.testing.steps import HOOKS, topics_of
 
 T = TypeVar("T")
 INTERVAL_SECONDS = 0.05

@@ -38,9 +38,9 @@ from notify.client.threads.loop import LoopThread
 from notify.errors import InvalidRequest, Unavailable
 from notify.testing.crashes import Crashed
 from notify.testing.explored_database import engine_of
+from notify.testing.hooks import HOOKS
 from notify.testing.server import Entrance
 from notify.testing.step import Fault, Place, Step, place_of_caller
-from notify.testing.steps import HOOKS
 
 T = TypeVar("T")
 START_SECONDS = 30.0

@@ -56,6 +56,14 @@ def trade(sound: Trade, tmp_path: Path) -> Trade:
 
 
 @pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server with its log in `data`."""
+    process = ServerProcess(tmp_path / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
 def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -> Iterator[Shop]:
     """A shop over the `server` of the test's file."""
     with (

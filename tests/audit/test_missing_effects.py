@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.groups import lag, publish, redrive, running
 from tests.support.http import admin, post
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path / "data").start()
-    yield process
-    process.stop()
 
 
 @pytest.mark.long

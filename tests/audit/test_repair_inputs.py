@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,13 +29,6 @@ from tests.support.databases import empty_database
 from tests.support.http import admin
 from tests.support.shipping import shipped
 from tests.support.transactions import new_id
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path / "data").start()
-    yield process
-    process.stop()
 
 
 @pytest.mark.long

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import eventually
 from tests.support.groups import running
 from tests.support.withdrawals import withdraw_some
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    process = ServerProcess(tmp_path / "data").start()
-    yield process
-    process.stop()
 
 
 @pytest.mark.long
