@@ -103,7 +103,7 @@ def test_a_ratio_is_ours_by_theirs_of_what_a_consumer_can_get() -> None:
         "best_recorded": 3.2,
         "end_to_end_p50": 0.04,
         "end_to_end_p99": 0.03,
-        "handler_p50": 0.1,  # the SDK's handlers beside the wire's client, by the same figure of the peer
+        "handler_p50": 0.1,  # the SDK's handlers beside the bare client, by the same figure of the peer
         "handler_p99": 0.1,
         "drain": 2.0,
         "drain_handler": 0.2,
@@ -162,7 +162,7 @@ def test_the_table_has_medians_and_ranges() -> None:
     assert lines[0] == "|  | Notify | Rocketmq 5.5.0 | ratio |"
     assert lines[2] == "| 1 caller, visible transactions/s | 1,000 | 450 | 2.25 (2.00 to 2.50) |"
     paced = "| 2,000 transactions/s, from commit to handler, ours"
-    assert lines[9] == f"{paced} the wire's client, p50 (ms) | 2.00 | 50.00 | 0.040 |"
+    assert lines[9] == f"{paced} the bare client, p50 (ms) | 2.00 | 50.00 | 0.040 |"
     assert lines[11] == f"{paced} a Consumer's handler, p50 (ms) | 5.00 | 50.00 | 0.10 |"
     assert len(lines) == 2 + len(rows(WORK)) and len({line.count("|") for line in lines}) == 1
 

@@ -78,7 +78,7 @@ PLAIN_KAFKA = "Kafka: confluent's consumer"
 QUEUE = (
     Kind(PLAIN, "plain"),
     Kind("plain HTTP client that asks for runs", "plain_runs", PLAIN),
-    Kind("the benches' client of the wire, no handler", "wire", PLAIN),
+    Kind("bare client, no handler", "wire", PLAIN),
     Kind("Consumer", "threads", PLAIN),
     Kind("AsyncConsumer", "coroutines", PLAIN),
     Kind("Consumer, batch=500", "threads", PLAIN, batch=500),

@@ -1,5 +1,5 @@
 """Consumers of a bench in one process, which only note what they get: the SDK's with an empty handler, a short script
-without the SDK, and the wire's client, which takes runs and calls no handler.
+without the SDK, and the bare client, which takes runs and calls no handler.
 
 Run as `python -m notify.cli.bench.consumers` with a JSON specification. It prints `subscribed` before it consumes, and
 one JSON object at the end. It ends when each group has `expected` messages, `seconds` after the first message, or when
@@ -43,7 +43,7 @@ WIRE_ID = 18
 WIRE_SETTLING = 4
 """Its requests to settle that may be on their way."""
 FEW = 200
-"""The wire's client times the first message only of larger answers."""
+"""The bare client times the first message only of larger answers."""
 LOOK_SECONDS = 0.3
 """How often the file `stop` is looked for, and how long no message has come then."""
 UNBOUNDED = 1 << 62
@@ -235,7 +235,7 @@ def _async(function: Callable[..., None]) -> Callable[..., Any]:
 
 
 class WireGroup(Group):
-    """A group of the wire's client. A byte for each offset says whether it came: a pile has millions of messages."""
+    """A group of the bare client. A byte for each offset says whether it came: a pile has millions of messages."""
 
     def __init__(self, name: str, expected: int, run: Run) -> None:
         super().__init__(name, expected, run)

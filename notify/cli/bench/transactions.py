@@ -16,7 +16,7 @@ from notify.testing.process import ServerProcess
 GROUP = "bench"
 """The group that consumes."""
 CLIENTS = ("wire", "plain", "threads", "coroutines")
-"""Those that receive: the benches' own client of the wire, which calls no handler; and with an empty handler a short
+"""Those that receive: the bare client, which calls no handler; and with an empty handler a short
 script, the SDK's Consumer, and its AsyncConsumer."""
 
 

@@ -51,7 +51,7 @@ def rows(work: Work) -> list[Row]:
     fan_out = f"fan-out 1:{work.groups}, deliveries/s in sum"
     return [
         *callers,
-        Row(BEST, "at best, acknowledged by the wire's client, by the peer's best visible", "delivered", BEST),
+        Row(BEST, "at best, acknowledged by the bare client, by the peer's best visible", "delivered", BEST),
         Row(
             "best_settled",
             "the same, by the peer's best with the time until all are visible",
@@ -59,12 +59,12 @@ def rows(work: Work) -> list[Row]:
             "best_settled",
         ),
         Row("best_recorded", "at best, recorded only, by the peer's best visible", "best_recorded", BEST),
-        *_latencies(f"{paced} the wire's client", "end_to_end"),
+        *_latencies(f"{paced} the bare client", "end_to_end"),
         *_latencies(f"{paced} a Consumer's handler", "handler"),
-        Row("drain", f"{drained}, ours the wire's client", "drain", "drain"),
+        Row("drain", f"{drained}, ours the bare client", "drain", "drain"),
         Row("drain_handler", f"{handled} a Consumer's handler", "drain_handler", "drain"),
         Row("drain_batches", f"{handled} its handler of batches", "drain_batches", "drain"),
-        Row("fan_out", f"{fan_out}, ours the wire's client", "fan_out", "fan_out"),
+        Row("fan_out", f"{fan_out}, ours the bare client", "fan_out", "fan_out"),
         Row("fan_out_handler", f"{fan_out}, ours AsyncConsumers' handlers", "fan_out_handler", "fan_out"),
     ]
 
