@@ -45,6 +45,9 @@ WITHDRAWN_SHARE, REPLACED_SHARE, EARLY_SHARE = 0.5, 0.5, 0.05
 """The shares of messages that are withdrawn, of these that are replaced, and of these that are withdrawn before they
 come."""
 
+ANSWER_SECONDS = 15.0
+"""How long a request waits. On a slow machine hundreds wait for each other, and giving up sooner would repeat them all."""
+
 
 @dataclass
 class Books:
@@ -70,13 +73,13 @@ class Server:
         while True:
             try:
                 return json.loads(await ask())
-            except Unavailable:
-                assert time.monotonic() < deadline, "the server does not come back"
+            except Unavailable as error:
+                assert time.monotonic() < deadline, f"the server does not come back: {error}"
                 await asyncio.sleep(0.02)  # it is away
 
     async def post(self, path: str, body: Any) -> Any:
         data = json.dumps(body).encode()
-        return await self.until_answered(lambda: self.http.call("POST", path, data, 2.0, "application/json"))
+        return await self.until_answered(lambda: self.http.call("POST", path, data, ANSWER_SECONDS, "application/json"))
 
     async def publish(self, messages: list[dict[str, Any]]) -> None:
         items = (await self.post("/v1/messages", {"messages": messages}))["items"]
@@ -95,7 +98,7 @@ class Server:
     async def outcome(self, withdrawal: str) -> str:
         async def ask() -> bytes:
             try:
-                return await self.http.call("GET", f"/v1/withdrawals/{withdrawal}", b"", 2.0, "application/json")
+                return await self.http.call("GET", f"/v1/withdrawals/{withdrawal}", b"", ANSWER_SECONDS, "application/json")
             except NotFound:
                 return b'{"outcome": "UNKNOWN"}'
 
