@@ -46,7 +46,7 @@ WITHDRAWN_SHARE, REPLACED_SHARE, EARLY_SHARE = 0.5, 0.5, 0.05
 come."""
 
 ANSWER_SECONDS = 15.0
-"""How long a request waits. On a slow machine hundreds wait for each other, and giving up sooner would repeat them all."""
+"""How long a request waits. On a slow machine hundreds wait for each other; to give up sooner would repeat them all."""
 
 
 @dataclass
@@ -74,7 +74,8 @@ class Server:
             try:
                 return json.loads(await ask())
             except Unavailable as error:
-                assert time.monotonic() < deadline, f"the server does not come back: {error}"
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"the server does not come back: {error}") from error
                 await asyncio.sleep(0.02)  # it is away
 
     async def post(self, path: str, body: Any) -> Any:
@@ -98,7 +99,8 @@ class Server:
     async def outcome(self, withdrawal: str) -> str:
         async def ask() -> bytes:
             try:
-                return await self.http.call("GET", f"/v1/withdrawals/{withdrawal}", b"", ANSWER_SECONDS, "application/json")
+                path = f"/v1/withdrawals/{withdrawal}"
+                return await self.http.call("GET", path, b"", ANSWER_SECONDS, "application/json")
             except NotFound:
                 return b'{"outcome": "UNKNOWN"}'
 
