@@ -74,7 +74,7 @@ class SubscriptionWrite(Write):
     fair_by: str = declared("", "key or header:NAME: tenants named by it take turns; empty: oldest first",
         pattern=f"^{FAIR_BY}$",
         input=Input("Tenants take turns by", "key, or header: and its name. Empty: the oldest message is first."),
-        flag=Flag("What names the tenants that take turns: key, or header:NAME."))
+        flag=Flag("The part of a message that names its tenant: key, or header:NAME. Tenants take turns."))
     force: bool = declared(False, "change the mode or fair_by while consumers are active: they may get messages again",
         input=Input("Change the mode or fair_by while consumers are active",
             "Without it another one is refused (`mode_in_use`) if a consumer of the group has asked within 60 s. "

@@ -56,7 +56,7 @@ def bridge(
     drop_slot: bool = typer.Option(
         False,
         "--drop-slot",
-        help="Give the bridge of a PostgreSQL up: drop its slot and publications, and end. --dry-run shows them first.",
+        help="Remove a bridge on PostgreSQL: drop its slot and publications, and end. --dry-run shows them first.",
     ),
     dry_run: bool = DRY_RUN,
     once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),

@@ -53,8 +53,8 @@ TRANSACTIONS_URL = typer.Option(
     "",
     "--transactions-url",
     envvar="NOTIFY_TRANSACTIONS_URL",
-    help="The server of producers in mode=auto, which gets what they have left behind; default: --url, unless that is "
-    "Kafka: then it is not sent from here. [env: NOTIFY_TRANSACTIONS_URL]",
+    help="The server of producers in mode=auto, which gets the messages that they have left behind; default: --url. If "
+    "--url is Kafka, there is no default, and they are not sent. [env: NOTIFY_TRANSACTIONS_URL]",
 )
 
 

@@ -85,7 +85,7 @@ def list_tenants(
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List who waits where tenants take turns (`--fair-by`): the tenants with the most waiting messages first."""
+    """List the tenants that wait for their turns (`--fair-by`): those with the most waiting messages first."""
     query = f"?max={max}" + (f"&topic={quote(topic, safe='')}" if topic else "")
 
     def look() -> None:

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
             None, help="A database (SQLAlchemy URL) for transactions instead of the log. [env: NOTIFY_STORAGE]"
         ),
         kafka: str | None = typer.Option(
-            None, help="A Kafka cluster (kafka://host:port,…) whose groups to show and steer. [env: NOTIFY_KAFKA]"
+            None, help="A Kafka cluster (kafka://host:port,…) whose groups to show and manage. [env: NOTIFY_KAFKA]"
         ),
         roles: str | None = typer.Option(None, help="Roles to announce: transactions,queue. [env: NOTIFY_ROLES]"),
         registry: str | None = typer.Option(

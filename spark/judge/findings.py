@@ -50,7 +50,7 @@ FINDINGS: tuple[Finding, ...] = (
     Finding(
         "CONFLICT",
         "The database and the server recorded opposite outcomes, or the server recorded both; or a message that was "
-        "withdrawn is in a queue. Either a business change was not announced, or one that never happened was.",
+        "withdrawn is in a queue. So a business change was not announced, or one was announced that never happened.",
         "Find out who forced the outcome (notify audit explain). Where the database committed, send the message again.",
         "republish",
         when="is_conflict AND is_closed",
@@ -73,9 +73,9 @@ FINDINGS: tuple[Finding, ...] = (
         "UNSENT",
         "The database committed the transaction, and its relay, its bridge or (mode auto) a producer of its group has "
         "not sent the message, or the target refuses it: no consumer receives it yet.",
-        "Start the relay or bridge (for mode auto a producer of the group or notify check do, too); see which messages "
-        "the target refuses: notify refused list. A repair does not send the message again, because these still send "
-        "it.",
+        "Start the relay or bridge (for mode auto a producer of the group, or notify check, will also do); see which "
+        "messages the target refuses: notify refused list. A repair does not send the message again, because these "
+        "processes still send it.",
         when="is_unsent AND is_closed",
     ),
     Finding(
@@ -86,7 +86,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "DUP_ENQUEUE",
-        "One message is in queues more than once. Consumers with an inbox handle it once, others twice.",
+        "A message is in the queues more than once. Consumers with an inbox handle it once, others each time.",
         "Check the consumers without an inbox for doubled effects.",
         when="places > 1",
     ),
@@ -131,8 +131,9 @@ FINDINGS: tuple[Finding, ...] = (
         "A group was subscribed to the message and never settled it: the group was moved past it or unsubscribed, the "
         "topic was deleted, purged, or dropped its oldest messages, or the message expired; or its dead letter was "
         "dropped or purged.",
-        "Ask who did it whether that was meant: who, when and why are in the report. A reset to an earlier offset "
-        "delivers what is still there: notify group reset. With --fail-on LEFT_OUT they fail the audit.",
+        "Ask the author, whom the report names with time and reason, whether this was intended. A reset to an "
+        "earlier offset delivers the messages that still exist: notify group reset. With --fail-on LEFT_OUT they "
+        "fail the audit.",
         is_bad=False,
         when="is_left_out",
     ),
@@ -152,7 +153,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "CORRUPT",
-        "Bytes of the log differ from what was written.",
+        "Bytes of the log differ from those that were written.",
         "Replace the disk; restore the log from a backup, or send the message again from the business data.",
         when=None,
     ),
@@ -165,27 +166,27 @@ FINDINGS: tuple[Finding, ...] = (
     Finding(
         "BRIDGE_GAP",
         "A bridge's positions are not contiguous: transactions that the source committed in between may be missing.",
-        "Run notify bridge --backfill-from with a time before the gap: it takes what is missing from the table.",
+        "Run notify bridge --backfill-from with a time before the gap: it takes the missing messages from the table.",
         when=None,
     ),
     Finding(
         "ORPHAN_ROW",
         "A row without its counterpart: an inbox row of a message that is in no queue, or of a group that never "
         "subscribed to its topic, or a tombstone without a half.",
-        "Harmless by itself; but a log may have been lost or replaced, or ids made up.",
+        "Harmless in itself; but a log may have been lost or replaced, or ids may have been made up.",
         when="is_orphan AND is_closed OR strange_groups > 0",
     ),
     Finding(
         "ALTERED",
-        "The local row differs from the message that was sent: its body, key, tag, topic or producer group is another, "
-        "or it is in another database than the one that the half came from.",
-        "Find out who changed the row, or the message on its way; consumers handled the message as it is in the queue.",
+        "The local row differs from the message that was sent, in its body, key, tag, topic or producer group; or "
+        "it is in another database than the one that the half came from.",
+        "Find out who changed the row, or the message in transit; consumers handled the message as it is in the queue.",
         when="is_altered",
     ),
     Finding(
         "MISDATED",
-        "The time of a local row, or of a half in the log, and the time in its id differ by more than clocks and a "
-        "transaction may; or an inbox row is older than its message, or newer than its acknowledgement.",
+        "The time of a local row, or of a half in the log, differs from the time in its id by more than clocks and a "
+        "long transaction can explain; or an inbox row is older than its message, or newer than its acknowledgement.",
         "Compare the clocks of producers, databases and server, or find out who changed the row.",
         when="is_misdated",
     ),
@@ -198,7 +199,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "DEAD",
-        "An unresolved dead letter: a group gave the message up. Its effect did not happen "
+        "An unresolved dead letter: a group stopped trying to handle the message. Its effect did not happen "
         "there, unless the finding says that the inbox or --effects shows it.",
         "See why (the reasons are counted), fix the consumer, and send them again: notify dead-letter redrive; or "
         "purge them. With --fail-on DEAD they fail the audit.",
