@@ -10,7 +10,7 @@ from typing import Any
 from notify.protocol.limits import check_between, check_name
 from notify.protocol.wire import LeftBehindReport, instant
 from notify.runtime.clock import Clock
-from notify.server.core.reports import LastReports
+from notify.server.core.last_reports import LastReports
 
 MOST_REPORTS = 1000
 """The most groups with something left behind, each in one database, that are shown."""

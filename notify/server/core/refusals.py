@@ -11,7 +11,7 @@ from typing import Any
 from notify.protocol.limits import check_between, check_name
 from notify.protocol.wire import RefusedReport, instant
 from notify.runtime.clock import Clock
-from notify.server.core.reports import LastReports
+from notify.server.core.last_reports import LastReports
 
 MOST_SOURCES = 1000
 MOST_SHOWN = 20

@@ -16,8 +16,8 @@ from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
 from notify.protocol.wire import microseconds
+from notify.server.core.last_reports import FORGET_US
 from notify.server.core.refusals import Refusals, shown
-from notify.server.core.reports import FORGET_US
 from notify.server.delivery.following import SETTINGS_SHOWN
 from notify.server.groups import Move
 from notify.server.groups.kafka import offsets, sources
