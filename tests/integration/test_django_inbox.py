@@ -181,7 +181,7 @@ def test_what_a_handler_sends_shares_its_fate(shop: Shop, inbox: DjangoInbox) ->
     assert shop.delivered() == ["a"]
 
 
-def test_a_consumer(shop: Shop, inbox: DjangoInbox) -> None:
+def test_a_handler_runs_in_a_transaction_and_again_after_it_failed(shop: Shop, inbox: DjangoInbox) -> None:
     """Handlers run in threads; their connections are closed after each message, as CONN_MAX_AGE says."""
     seen: dict[str, Any] = {}
     consumer = Consumer(shop.server.url, group=shop.topic, inbox=inbox, concurrency=2)

@@ -163,7 +163,7 @@ def test_the_document_has_every_data_route(room: Room) -> None:
     assert {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} == {t for t in told if " /v1/" in t}
 
 
-def test_the_matrix(room: Room, table: list[Case]) -> None:
+def test_every_route_answers_every_caller_by_its_rights(room: Room, table: list[Case]) -> None:
     """Promise: denied by default. Every route by everyone, on their own things and on another's."""
     everyone = callers(room)
     strangers = [caller for caller in everyone if room.own.prefix in caller.name]

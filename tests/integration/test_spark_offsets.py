@@ -196,7 +196,7 @@ def test_a_server_that_is_away_is_waited_for_within_a_bound(running: InMemorySer
         planning.following(start, None)
 
 
-def test_tokens_and_rights(tmp_path: Path) -> None:
+def test_offsets_take_a_token_with_the_right_to_read_the_topic(tmp_path: Path) -> None:
     with GuardedInMemory() as server:
         body = {"queues": 1, "reason": "a test"}
         call(server.url, "PUT", f"/v1/admin/topics/{TOPIC}", body, server.admin)
@@ -218,7 +218,7 @@ def test_tokens_and_rights(tmp_path: Path) -> None:
             latest()
 
 
-def test_certificates(tmp_path: Path) -> None:
+def test_offsets_are_read_over_tls_by_the_servers_authority(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority")
     environment = {"NOTIFY_TLS_CERTIFICATE": str(authority.issue("server"))}
     server = ServerProcess(tmp_path / "data", environment=environment, ca=authority.file).start()

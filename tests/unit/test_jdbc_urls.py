@@ -254,7 +254,7 @@ def test_options_of_an_asyncio_driver_are_not_judged() -> None:
         assert jdbc_urls.checked(url, "") == url
 
 
-def test_files_of_sqlite() -> None:
+def test_a_file_of_sqlite_has_this_jdbc_url() -> None:
     def url(text: str) -> str:
         return jdbc_urls._of_sqlite(sa.create_engine(jdbc_urls.checked(text, "--database shop"))).url
 

@@ -85,7 +85,7 @@ def test_a_function_gives_the_token(clock: Clock) -> None:
     assert token.header() == shown("third")
 
 
-def test_a_text_stays(file: Path, clock: Clock) -> None:
+def test_a_token_that_is_given_as_text_is_never_read_again(file: Path, clock: Clock) -> None:
     token = Token("given", clock.monotonic)
     clock.now += TOKEN_SECONDS
     assert token.header() == shown("given") and token.instead_of(shown("given")) is None
