@@ -144,7 +144,7 @@ def test_a_database_that_is_given_twice(trade: Trade, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_retention_dropped_is_no_loss(spark: Any, trade: Trade) -> None:
+def test_messages_that_retention_dropped_are_not_lost(spark: Any, trade: Trade) -> None:
     """The log's checkpoint records it."""
 
     async def retain() -> None:

@@ -297,7 +297,7 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
         assert code == 2 and said in answer["text"], (flags, answer)
 
 
-def test_a_failure_of_the_audit_is_no_finding(
+def test_a_failure_of_the_audit_does_not_look_like_a_finding(
     run: tuple[Made, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 says that there are findings: never that the audit broke."""

@@ -284,7 +284,7 @@ def test_an_operator_decides_several_at_once(transactions: Any) -> None:
     transactions(scenario)
 
 
-def test_resume_begins_the_checks_anew(transactions: Any) -> None:
+def test_a_resume_starts_checks_over_if_that_is_asked_for(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = sent()
         await b.store.put([t], T0)

@@ -380,7 +380,9 @@ def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["/login", "/v1/admin/limits"])
-def test_who_goes_before_the_body_is_there_is_no_fault(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_before_its_body_has_come_causes_no_error(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that leaves early is no fault. It was logged with the values of all variables, which took seconds."""
     faults: list[str] = []
     monkeypatch.setattr("notify.server.management.fault_of", lambda event, *_: faults.append(event))

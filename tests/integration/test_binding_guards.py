@@ -51,7 +51,7 @@ def test_a_message_that_cannot_be_sent_is_refused_by_send(shop: Shop) -> None:
     assert shop.items() == ["a"]
 
 
-def test_a_transaction_carries_so_many_messages(shop: Shop) -> None:
+def test_a_transaction_carries_at_most_100_messages(shop: Shop) -> None:
     with shop.sessions() as session, session.begin():
         for n in range(100):
             shop.send(session, str(n))

@@ -319,7 +319,7 @@ def test_resets_that_cannot_be_are_refused(queue: Queue, unique: str) -> None:
 
 
 @LONG_OVER_KAFKA
-def test_a_letter_that_is_sent_again_begins_anew(queue: Queue, unique: str) -> None:
+def test_a_letter_that_is_sent_again_has_all_its_attempts(queue: Queue, unique: str) -> None:
     """With its first attempt, once, and under an id by which an inbox knows it."""
     is_mended = threading.Event()
     seen: list[tuple[int, str, dict[str, str]]] = []

@@ -65,7 +65,7 @@ def test_localhost_is_the_one_of_two_addresses_that_was_reached() -> None:
 
 
 @pytest.mark.parametrize("host", ["/run/postgresql", "@abstract"])
-def test_a_socket_is_refused_whoever_named_it(host: str) -> None:
+def test_a_socket_is_refused_in_a_jdbc_url(host: str) -> None:
     with pytest.raises(InvalidRequest, match="--database shop: Spark reads by TCP: write the server's host and port"):
         jdbc_urls.of_postgresql({"host": host}, DB._replace(host=host), "--database shop")
 

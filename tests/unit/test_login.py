@@ -101,7 +101,7 @@ def test_a_client_begins_with_a_token_that_is_one(file: Path) -> None:
         Token(None)
 
 
-def test_a_file_that_is_no_text_is_refused_with_a_sentence(file: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_with_a_sentence(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match=r"NOTIFY_TOKEN_FILE: .* cannot be read: it is not text"):
         Token(None)
