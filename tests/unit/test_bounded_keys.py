@@ -73,7 +73,7 @@ BOUNDS = {
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
         server/latency.py:_by_name
-        server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/last_reports.py:_received
+        server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/reports.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes
         server/delivery/instances.py:answers

@@ -16,8 +16,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
 from notify.protocol.wire import microseconds
-from notify.server.core.last_reports import FORGET_US
-from notify.server.core.refusals import Refusals, shown
+from notify.server.core.reports import FORGET_US, RefusedReports, refused_row
 from notify.server.delivery.following import SETTINGS_SHOWN
 from notify.server.groups import Move
 from notify.server.groups.kafka import offsets, sources
@@ -51,7 +50,7 @@ class KafkaGroups:
         look: LatestSnapshot,
         noted: Subscriptions,
         letters: KafkaLetters,
-        refusals: Refusals,
+        refusals: RefusedReports,
     ) -> None:
         """`refusals`: the reports of movers to this server."""
         self._thread = thread
@@ -90,7 +89,7 @@ class KafkaGroups:
     async def refused(self) -> list[dict[str, Any]]:
         reports = await self._thread.call(self._refused.read)
         oldest_us = time.time_ns() // 1000 - FORGET_US
-        rows = [shown(source, *report) for source, report in sorted(reports.items()) if report[1] >= oldest_us]
+        rows = [refused_row(source, *report) for source, report in sorted(reports.items()) if report[1] >= oldest_us]
         return self._refusals.shown() + rows
 
     async def sources(self) -> list[dict[str, Any]]:
