@@ -37,9 +37,9 @@ from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms
 from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
-from notify.spark.watch.earlier import lost_state, take_over
 from notify.spark.watch.ledger import Ledger, Position
 from notify.spark.watch.lines import Line, Lines
+from notify.spark.watch.new_ledger import lost_state, take_over
 from notify.spark.watch.segments import compare
 from notify.storage import crash_point
 
