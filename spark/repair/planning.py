@@ -25,8 +25,7 @@ from notify.protocol.wire import instant
 from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.judge.findings import BY_NAME
 from notify.spark.judge.terms import SKEW_US
-from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
-from notify.spark.repair.standing import (
+from notify.spark.repair.current_state import (
     NONE,
     Effects,
     effects_of,
@@ -37,6 +36,7 @@ from notify.spark.repair.standing import (
     why_malformed,
     why_unmoved,
 )
+from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.result import Found, Inputs, Result
 
 FEW = 10
