@@ -57,10 +57,10 @@ class Finding:
     """Such findings with one cause, in a sentence. {who}: the group or the like; {n}: "4 messages"; {of}: " of topic
     orders"; {when}: "between … and …". "": spark.causes.sentences has more to say about them."""
     noun: str = "message"
-    """What {n} counts."""
+    """The noun of {n}."""
     rank: Rank
     repair: str = ""
-    """What a plan does about it (`--plan`); "": a person has to."""
+    """The repair that a plan has for it (`--plan`); "": none, a person has to act."""
     is_bad: bool = True
     """Whether it makes the verdict FINDINGS, and a watch reports it; other classes only if `--fail-on` names them."""
     names_groups: bool = False
