@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,18 +13,19 @@ import typer
 
 from notify.cli.api import DRY_RUN, URL, call
 from notify.cli.audit_failures import never_one, spark_errors
-from notify.cli.audit_flags import AS_JSON, commands_of
 from notify.cli.audit_inputs import Schemas, is_small, opened, opened_here, session
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
-from notify.cli.audit_results import RESULTS, concluded, keep
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import say, say_json
 from notify.errors import InvalidRequest, Unavailable
 from notify.runtime.signals import heeding_signals
+from notify.runtime.urls import without_secrets
 
 if TYPE_CHECKING:
-    from notify.spark.result import Inputs
+    from notify.spark.causes.commands import Commands
+    from notify.spark.judge.continue_from import Proved
+    from notify.spark.result import Inputs, Plan, Result
 
 DATABASE = typer.Option(
     [], "--database", envvar="NOTIFY_AUDIT_DATABASE", help="A service's database as `NAME=URL` or URL (repeatable): "
@@ -94,6 +95,15 @@ PUBLISH = typer.Option(False, "--publish", help="Send verdict and report to the 
 CONTINUE = typer.Option(
     False, "--continue", help="Begin where the last conclusive audit with this --report ended; the first reads all."
 )
+RESULTS = typer.Option(
+    "", "--results", envvar="NOTIFY_AUDIT_RESULTS",
+    help="Merge findings, buckets and state into tables at this URL (a directory, s3://bucket/prefix and so on).",
+)  # fmt: skip
+AS_JSON = typer.Option(
+    False, "--json", envvar="NOTIFY_JSON",
+    help="Print one JSON object on stdout, and nothing else; if the audit fails, the field failed says why.",
+)  # fmt: skip
+"""Like `--json` of other commands, except that a failure is a kind of verdict here."""
 audits = typer.Typer(no_args_is_help=True)
 
 
@@ -329,3 +339,64 @@ def _line_of(line: dict[str, Any]) -> str:
     if line["kind"] == "revision":
         return f"{moment} {line['finding']} no longer applies: {line['key']}"
     return f"{moment} {line['kind']}: {line['detail']}"
+
+
+# --- commands for the report, and where its results go -----------------------------------------------------------
+
+_INPUTS = {
+    "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
+    "scratch": "--scratch", "schema": "--schema", "schemas": "--schemas",
+    "records": "--records",
+}  # fmt: skip
+_TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
+_EFFECTS = {"effects": "--effects"}
+_BOUNDS = {"since": "--from", "to": "--to"}
+_PATHS = ("log", "report", "scratch", "records")
+
+
+def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
+    """The flags that commands about this audit need. Flags from the environment are left out, because they stay set."""
+    from notify.spark.causes.commands import Commands
+
+    flags = context.params
+    return Commands(
+        tuple(_words(context, _INPUTS)),
+        tuple(_words(context, _TIMES | _EFFECTS)),
+        tuple(_words(context, _BOUNDS)),
+        tuple(_words(context, {"url": "--url"})),
+        tuple((each.source_id(), each.shown_url, each.named_schema) for each in inputs.databases),
+        without_secrets(flags["kafka"][0]) if flags["kafka"] and not flags["log"] else "",
+    )
+
+
+def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
+    for name, flag in flags.items():
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value: Any = context.params[name]
+        for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            is_path = name in _PATHS and "://" not in str(each)
+            text = str(Path(each).absolute()) if is_path else without_secrets(str(each))
+            yield from (flag, text)
+
+
+def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:
+    """Merge the results into the tables at a URL, if there is one. Raises InvalidRequest, ObjectStoreFailed."""
+    if not url:
+        return
+    from notify.spark.report.results import merge
+
+    tell(f"merging the results into {url}")
+    counts = merge(result, url)
+    tell("; ".join(f"{name}: {count:,} rows" for name, count in counts.items()))
+
+
+def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:
+    """Note what is proved, write the report, and return the path of its page. Call this only once the results are
+    merged, because the next audit does not read proved data again."""
+    from notify.spark.judge import continue_from
+    from notify.spark.report.files import write
+
+    continue_from.conclude(report, plan, inputs, result, before)
+    return write(result, report)

@@ -15,8 +15,8 @@ import typer
 from notify.admin_api.description import transactions as counted
 from notify.check.listener import CheckUnavailable
 from notify.check.sources import ALL, Sources
-from notify.cli import of_database
 from notify.cli.api import AS_JSON, URL
+from notify.cli.error_texts import error_of_database
 from notify.cli.printed import log_to_stderr, say, say_json
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.outgoing import ThreadOutgoing
@@ -100,7 +100,7 @@ def relay(
         except NotifyError:
             raise
         except (Exception, asyncio.CancelledError) as error:
-            if of_database.error_for(error) is not None:
+            if error_of_database(error) is not None:
                 raise
             say("".join(traceback.format_exception(error)), err=True)
             raise NotifyError(f"the relay ended without being stopped: {error!r}") from error

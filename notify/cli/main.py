@@ -19,8 +19,8 @@ import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli import of_database, of_files
 from notify.cli.commands import COMMANDS, hide_long_variables, load, stand_in
+from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
 from notify.runtime.extras import remedy
@@ -43,11 +43,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as raised:
-            error = (
-                raised
-                if isinstance(raised, NotifyError)
-                else of_database.error_for(raised) or of_files.error_for(raised)
-            )
+            error = raised if isinstance(raised, NotifyError) else error_of_database(raised) or error_of_file(raised)
             if error is None:
                 raise
             if not ctx.meta.get(ERRORS_AS_JSON):

@@ -12,9 +12,9 @@ import typer
 from sqlalchemy.engine import Connection
 
 from notify.admin_api.actor import signed
-from notify.cli import undelivered
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, WIDE, fields, show, show_rows
 from notify.cli.database import SCHEMA, opened
+from notify.cli.kafka import refused as over_kafka
 from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
@@ -55,7 +55,7 @@ def list_refused(
 ) -> None:
     """List refused transactions with the target's reasons. Exit code 1 if any waits for a decision."""
     if dsn.startswith(SCHEME):
-        waiting, rows = undelivered.listed(dsn, state, after, max)
+        waiting, rows = over_kafka.listed(dsn, state, after, max)
         columns = fields("offset", "topic", "state", "code", "detail")
         show_rows({"waiting": waiting, "refused": rows}, as_json, "refused", columns, wide)
         raise typer.Exit(1 if waiting else 0)
@@ -114,7 +114,7 @@ def _decide(
     if bool(ids) == all:
         raise InvalidRequest("name transactions with --id, or choose --all that wait")
     if dsn.startswith(SCHEME):
-        answer = undelivered.decide(dsn, ids, signed(reason), send=decide is refused.retry, dry_run=dry_run)
+        answer = over_kafka.decide(dsn, ids, signed(reason), send=decide is refused.retry, dry_run=dry_run)
         show(answer, as_json)
         has_failed = any(message["status"] != 200 for message in answer["messages"])
         raise typer.Exit(1 if answer["not_on_the_list"] or has_failed else 0)

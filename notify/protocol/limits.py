@@ -168,6 +168,11 @@ def check_text(what: str, text: str) -> None:
         raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")
 
 
+def body_too_large(size: int, advice: str = "", limits: Limits = LIMITS) -> TooLarge:
+    """The error for a message's body of more than `message_bytes`. `advice`: what its sender may do instead."""
+    return TooLarge(f"the body has {size} bytes; at most {limits.message_bytes} are allowed{advice}")
+
+
 def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
     """Raises TooLarge for headers beyond their bounds."""
     if len(headers) > limits.headers:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from notify.admin_api.topics import TopicWrite
 from notify.errors import InvalidRequest, UnknownTopic
 from notify.protocol.limits import check_name
 from notify.storage.groups import Subscription
@@ -85,16 +87,37 @@ def check_retry(ttl_us: int, group: str, topic: str, retry_min_us: int) -> None:
         )
 
 
+_POLICY = tuple(
+    name
+    for field in dataclasses.fields(TopicWrite)
+    for name in (field.name, f"{field.name}_us")
+    if field.name != "queues" and name in Topic.__dataclass_fields__
+)
+"""The fields of a topic that are its policy: in requests and answers times are in seconds, choices in lower case."""
+
+
 def policy(topic: Topic) -> dict[str, Any]:
     """A topic's policy as the routes show it; times are in seconds."""
-    return {
-        "retention": topic.retention_us / 1e6,
-        "retention_bytes": topic.retention_bytes,
-        "flush": topic.flush.name.lower(),
-        "ttl": topic.ttl_us / 1e6,
-        "backlog": topic.backlog,
-        "backlog_policy": topic.backlog_policy.name.lower(),
-    }
+    shown: dict[str, Any] = {}
+    for name in _POLICY:
+        value = getattr(topic, name)
+        if name.endswith("_us"):
+            shown[name.removesuffix("_us")] = value / 1e6
+        else:
+            shown[name] = value.name.lower() if isinstance(value, enum.Enum) else value
+    return shown
+
+
+def changed(topic: Topic, write: TopicWrite) -> Topic:
+    """The topic with the fields that a request has; the others stay."""
+    changes: dict[str, Any] = {}
+    for name in ("queues", *_POLICY):
+        value, before = getattr(write, name.removesuffix("_us")), getattr(topic, name)
+        if value is not None:
+            if isinstance(before, enum.Enum):
+                value = type(before)[value.upper()]
+            changes[name] = round(value * 1e6) if name.endswith("_us") else value
+    return dataclasses.replace(topic, **changes)
 
 
 def described(queues: Store, topic: Topic) -> dict[str, Any]:

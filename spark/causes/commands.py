@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from notify.spark.causes.stretches import Stretch
 from notify.spark.causes.subjects import GROUP, Subject
+from notify.spark.judge.findings import BY_NAME
 from notify.spark.times import instant_text
 
 PLAN_FILE = "plan.json"
 REASON = "after an audit"
 BEFORE_US = 60_000_000
 """A backfill begins so long before what is missing."""
-PLANNED = ("LOST", "CONFLICT", "IN_DOUBT", "ACKED_NO_EFFECT")
-"""Classes that `--plan` plans repairs for."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Commands:
             lines.append(self._line("transaction", "list", "--producer-group", subject.name, *self.server))
         if first:
             lines.append(self._line("audit", "explain", first, *self.inputs, *self.times))
-        if name in PLANNED and not self.kafka:
+        if BY_NAME[name].repair and not self.kafka:
             lines.append(self._audit("--plan", PLAN_FILE))
         if name == "LOST" and self.kafka:
             lines += self._backfill("", stretch.from_us - BEFORE_US)

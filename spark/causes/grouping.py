@@ -13,23 +13,14 @@ from notify.spark.causes.sentences import dead_sentence, left_out_sentence, sent
 from notify.spark.causes.settled import STILL, Standstill, last_settled
 from notify.spark.causes.stretches import Stretch, stretches_of
 from notify.spark.causes.subjects import GROUP, Subject, instant_of, subjects_of
+from notify.spark.judge.findings import BY_NAME, Rank
 from notify.spark.result import Found, Inputs, Plan, Result
 
 MOST = 20
 """The most causes that are told one by one."""
 INCONCLUSIVE = "INCONCLUSIVE"
-RANKS: tuple[tuple[str, ...], ...] = (
-    # An effect is missing, surplus, or without its cause.
-    ("LOST", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "DUP_EFFECT"),
-    # An effect is late, or something hides whether it is missing.
-    ("UNSENT", "UNDELIVERED", "IN_DOUBT", "BRIDGE_GAP", "CORRUPT", INCONCLUSIVE, "DEAD", "LEFT_OUT"),
-    ("DUP_ENQUEUE", "DISORDER", "ALTERED"),
-    ("ORPHAN_ROW", "MALFORMED", "MISDATED", "REDELIVERED", "DROPPED", "WITHDRAWN", "FORGOTTEN", "UNGUARDED"),
-)
-"""Classes by how much they matter; within a rank the cause with the most findings comes first."""
 _SUMMED = ("DEAD", "LEFT_OUT")
 """Classes that the audit has summed up itself."""
-_RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
 
 
 def tell_causes(spark: SparkSession, plan: Plan, inputs: Inputs, result: Result, commands: Commands) -> None:
@@ -49,8 +40,12 @@ def causes_of(result: Result, standstill: Standstill, commands: Commands) -> tup
     causes = [*_of_cases(result, standstill, commands), *_of_letters(result, commands)]
     causes += _of_left_out(result, commands)
     causes += [_of_reason(reason, commands) for reason in result.reasons]
-    causes.sort(key=lambda cause: (_RANK.get(cause.finding, len(RANKS)), -cause.count, cause.from_us, cause.sentence))
+    causes.sort(key=lambda cause: (_rank_of(cause), -cause.count, cause.from_us, cause.sentence))
     return causes[:MOST], len(causes[MOST:])
+
+
+def _rank_of(cause: Cause) -> Rank:
+    return Rank.LATE if cause.finding == INCONCLUSIVE else BY_NAME[cause.finding].rank
 
 
 def _of_cases(result: Result, standstill: Standstill, commands: Commands) -> Iterator[Cause]:

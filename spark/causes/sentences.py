@@ -9,34 +9,13 @@ from notify.runtime.visible import first_of
 from notify.spark.causes.settled import BEHIND, STILL, Standstill
 from notify.spark.causes.stretches import Stretch
 from notify.spark.causes.subjects import Subject
+from notify.spark.judge.findings import BY_NAME
 from notify.spark.result import Found
 from notify.spark.times import instant_text
 
 NAMED = 3
 """The most topics, or reasons, that a sentence names."""
 REASON_CHARACTERS = 80
-
-# {n}: "4 messages"; {is}: "is" or "are"; {when}: "between … and …".
-_SENTENCES = {
-    "LOST": "{who}: {n} committed and in no queue, {when}",
-    "UNSENT": "{who}: {n} committed and not sent by the relay, bridge or producer, or refused, {when}",
-    "DROPPED": "{who}: {n} dropped by a person, {when}",
-    "WITHDRAWN": "{who}: {n} withdrawn by the sender before their time, {when}",
-    "CONFLICT": "{who}: {n} with opposite outcomes in the database and on the server, {when}",
-    "IN_DOUBT": "{who}: {n} without an outcome, {when}",
-    "GHOST": "{who}: {n} delivered that no database committed, {when}",
-    "ACKED_NO_EFFECT": "{who} acknowledged {n}{of} {when} without an effect",
-    "UNGUARDED": "{who}: {n}{of} took effect, as --effects proves, {when}, and the inbox has no row",
-    "DUP_EFFECT": "{who}: {n}{of} took effect more than once, {when}",
-    "DUP_ENQUEUE": "{who}: {n}{of} in queues more than once, {when}",
-    "DISORDER": "{who} settled {n}{of} out of order, {when}",
-    "ORPHAN_ROW": "{who}: {n} with a row and without its counterpart, {when}",
-    "FORGOTTEN": "{who}: {n} with a row, lost by the log with its disk, {when}",
-    "ALTERED": "{who}: {n}{of} whose local row differs from the message sent, {when}",
-    "MISDATED": "{who}: {n} whose local row and id have different times, {when}",
-    "PENDING": "{who}: {n} not judged yet, {when}",
-    "REDELIVERED": "{who} got {n}{of} more than once, {when}",
-}
 
 
 def sentence_of(subject: Subject, stretch: Stretch, standstill: Standstill, *, is_whole: bool) -> str:
@@ -47,14 +26,9 @@ def sentence_of(subject: Subject, stretch: Stretch, standstill: Standstill, *, i
         return _undelivered(subject, stretch, standstill, least)
     if subject.finding == "CORRUPT":
         return _corrupt(subject, stretch, least)
-    if subject.finding == "BRIDGE_GAP":
-        return f"{subject}: its bridge left {_number(len(cases), 'gap', least)}, {_when(stretch)}"
-    if subject.finding == "MALFORMED":
-        rows = _number(len(cases), "row", least)
-        return f"{subject}: {rows} that no version of the SDK writes, {_when(stretch)}"
-    n = _number(len(cases), "message", least)
-    text = _SENTENCES[subject.finding]
-    return text.format(who=str(subject), n=n, of=_of_topics(cases), when=_when(stretch))
+    finding = BY_NAME[subject.finding]
+    n = _number(len(cases), finding.noun, least)
+    return finding.cause.format(who=str(subject), n=n, of=_of_topics(cases), when=_when(stretch))
 
 
 def _undelivered(subject: Subject, stretch: Stretch, standstill: Standstill, least: str) -> str:

@@ -6,27 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from notify.spark.judge.evidence import NOT_GIVEN
+from notify.spark.judge.findings import BY_NAME
 from notify.spark.result import Found
 
 GROUP, PRODUCER, INPUT, BRIDGE = "group", "producer", "input", "bridge"
-
-OF_GROUPS = (
-    "UNDELIVERED",
-    "ACKED_NO_EFFECT",
-    "DUP_EFFECT",
-    "REDELIVERED",
-    "DISORDER",
-    "DEAD",
-    "LEFT_OUT",
-    "ORPHAN_ROW",
-)
-"""Classes whose cases name consumer groups."""
-_TIMES = {
-    "UNDELIVERED": ("due_us", "queued_us"),
-    "ACKED_NO_EFFECT": ("acked_us",),
-    "DISORDER": ("settled_us", "effect_us"),
-}
-"""The evidence that says when a case of a class happened; otherwise it is the time of its transaction."""
 
 
 @dataclass(frozen=True, order=True)
@@ -58,7 +41,7 @@ def subjects_of(case: Found) -> Iterator[Subject]:
         yield Subject(case.finding, BRIDGE, case.evidence.get("source", ""))
     elif case.finding == "CORRUPT":
         yield Subject(case.finding, INPUT, case.log if case.log.startswith("kafka ") else f"log {case.log}")
-    elif case.groups and (case.finding in OF_GROUPS or not case.producer_group):
+    elif case.groups and (BY_NAME[case.finding].names_groups or not case.producer_group):
         for group in case.groups:
             yield Subject(case.finding, GROUP, group)
     elif case.finding == "DUP_EFFECT":
@@ -77,7 +60,7 @@ def _place(case: Found) -> str:
 
 def instant_of(case: Found) -> int:
     """When it happened, in microseconds since 1970; 0: not known."""
-    for name in _TIMES.get(case.finding, ()):
+    for name in BY_NAME[case.finding].event:
         if case.evidence.get(name):
             return int(case.evidence[name])
     return case.at_us

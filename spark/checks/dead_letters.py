@@ -16,7 +16,7 @@ from notify.spark.inputs.changes import END
 from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.inputs.kafka_input import KafkaInput
 from notify.spark.inputs.log_input import LogInput
-from notify.spark.repair.standing import NONE, effects_of
+from notify.spark.repair.current_state import NONE, effects_of
 from notify.spark.result import Found, Inputs, Result
 from notify.spark.small_table import small_table
 from notify.storage.names import is_dropped_topic

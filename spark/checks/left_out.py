@@ -28,7 +28,7 @@ from notify.spark.inputs.columns import name_hash
 from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.inputs.ranges import Span
-from notify.spark.repair.standing import NONE, effects_of
+from notify.spark.repair.current_state import NONE, effects_of
 from notify.spark.result import Found, Inputs, Result
 from notify.spark.times import instant_text
 from notify.storage.groups import SettleKind, Subscription

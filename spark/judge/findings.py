@@ -1,4 +1,4 @@
-"""The classes of findings, each defined once, as a condition on one message's row: the judge of every audit.
+"""The classes of findings, each declared once, with its condition on a message's row: the judge of every audit.
 
 `notify.spark.judge.message_rows` makes the rows; `facts` adds the conditions that several classes share. CONFLICT,
 IN_DOUBT, LOST and GHOST are about a transaction's outcome, and a message has at most one of them; the others are about
@@ -7,10 +7,11 @@ its delivery. The conditions are SQL, so that Spark judges millions of rows by t
 
 from __future__ import annotations
 
+import enum
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -33,17 +34,45 @@ from notify.spark.judge.message_times import event_us
 from notify.spark.judge.terms import SKEW_US, Terms
 
 
+class Rank(enum.IntEnum):
+    """How much a class matters to the business: an audit names first what has the lowest number."""
+
+    EFFECT = 0  # an effect is missing, surplus, or without its cause
+    LATE = 1  # an effect is late, or something hides whether it is missing
+    MESSAGE = 2  # messages are not as they were sent: twice, out of order, changed
+    TRACE = 3  # rows and times that are odd, and what is harmless
+    OPEN = 4  # not judged yet
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One class. `is_bad`: it makes the verdict FINDINGS. `when`: its condition on the columns of `facts`; None
-    if one row cannot show it."""
+    """One class, with all that tells it from others. Two things are elsewhere: the sentence about a single case in
+    spark.judge.evidence, and how a repair is made in spark.repair.planning."""
 
     name: str
     meaning: str
     action: str
+    _: KW_ONLY
+    cause: str = ""
+    """Such findings with one cause, in a sentence. {who}: the group or the like; {n}: "4 messages"; {of}: " of topic
+    orders"; {when}: "between … and …". "": spark.causes.sentences has more to say about them."""
+    noun: str = "message"
+    """The noun of {n}."""
+    rank: Rank
     repair: str = ""
+    """The repair that a plan has for it (`--plan`); "": none, a person has to act."""
     is_bad: bool = True
+    """Whether it makes the verdict FINDINGS, and a watch reports it; other classes only if `--fail-on` names them."""
+    names_groups: bool = False
+    """Whether it is about the consumer groups that its cases name, and not about who sent the message."""
+    by_group: bool = False
+    """Whether a watch reports it for each of these groups alone: one may be put right before another."""
+    may_pass: bool = False
+    """Whether a later look of a watch may take it back."""
+    event: tuple[str, ...] = ()
+    """The evidence that says when a case happened, the best first; without it the time of its transaction does."""
     when: str | None = None
+    """Its condition on the columns of `facts`; None if one row cannot show it."""
 
 
 FINDINGS: tuple[Finding, ...] = (
@@ -52,21 +81,30 @@ FINDINGS: tuple[Finding, ...] = (
         "The database and the server recorded opposite outcomes, or the server recorded both; or a message that was "
         "withdrawn is in a queue. So a business change was not announced, or one was announced that never happened.",
         "Find out who forced the outcome (notify audit explain). Where the database committed, send the message again.",
-        "republish",
+        cause="{who}: {n} with opposite outcomes in the database and on the server, {when}",
+        rank=Rank.EFFECT,
+        repair="republish",
+        may_pass=True,
         when="is_conflict AND is_closed",
     ),
     Finding(
         "IN_DOUBT",
         "A half message has had no outcome for longer than a transaction may last: no consumer receives it.",
         "Bring a producer of the group online, or run notify check, so that the check is answered.",
-        "decide",
+        cause="{who}: {n} without an outcome, {when}",
+        rank=Rank.LATE,
+        repair="decide",
+        may_pass=True,
         when="is_in_doubt AND is_closed",
     ),
     Finding(
         "LOST",
         "The database committed the transaction and its message is in no queue: no consumer receives it.",
         "Send the message again: from the local row (outbox), from the half in the log, or from the business data.",
-        "republish",
+        cause="{who}: {n} committed and in no queue, {when}",
+        rank=Rank.EFFECT,
+        repair="republish",
+        may_pass=True,
         when="is_lost AND is_closed",
     ),
     Finding(
@@ -76,24 +114,37 @@ FINDINGS: tuple[Finding, ...] = (
         "Start the relay or bridge (for mode auto a producer of the group, or notify check, will also do); see which "
         "messages the target refuses: notify refused list. A repair does not send the message again, because these "
         "processes still send it.",
+        cause="{who}: {n} committed and not sent by the relay, bridge or producer, or refused, {when}",
+        rank=Rank.LATE,
+        may_pass=True,
         when="is_unsent AND is_closed",
     ),
     Finding(
         "GHOST",
         "A message was delivered for a transaction that no database committed: an effect without its cause.",
         "Undo the effects in the consumers; find out who sent it (producer group and source are in the evidence).",
+        cause="{who}: {n} delivered that no database committed, {when}",
+        rank=Rank.EFFECT,
+        may_pass=True,
         when="is_ghost AND is_closed",
     ),
     Finding(
         "DUP_ENQUEUE",
         "A message is in the queues more than once. Consumers with an inbox handle it once, others each time.",
         "Check the consumers without an inbox for doubled effects.",
+        cause="{who}: {n}{of} in queues more than once, {when}",
+        rank=Rank.MESSAGE,
         when="places > 1",
     ),
     Finding(
         "UNDELIVERED",
         "A subscribed group has not settled the message within the allowed time (--deliver-seconds).",
         "Check that the group's consumers run, and look at its lag: notify group show.",
+        rank=Rank.LATE,
+        names_groups=True,
+        by_group=True,
+        may_pass=True,
+        event=("due_us", "queued_us"),
         when="is_undelivered",
     ),
     Finding(
@@ -101,7 +152,13 @@ FINDINGS: tuple[Finding, ...] = (
         "A group acknowledged the message, but its inbox has no row for it, and no --effects proves its effect: the "
         "effect did not happen.",
         "Send the message to this group again; look for handlers that return before their transaction commits.",
-        "redeliver",
+        cause="{who} acknowledged {n}{of} {when} without an effect",
+        rank=Rank.EFFECT,
+        repair="redeliver",
+        names_groups=True,
+        by_group=True,
+        may_pass=True,
+        event=("acked_us",),
         when="is_queued AND effectless_groups > 0",
     ),
     Finding(
@@ -109,6 +166,8 @@ FINDINGS: tuple[Finding, ...] = (
         "The effect happened, as --effects proves, but the inbox of the group has no row for it: it would not notice "
         "a second delivery.",
         "Do not deliver the message to this group again; find out who deleted rows of the inbox.",
+        cause="{who}: {n}{of} took effect, as --effects proves, {when}, and the inbox has no row",
+        rank=Rank.TRACE,
         is_bad=False,
         when="is_queued AND unguarded_groups > 0",
     ),
@@ -117,13 +176,19 @@ FINDINGS: tuple[Finding, ...] = (
         "The business effect of a message happened more than once: by --effects, or because two databases have an "
         "inbox row of it for the same group.",
         "Undo the surplus effect; write the effect in the inbox's transaction, and give a group one database.",
+        cause="{who}: {n}{of} took effect more than once, {when}",
+        rank=Rank.EFFECT,
+        names_groups=True,
         when="inbox_rows > effect_groups",
     ),
     Finding(
         "REDELIVERED",
         "The message was delivered more than once, as at-least-once delivery may. With an inbox this is harmless.",
         "Nothing, unless there are many: then handlers fail or take longer than their lease.",
+        cause="{who} got {n}{of} more than once, {when}",
+        rank=Rank.TRACE,
         is_bad=False,
+        names_groups=True,
         when="is_queued AND attempted_groups > 0",
     ),
     Finding(
@@ -134,13 +199,19 @@ FINDINGS: tuple[Finding, ...] = (
         "Ask the author, whom the report names with time and reason, whether this was intended. A reset to an "
         "earlier offset delivers the messages that still exist: notify group reset. With --fail-on LEFT_OUT they "
         "fail the audit.",
+        rank=Rank.LATE,
         is_bad=False,
+        names_groups=True,
+        by_group=True,
+        may_pass=True,
         when="is_left_out",
     ),
     Finding(
         "DROPPED",
         "A person dropped the message that its target refused: no consumer receives it.",
         "Nothing; who dropped it and why is in notify refused list --state DROPPED.",
+        cause="{who}: {n} dropped by a person, {when}",
+        rank=Rank.TRACE,
         is_bad=False,
         when="is_dropped",
     ),
@@ -148,6 +219,8 @@ FINDINGS: tuple[Finding, ...] = (
         "WITHDRAWN",
         "Its sender cancelled or replaced the delayed message in time: no consumer receives it.",
         "Nothing. The message's page and notify audit explain show when; the withdrawal is a message of its own.",
+        cause="{who}: {n} withdrawn by the sender before their time, {when}",
+        rank=Rank.TRACE,
         is_bad=False,
         when="is_withdrawn",
     ),
@@ -155,25 +228,34 @@ FINDINGS: tuple[Finding, ...] = (
         "CORRUPT",
         "Bytes of the log differ from those that were written.",
         "Replace the disk; restore the log from a backup, or send the message again from the business data.",
-        when=None,
+        rank=Rank.LATE,
     ),
     Finding(
         "DISORDER",
         "An ordered group settled a later message of a key before an earlier one.",
         "Look for consumers that do not use the SDK, and for two instances with the same name.",
-        when=None,
+        cause="{who} settled {n}{of} out of order, {when}",
+        rank=Rank.MESSAGE,
+        names_groups=True,
+        event=("settled_us", "effect_us"),
     ),
     Finding(
         "BRIDGE_GAP",
         "A bridge's positions are not contiguous: transactions that the source committed in between may be missing.",
         "Run notify bridge --backfill-from with a time before the gap: it takes the missing messages from the table.",
-        when=None,
+        cause="{who}: its bridge left {n}, {when}",
+        rank=Rank.LATE,
+        noun="gap",
     ),
     Finding(
         "ORPHAN_ROW",
         "A row without its counterpart: an inbox row of a message that is in no queue, or of a group that never "
         "subscribed to its topic, or a tombstone without a half.",
         "Harmless in itself; but a log may have been lost or replaced, or ids may have been made up.",
+        cause="{who}: {n} with a row and without its counterpart, {when}",
+        rank=Rank.TRACE,
+        names_groups=True,
+        may_pass=True,
         when="is_orphan AND is_closed OR strange_groups > 0",
     ),
     Finding(
@@ -181,6 +263,8 @@ FINDINGS: tuple[Finding, ...] = (
         "The local row differs from the message that was sent, in its body, key, tag, topic or producer group; or "
         "it is in another database than the one that the half came from.",
         "Find out who changed the row, or the message in transit; consumers handled the message as it is in the queue.",
+        cause="{who}: {n}{of} whose local row differs from the message sent, {when}",
+        rank=Rank.MESSAGE,
         when="is_altered",
     ),
     Finding(
@@ -188,6 +272,8 @@ FINDINGS: tuple[Finding, ...] = (
         "The time of a local row, or of a half in the log, differs from the time in its id by more than clocks and a "
         "long transaction can explain; or an inbox row is older than its message, or newer than its acknowledgement.",
         "Compare the clocks of producers, databases and server, or find out who changed the row.",
+        cause="{who}: {n} whose local row and id have different times, {when}",
+        rank=Rank.TRACE,
         when="is_misdated",
     ),
     Finding(
@@ -195,6 +281,9 @@ FINDINGS: tuple[Finding, ...] = (
         "A row that no version of the SDK writes: its id is malformed, or its state is not known. The audit cannot use "
         "the row.",
         "Find out who wrote or changed the row, and correct it by hand.",
+        cause="{who}: {n} that no version of the SDK writes, {when}",
+        rank=Rank.TRACE,
+        noun="row",
         when="is_malformed",
     ),
     Finding(
@@ -203,8 +292,9 @@ FINDINGS: tuple[Finding, ...] = (
         "there, unless the finding says that the inbox or --effects shows it.",
         "See why (the reasons are counted), fix the consumer, and send them again: notify dead-letter redrive; or "
         "purge them. With --fail-on DEAD they fail the audit.",
+        rank=Rank.LATE,
         is_bad=False,
-        when=None,
+        names_groups=True,
     ),
     Finding(
         "FORGOTTEN",
@@ -212,6 +302,8 @@ FINDINGS: tuple[Finding, ...] = (
         "segment, and the log was restored without it.",
         "Nothing: the effect happened, or the transaction was rolled back. Messages that were published without a "
         "transaction may be lost without leaving a row.",
+        cause="{who}: {n} with a row, lost by the log with its disk, {when}",
+        rank=Rank.TRACE,
         is_bad=False,
         when="is_forgotten AND is_closed",
     ),
@@ -220,6 +312,8 @@ FINDINGS: tuple[Finding, ...] = (
         "Not judged: prepared or committed a moment ago, or after the slowest input, or the missing record may lie in "
         "a part of the log that could not be read. The next audit decides.",
         "Nothing; if the log is not whole, restore the missing part.",
+        cause="{who}: {n} not judged yet, {when}",
+        rank=Rank.OPEN,
         is_bad=False,
         when=(
             "(is_lost OR is_unsent OR is_ghost OR is_in_doubt OR is_orphan OR is_conflict) AND NOT is_closed "
@@ -229,6 +323,7 @@ FINDINGS: tuple[Finding, ...] = (
 )
 BY_NAME = {finding.name: finding for finding in FINDINGS}
 BAD = [finding.name for finding in FINDINGS if finding.is_bad]
+MAY_PASS = [finding.name for finding in FINDINGS if finding.may_pass]
 
 
 def judged(rows: DataFrame, terms: Terms, groups: Groups) -> DataFrame:

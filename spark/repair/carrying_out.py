@@ -26,10 +26,10 @@ from notify.protocol.wire import JSON, instant
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.repair.checks import HELD, Now
+from notify.spark.repair.current_state import AT_ONCE, LocalRow, parts
 from notify.spark.repair.journal import Journal, done_in, lines_of
 from notify.spark.repair.plan import Item, RepairPlan
 from notify.spark.repair.planning import identities_of, names_of
-from notify.spark.repair.standing import AT_ONCE, LocalRow, parts
 from notify.spark.result import Inputs
 
 CALL_SECONDS = 60.0

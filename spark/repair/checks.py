@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from notify.spark.inputs.effects import BusinessEffects
-from notify.spark.repair.plan import Item
-from notify.spark.repair.standing import (
+from notify.spark.repair.current_state import (
     NONE,
     Effects,
     LocalRow,
@@ -22,6 +21,7 @@ from notify.spark.repair.standing import (
     why_malformed,
     why_unmoved,
 )
+from notify.spark.repair.plan import Item
 from notify.spark.result import Inputs
 
 HELD = 0

@@ -25,8 +25,7 @@ from notify.protocol.wire import instant
 from notify.spark.inputs.effects import BusinessEffects, business_effects
 from notify.spark.judge.findings import BY_NAME
 from notify.spark.judge.terms import SKEW_US
-from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
-from notify.spark.repair.standing import (
+from notify.spark.repair.current_state import (
     NONE,
     Effects,
     effects_of,
@@ -37,6 +36,7 @@ from notify.spark.repair.standing import (
     why_malformed,
     why_unmoved,
 )
+from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.result import Found, Inputs, Result
 
 FEW = 10
@@ -182,7 +182,7 @@ class _Part:
         self._cases = cases
         self._over_kafka = not inputs.logs
         self._restores = [restore for log in inputs.logs for restore in log.catalog.restores]
-        sent_again = [f for f in cases if f.finding in ("LOST", "CONFLICT", "ACKED_NO_EFFECT", "IN_DOUBT")]
+        sent_again = [f for f in cases if BY_NAME[f.finding].repair]
         names = [f.message_id for f in sent_again] + [name for f in sent_again for name in _again(f).values()]
         self._effects = effects_of(inputs.databases, names, queries, known_groups)
         self._rows = rows_of(inputs.databases, [f.message_id for f in sent_again])

@@ -29,7 +29,7 @@ from notify.errors import InvalidRequest, NotifyError
 from notify.runtime.visible import first_of
 from notify.spark.audit import Audit
 from notify.spark.inputs.log_read import LogRead
-from notify.spark.judge.findings import BY_NAME
+from notify.spark.judge.findings import BY_NAME, MAY_PASS
 from notify.spark.report.files import row_of
 from notify.spark.report.results import merge
 from notify.spark.result import Found, Inputs, Plan, Result
@@ -37,9 +37,9 @@ from notify.spark.times import instant_text
 from notify.spark.watch import looks
 from notify.spark.watch.alarms import Alarms
 from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
-from notify.spark.watch.earlier import lost_state, take_over
 from notify.spark.watch.ledger import Ledger, Position
 from notify.spark.watch.lines import Line, Lines
+from notify.spark.watch.new_ledger import lost_state, take_over
 from notify.spark.watch.segments import compare
 from notify.storage import crash_point
 
@@ -49,15 +49,8 @@ RETRY_SECONDS = 5.0
 DEATHS = 3
 """A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
 out."""
-REVISED = (
-    "LOST", "UNSENT", "IN_DOUBT", "UNDELIVERED", "ACKED_NO_EFFECT", "CONFLICT", "GHOST", "ORPHAN_ROW", "LEFT_OUT",
-)  # fmt: skip
-OF_A_GROUP = ("UNDELIVERED", "ACKED_NO_EFFECT", "LEFT_OUT")
-"""A finding of these is one for each group that it concerns."""
 MOST_NAMED = 20
 """The most inputs that one line names."""
-NEVER_SAID = ("PENDING", "REDELIVERED", "DROPPED", "WITHDRAWN", "DEAD", "LEFT_OUT", "FORGOTTEN", "UNGUARDED")
-"""A class of these is said if the plan's `fail_on` has it."""
 
 WINDOWS = Counter("notify_audit_windows", "Windows that were audited.")
 FINDINGS = Counter("notify_audit_findings", "Findings, by class.", ["finding"])
@@ -268,7 +261,7 @@ class Watch:
         audited before, and their findings may be forgotten."""
         lines: list[Line] = []
         for case in _by_group(cases):
-            if (case.finding in NEVER_SAID and not self._fails(case.finding)) or case.evidence.get("repaired"):
+            if not self._fails(case.finding) or case.evidence.get("repaired"):
                 continue
             is_new = not self._ledger.is_known(case.key)
             own_us = case.at_us // self._window_us * self._window_us if start <= case.at_us < end else start
@@ -371,7 +364,7 @@ class Watch:
         for window_us, key in self._ledger.said_between(start, end):
             name = key.partition(":")[0]
             # An audit shows only a part of a class with very many findings.
-            if name in REVISED and key not in stand and result.counts.get(name, 0) <= shown[name]:
+            if name in MAY_PASS and key not in stand and result.counts.get(name, 0) <= shown[name]:
                 self._ledger.revise(key)
                 REVISIONS.labels(name).inc()
                 lines.append(
@@ -416,7 +409,7 @@ def _add(result: Result, found: Sequence[Found]) -> None:
 def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
     """The cases, with one for each group of those that concern several: one group may be put right before another."""
     for case in cases:
-        if len(case.groups) > 1 and case.finding in OF_A_GROUP:
+        if len(case.groups) > 1 and BY_NAME[case.finding].by_group:
             together = ", ".join(case.groups)
             for number, group in enumerate(case.groups):
                 detail = case.of_groups[number] if case.of_groups else case.detail.replace(together, group)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from notify.storage.groups import Settlement
-from notify.storage.log import settlements
+from notify.storage.groups import SettleKind, Settlement
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import Entry, EntryKind
 from notify.storage.log.journal import Journal
@@ -13,10 +15,15 @@ from notify.storage.log.lookup import entries_of, state_of_pending
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.pending import Pending
 from notify.storage.log.reader import Reader
-from notify.storage.log.segments import Segments
+from notify.storage.log.records import Progressed, progressed, records
+from notify.storage.log.recovery import walk
+from notify.storage.log.segments import Segment, Segments
 from notify.storage.log.state import LogState
 from notify.storage.records import InDoubt, State, Transaction
 from notify.storage.transactions import without_bodies_beyond
+
+MOST_SEARCH_SECONDS = 0.08
+"""How much CPU time a search for settlements may use: it reads some 70 MiB of log in it, less if frames are small."""
 
 
 class History:
@@ -121,5 +128,81 @@ class History:
             return [], True
         # The entry lies in its part's segment; its payload may be older.
         start = max(state.parts[state.parts.number_of(where.key, offset)].base, entry.position)
-        place = settlements.Place(where.topic.id, queue, offset, start)
-        return await asyncio.to_thread(settlements.search, self._disk, self._segments.all(), place, awaited)
+        place = Place(where.topic.id, queue, offset, start)
+        return await asyncio.to_thread(find_settlements, self._disk, self._segments.all(), place, awaited)
+
+
+# --- the settlements of one message -------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A message in a queue, and the position in the log after which its settlements are."""
+
+    topic: int
+    queue: int
+    offset: int
+    start: int
+
+
+def find_settlements(
+    disk: Disk,
+    segments: list[Segment],
+    place: Place,
+    awaited: dict[str, int],
+    worked: Callable[[], float] = time.thread_time,
+) -> tuple[list[Settlement], bool]:
+    """The settlements of the message at `place`, from the records after it: an index would cost deliveries.
+
+    `awaited`: the number of attempts and interruptions by group, -1 for a group that has settled it; reading ends once
+    all of these were found. False beside the result: it ended sooner, after MOST_SEARCH_SECONDS or at a segment that is
+    gone.
+    `worked`: a clock in seconds of this thread's work. Takes no part in the store's state, so it may run in any thread.
+    """
+    met: list[Settlement] = []
+    left = dict(awaited)
+    until = worked() + MOST_SEARCH_SECONDS
+    for segment in segments:
+        if not left or worked() > until:
+            break
+        if segment.sealed_end and segment.sealed_end <= place.start:
+            continue
+        for time_us, record in _progress(disk, segment, place.start, lambda: worked() > until):
+            if (record.topic, record.queue) != (place.topic, place.queue):
+                continue
+            if isinstance(record.what, str):  # ATTEMPTS
+                tried = [
+                    settlement
+                    for attempt in record.runs
+                    if attempt[0] == place.offset
+                    and (settlement := Settlement.of_attempt(record.group, time_us, attempt)) is not None
+                ]
+                met += tried
+                if tried and 0 <= left.get(record.group, -1) <= tried[-1].attempts + tried[-1].interruptions:
+                    del left[record.group]
+            elif any(first <= place.offset < first + count for first, count in record.runs):
+                met.append(Settlement(record.group, SettleKind(record.what), time_us))
+                left.pop(record.group, None)
+            if not left:
+                break
+    return met, not left
+
+
+def _progress(
+    disk: Disk, segment: Segment, start: int, is_over: Callable[[], bool]
+) -> Iterator[tuple[int, Progressed]]:
+    """The records of progress in a segment, with the time of each; none where the segment was dropped meanwhile."""
+    try:
+        fd = disk.open(segment.name)
+    except FileNotFoundError:
+        return
+    try:
+        again = Segment(segment.base, segment.name, fd, segment.created_us)
+        again.sealed_end = segment.sealed_end
+        for frame in walk(disk, again, start, not again.sealed_end, []):
+            if is_over():
+                return
+            for record in records(frame.body):
+                for progress in progressed(record.kind, record.data):
+                    yield frame.time_us, progress
+    finally:
+        disk.close(fd)

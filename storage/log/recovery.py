@@ -129,3 +129,18 @@ def walk(disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[
             return
         damages.append(Damage(segment.name, position, following.base, torn=False))
         position = following.base
+
+
+def verify(disk: Disk, segments: list[Segment]) -> list[str]:
+    """The damage in all segments, in words; empty if every checksum fits. It reads every frame, also those that a
+    checkpoint made unnecessary to read at the start."""
+    damages: list[Damage] = []
+    for segment in segments:
+        end = segment.base
+        for frame in walk(disk, segment, segment.base, segment is segments[-1], damages):
+            end = frame.end
+        following = next((s.base for s in segments if s.base > segment.base), end)
+        if end < following:
+            damages.append(Damage(segment.name, end, following, torn=False))
+    known = {(d.segment, d.start): d for d in damages}
+    return [f"{d.segment}: bytes {d.start} to {d.end} are not what was written" for d in known.values()]

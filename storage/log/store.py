@@ -33,7 +33,7 @@ from notify.storage.log.orphan_indexes import OrphanIndexes
 from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.reader import Reader
-from notify.storage.log.recovery import Damage
+from notify.storage.log.recovery import Damage, verify
 from notify.storage.log.retention import Retention
 from notify.storage.log.rewrite import Rewriter
 from notify.storage.log.sealer import Sealer
@@ -43,7 +43,6 @@ from notify.storage.log.snapshot import snapshot
 from notify.storage.log.state import LogState
 from notify.storage.log.threads import Threads
 from notify.storage.log.topics import Topics
-from notify.storage.log.verify import verify
 from notify.storage.log.withdrawn import Withdrawn
 
 log = structlog.get_logger("notify.log")

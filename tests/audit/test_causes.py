@@ -152,7 +152,7 @@ def test_dead_letters_by_group_and_reason() -> None:
     assert "notify dead-letter redrive mail --all --reason 'after an audit' --url" in cause.commands[2]
 
 
-def test_damage_and_gaps() -> None:
+def test_damage_names_its_log_and_a_gap_its_bridge() -> None:
     broken = Found("CORRUPT", detail="x", at_us=T0, log="data", evidence={"position": 10, "end": 20, "is_read": True})
     gap = Found(
         "BRIDGE_GAP", detail="x", at_us=T0, log="data", evidence={"source": "the source", "from_us": T0 - MINUTE}

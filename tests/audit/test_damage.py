@@ -79,6 +79,6 @@ def test_damaged_frames_beside_each_other_are_each_looked_at() -> None:
     assert damages[0].message == (ids.to_text(names[2]), 0) and damages[1].body is not None
 
 
-def test_what_is_no_frame_is_reported() -> None:
+def test_bytes_that_are_not_a_frame_are_reported() -> None:
     assert next(examine(b"short", BASE)).body is None
     assert next(examine(random.Random(1).randbytes(300), BASE)).body is None

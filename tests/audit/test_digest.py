@@ -287,7 +287,7 @@ def test_planted_faults_are_found_from_a_digest(spark: Any, database_urls: dict[
 
 
 @pytest.mark.long
-def test_a_digest_that_fails_is_no_audit_that_fails(spark: Any, trade: Trade, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_survives_a_digest_that_fails(spark: Any, trade: Trade, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(digest: TableDigest, pool: ThreadPoolExecutor) -> Any:
         raise OperationalError("SELECT", {}, Exception("function bit_xor(bigint) does not exist"))
 

@@ -144,7 +144,7 @@ def test_a_database_that_is_given_twice(trade: Trade, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_retention_dropped_is_no_loss(spark: Any, trade: Trade) -> None:
+def test_messages_that_retention_dropped_are_not_lost(spark: Any, trade: Trade) -> None:
     """The log's checkpoint records it."""
 
     async def retain() -> None:
@@ -272,12 +272,12 @@ def test_a_byte_that_rots_beside_a_copy(trade: Trade) -> None:
 # --- inputs that do not belong together -----------------------------------------------------------------------------
 
 
-def test_another_servers_log(trade: Trade, other: Trade, tmp_path: Path) -> None:
+def test_the_log_of_another_server_is_refused(trade: Trade, other: Trade, tmp_path: Path) -> None:
     with trade.inputs(logs=[other.log]) as inputs, pytest.raises(InvalidRequest, match="do not belong together"):
         begun(inputs, tmp_path / "scratch")
 
 
-def test_the_same_log_twice(trade: Trade, tmp_path: Path) -> None:
+def test_the_same_log_given_twice_is_refused(trade: Trade, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trade.log, copy)
     for again in (trade.log, copy):

@@ -92,7 +92,7 @@ def test_people_read_what_was_covered_first_and_the_verdict_last(trade: Trade, t
 
 
 @pytest.mark.long
-def test_wrong_arguments(trade: Trade, tmp_path: Path) -> None:
+def test_wrong_arguments_exit_with_2(trade: Trade, tmp_path: Path) -> None:
     good = flags(trade, tmp_path / "report")
     for wrong in (
         ["--nonsense"], ["--objective", "101"], ["--from", "yesterday"], ["--deliver-seconds", "soon"],
@@ -106,7 +106,9 @@ def test_wrong_arguments(trade: Trade, tmp_path: Path) -> None:
     assert cli("audit", "explain", "nonsense", *good[2:-4])[0] == 2
 
 
-def test_without_spark_or_java(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spark_or_java_an_audit_says_what_to_install(
+    trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyspark", None)
         code, said = cli(*flags(trade, tmp_path / "report"), "--json")
@@ -119,7 +121,9 @@ def test_without_spark_or_java(trade: Trade, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("what", ["run", "explain", "watch"])
-def test_without_the_client_of_kafka(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kafkas_client_an_audit_names_the_extra(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was a traceback, and in JSON "a fault of the audit itself"."""
     monkeypatch.delitem(sys.modules, "notify.spark.inputs.kafka_input", raising=False)
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
@@ -130,7 +134,9 @@ def test_without_the_client_of_kafka(what: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("file", ["findings.parquet", "report.json", "report.html"])
-def test_a_full_disk(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+def test_a_report_for_which_the_disk_has_no_room_exits_with_2(
+    trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
     """The audit itself has ended: what cannot be written is its report."""
     monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(None))
     none = dict.fromkeys(measures.TOTALS, 0)

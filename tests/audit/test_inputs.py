@@ -60,7 +60,7 @@ def copied_database(url: str, tmp_path: Path) -> str:
 
 
 @pytest.mark.long
-def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
+def test_a_database_without_rows_makes_an_audit_inconclusive(spark: Any, run: tuple[Made, str], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/empty.db"
     engine = make_engine(url)
     create_tables(engine)
@@ -73,7 +73,7 @@ def test_an_empty_database(spark: Any, run: tuple[Made, str], tmp_path: Path) ->
     assert any("orders" in note for note in result.notes)  # whose database was not given
 
 
-def test_an_empty_log(tmp_path: Path) -> None:
+def test_a_directory_without_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no such directory"):
         LogInput(tmp_path / "nowhere")
     with pytest.raises(InvalidRequest, match="has no log"):
@@ -297,7 +297,7 @@ def test_the_command_says_what_is_missing(run: tuple[Made, str]) -> None:
         assert code == 2 and said in answer["text"], (flags, answer)
 
 
-def test_a_failure_of_the_audit_is_no_finding(
+def test_a_failure_of_the_audit_does_not_look_like_a_finding(
     run: tuple[Made, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 says that there are findings: never that the audit broke."""

@@ -137,7 +137,7 @@ def test_delayed_and_undecided_and_published(log: Any, read: LogInput) -> None:
     assert published["producer_group"] == 0 and published["outcome"] == 1
 
 
-def test_withdrawn_and_withdrawing(tmp_path: Path) -> None:
+def test_a_scan_tells_withdrawn_messages_from_their_withdrawals(tmp_path: Path) -> None:
     """A withdrawn message keeps its due time; a cancellation takes no place; a replacement in time takes one."""
 
     async def write() -> list[bytes]:

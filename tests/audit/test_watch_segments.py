@@ -182,7 +182,7 @@ def test_an_older_copy_of_the_whole_log_is_said(watched: Watched) -> None:
     assert "it is shorter than what was read" in said["detail"]
 
 
-def test_what_was_lost_with_a_disk_is_no_damage(watched: Watched) -> None:
+def test_segments_lost_with_a_disk_do_not_count_as_damage(watched: Watched) -> None:
     """The log was restored from its shipped segments: an audit names what it lacks (LOST, FORGOTTEN)."""
     *_, unshipped = watched.segments()
     unshipped.unlink()
@@ -203,7 +203,7 @@ def test_what_was_lost_with_a_disk_is_no_damage(watched: Watched) -> None:
     assert [line["finding"] for line in watched.run()] == ["CORRUPT"], "the others are compared as before"
 
 
-def test_what_retention_drops_is_no_finding(watched: Watched) -> None:
+def test_segments_that_retention_drops_are_not_findings(watched: Watched) -> None:
     before = len(watched.segments())
     watched.store(lambda store: store.retain(watched.made.at(COUNT)))
     assert len(watched.segments()) < before and watched.run(2) == []

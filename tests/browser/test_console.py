@@ -464,7 +464,7 @@ def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
     assert len(shop.call("GET", "/v1/admin/actions?max=1000")["actions"]) == before
 
 
-def test_by_keyboard_alone(shop: Shop, window: Any) -> None:
+def test_a_transaction_is_reached_by_keyboard_alone(shop: Shop, window: Any) -> None:
     shop.half()
     w = window(shop.url)
     w.go("/transactions")

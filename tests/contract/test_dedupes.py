@@ -25,7 +25,7 @@ def keyed(body: bytes, key: int = 1, *, last: bool = False, topic: str = "t", wi
     return NewTransaction(ids.new_id(), "g", [one])
 
 
-def test_the_first_stays(run: Any) -> None:
+def test_the_first_message_of_a_dedupe_key_stays(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         first, second = keyed(b"first"), keyed(b"second")
         await commit(b.store, first, keyed(b"other", key=2))
@@ -47,7 +47,7 @@ def test_the_first_stays(run: Any) -> None:
     run(scenario)
 
 
-def test_the_last_replaces(run: Any) -> None:
+def test_the_last_message_of_a_dedupe_key_replaces_the_others(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         first, second, third = (keyed(body, last=True) for body in (b"first", b"second", b"third"))
         await commit(b.store, first)
@@ -99,7 +99,7 @@ def test_a_pending_one_may_be_cancelled(run: Any) -> None:
     run(scenario)
 
 
-def test_within_one_request(run: Any) -> None:
+def test_messages_of_one_request_collapse_too(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, keyed(b"a"), keyed(b"b"), keyed(b"c", key=2, last=True), keyed(b"d", key=2, last=True))
         await b.restart()

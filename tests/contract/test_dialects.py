@@ -238,7 +238,7 @@ def half_of(engine: sa.Engine, transaction_id: str = "") -> HalfMessage:
     return HalfMessage(transaction_id or new_id(), LONGEST_NAME, "main", source, 1, ())
 
 
-def test_checks(engine: sa.Engine) -> None:
+def test_a_check_answers_by_the_row_and_not_while_it_is_locked(engine: sa.Engine) -> None:
     """A committed row, none, one that is locked, a table that is locked, and rows that were purged by force."""
     check = LocalTransactionCheck(engine).check
     with engine.begin() as connection:

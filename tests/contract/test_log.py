@@ -20,7 +20,7 @@ from notify.errors import Corrupt
 from notify.protocol import ids
 from notify.runtime import faults
 from notify.storage.groups import SettleKind, Subscription
-from notify.storage.log import LogStore, journal, settlements
+from notify.storage.log import LogStore, history, journal
 from notify.storage.memory import MemoryStore
 from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.topics import Flush, Topic
@@ -295,7 +295,7 @@ def test_a_log_that_cannot_be_opened_is_let_go_of(tmp_path: Path) -> None:
 
 def test_a_search_for_what_was_done_with_a_message_ends_after_a_while() -> None:
     """The search tells what it found until then, and that it may be a part. The clock is that of the thread's work."""
-    worked = iter((0.0, 2 * settlements.MOST_SECONDS))
-    place = settlements.Place(topic=1, queue=0, offset=7, start=0)
-    found = settlements.search(None, [None], place, {"group": -1}, worked.__next__)  # type: ignore[arg-type, list-item]
+    worked = iter((0.0, 2 * history.MOST_SEARCH_SECONDS))
+    place = history.Place(topic=1, queue=0, offset=7, start=0)
+    found = history.find_settlements(None, [None], place, {"group": -1}, worked.__next__)  # type: ignore[arg-type, list-item]
     assert found == ([], False)

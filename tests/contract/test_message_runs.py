@@ -195,7 +195,7 @@ def test_settled_and_expired_messages_are_not_in_a_run(run: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 @pytest.mark.parametrize("in_runs", [False, True])
-def test_an_answer_has_so_many_bytes_whatever_is_asked_for(mode: str, in_runs: bool) -> None:
+def test_an_answer_has_bounded_bytes_however_many_messages_are_asked_for(mode: str, in_runs: bool) -> None:
     """A thousand messages of 1 MiB in one answer would take a gigabyte of the server's memory."""
 
     async def scenario() -> None:

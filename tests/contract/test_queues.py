@@ -60,7 +60,7 @@ def test_delayed_messages_get_their_place_when_they_are_due(run: Any) -> None:
     run(scenario)
 
 
-def test_progress_survives(run: Any) -> None:
+def test_a_groups_progress_survives_a_restart(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, *[sent() for _ in range(20)])
         await b.store.subscribe(Subscription("c", "t"), [3])
@@ -138,7 +138,7 @@ def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
     run(scenario)
 
 
-def test_offsets_by_time(run: Any) -> None:
+def test_the_offset_of_an_instant_is_the_first_message_since_then(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         for n in range(10):
             await commit(b.store, sent(), at=T0 + n * SECOND)
@@ -357,7 +357,7 @@ def test_topics_groups_and_retries_are_as_they_were(run: Any) -> None:
     run(scenario)
 
 
-def test_holds_survive(run: Any) -> None:
+def test_held_keys_survive_a_restart(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, *[sent() for _ in range(6)])
         await b.store.subscribe(Subscription("c", "t", mode="ordered", on_exhausted="hold"), [0])

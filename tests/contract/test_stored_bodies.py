@@ -65,7 +65,7 @@ def test_named_in_each_state(transactions: Runner) -> None:
     transactions(_named_in_each_state)
 
 
-def test_in_parts(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_across_the_border_of_two_parts_is_found(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that lies across the border of two parts is found, too."""
     monkeypatch.setattr(mentions, "CHUNK_BYTES", 4096)
     monkeypatch.setattr(mentions, "PAGE_BYTES", 4096)

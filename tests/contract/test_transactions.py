@@ -171,7 +171,7 @@ def test_messages_of_a_transaction_keep_their_order_and_numbers(transactions: An
     transactions(scenario)
 
 
-def test_committed_at_once(transactions: Any) -> None:
+def test_a_transaction_that_comes_committed_is_in_the_queue_at_once(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = sent(b"a", committed=True)
         assert [(r.put, r.state) for r in await b.store.put([t], T0)] == [(Put.STORED, State.COMMITTED)]
@@ -284,7 +284,7 @@ def test_an_operator_decides_several_at_once(transactions: Any) -> None:
     transactions(scenario)
 
 
-def test_resume_begins_the_checks_anew(transactions: Any) -> None:
+def test_a_resume_starts_checks_over_if_that_is_asked_for(transactions: Any) -> None:
     async def scenario(b: Bench) -> None:
         t = sent()
         await b.store.put([t], T0)

@@ -55,7 +55,7 @@ def test_rights_cover_what_they_name() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/members", "/v1/admin/topics"])
-def test_what_is_no_token_is_refused(guarded: GuardedInMemory, path: str) -> None:
+def test_a_missing_or_wrong_token_is_refused(guarded: GuardedInMemory, path: str) -> None:
     """A text that is no token is refused. tests/integration/test_rights.py asks every route with good tokens."""
     for shown in (None, "", "nt_000000000000_" + "A" * 43, "x", guarded.admin[:-1] + "."):
         status, problem = ask(guarded.url, "GET", path, token=shown)
@@ -267,7 +267,7 @@ def test_where_the_servers_are_takes_a_right_and_who_else_is_there_takes_view(gu
         assert (status, problem["code"]) == (403, "forbidden")
 
 
-def test_a_right_to_every_topic_is_none_to_write_dead_letters(guarded: GuardedInMemory, unique: str) -> None:
+def test_a_right_to_every_topic_does_not_let_write_dead_letters(guarded: GuardedInMemory, unique: str) -> None:
     def publish(topic: str, *rights: str) -> int:
         body = {"messages": [{"topic": topic, "body": "x"}]}
         _, answer = ask(guarded.url, "POST", "/v1/messages", body, guarded.make(*rights))

@@ -123,7 +123,7 @@ def test_alarms_are_raised_said_and_cleared(watched: InMemoryServer, receiver: R
     assert metric(url, 'notify_alarms{alarm="parked"}') == 0
 
 
-def test_a_consumer_that_is_gone_with_a_long_lease_is_no_consumer(watched: InMemoryServer) -> None:
+def test_a_consumer_that_left_with_a_long_lease_does_not_count(watched: InMemoryServer) -> None:
     url = watched.url
     subscribe(url, "workers", "tasks")
     publish(url, "tasks", ["a", "b"])

@@ -109,6 +109,6 @@ def test_each_request_is_answered_once(served: ServerProcess, scene: str) -> Non
     ), statuses
 
 
-def test_no_answer_failed(served: ServerProcess) -> None:
+def test_no_request_was_a_fault_of_the_server(served: ServerProcess) -> None:
     """The last one: nothing above was a fault of the server's own."""
     assert not [line for line in served.output if "Traceback" in line or "rror in" in line]

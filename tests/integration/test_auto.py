@@ -328,7 +328,7 @@ def test_a_row_that_the_server_refuses_later_holds_up_no_other(
 
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_coroutines(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+def test_an_async_producer_sends_later_what_it_left_behind(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}[engine.dialect.name]
 
     async def work() -> None:

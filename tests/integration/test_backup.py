@@ -111,7 +111,7 @@ def test_a_backup_under_load_is_restored_whole(tmp_path: Path, segment_bytes: in
         stop_if_running(restored)
 
 
-def test_what_is_no_backup_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(1 << 20)}).start()
     try:
         for _ in range(3):

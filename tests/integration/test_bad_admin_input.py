@@ -55,7 +55,7 @@ def test_half_of_a_surrogate_pair_is_refused_and_the_actions_stay_readable(memor
     [b"[" * 100_000, b'{"reason": NaN}', b'{"reason": "r"} {}', '{"reason": "r"}'.encode("utf-16"), b'"\xff"'],
     ids=["depth", "NaN", "more behind it", "UTF-16", "no UTF-8"],
 )
-def test_what_is_no_json_is_refused(memory: InMemoryServer, with_workers: ServerProcess, body: bytes) -> None:
+def test_a_body_that_is_not_json_is_refused(memory: InMemoryServer, with_workers: ServerProcess, body: bytes) -> None:
     for url in (memory.url, with_workers.url):
         for path in (DROP, "/v1/admin/alarms/x/unsilence", "/v1/admin/transactions/x/check"):
             status, problem = ask(url, "POST", path, body)
@@ -137,7 +137,7 @@ def test_an_instant_before_all_others_is_one(over_a_database: ServerProcess) -> 
         assert answer["status"] == 200
 
 
-def test_a_producer_group_that_is_no_name_is_refused(over_a_database: ServerProcess) -> None:
+def test_a_producer_group_with_an_invalid_name_is_refused(over_a_database: ServerProcess) -> None:
     """MariaDB compares no other text with names: a list for it was answered with 503, to try again."""
     url = over_a_database.url
     group = {"producer_group": "注文"}

@@ -84,7 +84,7 @@ def test_refused_item_by_item(server: ServerProcess, message: dict[str, Any], st
     assert answer["items"][0]["code"] == code and answer["items"][0]["detail"]
 
 
-def test_ids(server: ServerProcess) -> None:
+def test_an_id_that_is_malformed_or_in_use_is_refused(server: ServerProcess) -> None:
     for bad in ("", "x", "00000000-0000-4000-8000-000000000000", new_id().upper().replace("0", "A")):
         request = {"producer_group": "g", "transactions": [{"id": bad, "messages": [{"topic": "t", "body": ""}]}]}
         item = post(server.url, "/v1/transactions", request)["items"][0]
@@ -97,7 +97,7 @@ def test_ids(server: ServerProcess) -> None:
     assert (item["status"], item["code"]) == (409, "id_in_use")
 
 
-def test_outcomes(server: ServerProcess) -> None:
+def test_an_outcome_that_is_wrong_or_in_conflict_is_refused(server: ServerProcess) -> None:
     request = half_request()
     name = request["transactions"][0]["id"]
     post(server.url, "/v1/transactions", request)
@@ -118,7 +118,7 @@ def test_outcomes(server: ServerProcess) -> None:
     assert (conflict["status"], conflict["state"], conflict["code"]) == (409, "COMMITTED", "outcome_conflict")
 
 
-def test_another_groups_transaction(server: ServerProcess) -> None:
+def test_a_stranger_neither_sees_nor_decides_another_groups_transaction(server: ServerProcess) -> None:
     """An id of another group is in use, decided or not: its state is not told, and a stranger's outcome is refused."""
     request = half_request("owner")
     name = request["transactions"][0]["id"]
@@ -186,7 +186,7 @@ def test_the_sdk_says_what_is_recorded(memory: InMemoryServer, unique: str) -> N
     asyncio.run(scenario())
 
 
-def test_receipts(server: ServerProcess, unique: str) -> None:
+def test_a_receipt_that_is_wrong_or_stale_is_refused(server: ServerProcess, unique: str) -> None:
     url = server.url
     post(url, f"/v1/groups/{unique}/receive", {"instance": "i", "topics": [unique]})
     post(url, "/v1/messages", {"messages": [{"topic": unique, "body": "x"}]})
@@ -206,7 +206,7 @@ def test_receipts(server: ServerProcess, unique: str) -> None:
     assert settle(unique, message["receipt"]) == (410, "stale_receipt")
 
 
-def test_pull(server: ServerProcess, unique: str) -> None:
+def test_a_pull_reads_from_an_offset_and_refuses_a_wrong_query(server: ServerProcess, unique: str) -> None:
     publish(server.url, unique, [str(n) for n in range(3)])
     answer = call(server.url, "GET", f"/v1/topics/{unique}/queues/0/messages?offset=1&max=1")
     assert (bodies(answer["messages"]), answer["next_offset"]) == (["1"], 2)
@@ -380,7 +380,9 @@ def test_no_cookie_is_unquoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["/login", "/v1/admin/limits"])
-def test_who_goes_before_the_body_is_there_is_no_fault(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_before_its_body_has_come_causes_no_error(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that leaves early is no fault. It was logged with the values of all variables, which took seconds."""
     faults: list[str] = []
     monkeypatch.setattr("notify.server.management.fault_of", lambda event, *_: faults.append(event))

@@ -51,7 +51,7 @@ def test_a_message_that_cannot_be_sent_is_refused_by_send(shop: Shop) -> None:
     assert shop.items() == ["a"]
 
 
-def test_a_transaction_carries_so_many_messages(shop: Shop) -> None:
+def test_a_transaction_carries_at_most_100_messages(shop: Shop) -> None:
     with shop.sessions() as session, session.begin():
         for n in range(100):
             shop.send(session, str(n))
@@ -353,7 +353,7 @@ def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemo
 # --- sessions of a registry ---------------------------------------------------------------------------------------
 
 
-def test_a_scoped_session(shop: Shop) -> None:
+def test_a_scoped_session_sends_what_it_commits(shop: Shop) -> None:
     scoped = scoped_session(sessionmaker(shop.engine))
     scoped.add(Order(item="a"))
     shop.producer.send(scoped, Message(shop.topic, "a"))
@@ -368,7 +368,7 @@ def test_a_scoped_session(shop: Shop) -> None:
     assert shop.delivered() == ["a", "b"]
 
 
-def test_an_async_scoped_session(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+def test_an_async_scoped_session_sends_what_it_commits(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
     async def scenario(engine: Any) -> None:
         scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
         async with AsyncTransactionProducer(memory.url, group=unique, engine=engine) as producer:

@@ -24,7 +24,9 @@ from tests.support.groups import Caller, die, drain, publish, subscribe
 from tests.support.http import post
 
 
-def test_commands(engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str) -> None:
+def test_each_command_takes_json_and_has_its_exit_code(
+    engine: sa.Engine, engine_url: str, server: ServerProcess, unique: str
+) -> None:
     """Each command works with --json, and has its exit code."""
     url = ("--url", server.url, "--json")
     assert cli("topic", "create", unique, "--queues", "2", "--reason", "test", *url)[0] == 0

@@ -44,7 +44,7 @@ def test_commit_makes_it_a_message(shop: Shop) -> None:
     assert (shop.items(), shop.rows()) == (["a"], 2)
 
 
-def test_rollback_unmakes_it(shop: Shop) -> None:
+def test_a_block_that_is_rolled_back_sends_nothing(shop: Shop) -> None:
     with pytest.raises(ZeroDivisionError), shop.atomic():
         shop.order("a")
         raise ZeroDivisionError
@@ -113,7 +113,7 @@ def test_a_block_without_a_savepoint_takes_the_whole_transaction_with_it(shop: S
     assert (shop.delivered(), shop.items()) == ([], [])
 
 
-def test_durable_blocks(shop: Shop) -> None:
+def test_a_durable_block_sends_at_its_commit_and_cannot_be_nested(shop: Shop) -> None:
     with shop.atomic(durable=True):
         shop.order("a")
         with pytest.raises(RuntimeError, match="durable"), shop.atomic(durable=True):
@@ -252,7 +252,7 @@ def test_a_row_that_cannot_be_inserted_stops_the_commit(shop: Shop, monkeypatch:
     assert shop.delivered() == shop.items() == ["a", "c"]
 
 
-def test_a_closed_producer(shop: Shop) -> None:
+def test_a_producer_that_is_closed_stops_the_commit_and_later_sends(shop: Shop) -> None:
     with pytest.raises(TransactionRefused, match="closed"), shop.atomic():
         shop.order("a")
         shop.producer.close()
@@ -333,7 +333,9 @@ def test_coroutines_leave_transactions_to_threads(shop: Shop) -> None:
     assert shop.delivered() == shop.items() == ["a"]
 
 
-def test_several_databases(shop: Shop, memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+def test_each_database_has_transactions_and_messages_of_its_own(
+    shop: Shop, memory: InMemoryServer, unique: str, tmp_path: Path
+) -> None:
     """Each has transactions of its own, whose messages share the fate of that one."""
     with shops.added("second", shops.database_of(f"sqlite:///{tmp_path}/second.db")) as second:
         shops.make_tables(second)

@@ -88,7 +88,7 @@ def test_a_part_may_fail_alone(shop: Shop, inbox: DjangoInbox) -> None:
     assert (shop.items(), inbox_rows(shop)) == (["a", "b"], 1)
 
 
-def test_a_transaction_that_can_only_be_rolled_back_is_no_effect(shop: Shop, inbox: DjangoInbox) -> None:
+def test_a_handler_that_leaves_its_transaction_unusable_is_not_acknowledged(shop: Shop, inbox: DjangoInbox) -> None:
     """Django, or PostgreSQL, would roll it back without a word, and the message would count as handled."""
 
     def swallowing(m: ReceivedMessage) -> None:
@@ -181,7 +181,7 @@ def test_what_a_handler_sends_shares_its_fate(shop: Shop, inbox: DjangoInbox) ->
     assert shop.delivered() == ["a"]
 
 
-def test_a_consumer(shop: Shop, inbox: DjangoInbox) -> None:
+def test_a_handler_runs_in_a_transaction_and_again_after_it_failed(shop: Shop, inbox: DjangoInbox) -> None:
     """Handlers run in threads; their connections are closed after each message, as CONN_MAX_AGE says."""
     seen: dict[str, Any] = {}
     consumer = Consumer(shop.server.url, group=shop.topic, inbox=inbox, concurrency=2)

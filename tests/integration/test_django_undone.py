@@ -153,7 +153,7 @@ def test_an_error_that_undoes_its_statement_alone_is_no_reason(shop: Shop) -> No
     assert shop.delivered() == ["sent", "sent, too"]
 
 
-def test_an_error_outside_a_transaction_is_no_reason(shop: Shop) -> None:
+def test_an_error_outside_a_transaction_does_not_stop_later_sends(shop: Shop) -> None:
     with pytest.raises(IntegrityError):
         _execute(shop, f"INSERT {_or_rollback(shop)} INTO django_project_order (item) VALUES ('first')")
     _repeat(shop)

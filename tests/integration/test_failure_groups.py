@@ -125,7 +125,9 @@ def test_a_failing_handler_is_found_by_its_function(frozen_server: InMemoryServe
     assert (code, said["state"], said["done"]) == (0, "done", 2)
 
 
-def test_silence_is_no_reason(frozen_server: InMemoryServer, unique: str) -> None:
+def test_a_letter_without_a_reason_counts_as_refused_by_the_consumer(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
     """A consumer in another language need not say why."""
     url = frozen_server.url
     subscribe(url, unique, unique)

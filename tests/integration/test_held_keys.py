@@ -202,7 +202,9 @@ def test_the_console_shows_them_and_decides(notify_server: InMemoryServer, uniqu
     assert [row["key"] for row in held(url, unique)] == ["b"]
 
 
-def test_commands(notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_retry_skip_and_release_held_keys(
+    notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = notify_server.url
     monkeypatch.setenv("NOTIFY_URL", url)
     status, _ = cli("group", "subscribe", unique, unique, "--mode", "ordered", "--on-exhausted", "hold",

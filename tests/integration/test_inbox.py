@@ -550,7 +550,7 @@ AFTERWARDS = {
 }
 
 
-def test_a_row_that_breaks_another_rule_is_no_effect(shop_engine: sa.Engine) -> None:
+def test_a_row_that_breaks_another_constraint_is_not_taken_for_a_repetition(shop_engine: sa.Engine) -> None:
     """It counted as the row of a message that had taken effect: the message was acknowledged, and nothing was done."""
     kind = shop_engine.dialect.name
     with shop_engine.begin() as connection:

@@ -26,7 +26,7 @@ from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
 from notify.movers.sinks.kafka import KafkaSink
 from notify.server.groups.kafka import undelivered as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.undelivered import RefusedOverKafka
+from notify.server.groups.kafka.refused import RefusedOverKafka
 from tests.support.delayed import refuse
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 

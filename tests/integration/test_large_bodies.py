@@ -119,7 +119,9 @@ def test_a_body_is_stored_with_its_transaction(
     assert small.text == "small"
 
 
-def test_without_a_transaction(notify_server: InMemoryServer, body_store: BodyStore, unique: str) -> None:
+def test_a_large_body_without_a_transaction_is_stored(
+    notify_server: InMemoryServer, body_store: BodyStore, unique: str
+) -> None:
     with TransactionProducer(notify_server.url, group=unique, store=body_store.url, store_above=10) as producer:
         producer.publish(Message(unique, {"n": "x" * 100}, key="k"))
         prepared = producer.prepare([Message(unique, "y" * n, key="k") for n in (10, 11)])
@@ -162,7 +164,7 @@ def test_coroutines_send_and_read(
     assert sorted(bodies) == sorted([*(bytes([n]) + BODY for n in range(10)), b"p" + BODY])
 
 
-def test_in_django(django_shop: DjangoShop, body_store: BodyStore) -> None:
+def test_a_large_body_that_django_sends_is_stored(django_shop: DjangoShop, body_store: BodyStore) -> None:
     shop = django_shop
     with shop.new_producer(store=body_store.url) as producer:
         with shop.atomic():
@@ -271,7 +273,7 @@ class Item:
     photo: str
 
 
-def test_batches_and_types(
+def test_a_batch_gets_its_large_bodies_without_the_one_that_is_lost(
     engine: sa.Engine, notify_server: InMemoryServer, body_store: BodyStore, unique: str
 ) -> None:
     """In a batch a body that cannot be read fails alone."""
@@ -435,7 +437,9 @@ def test_a_dead_letter_with_a_stored_body_is_corrected_and_sent_again(
 
 
 @pytest.mark.long
-def test_on_s3(notify_server: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+def test_large_bodies_are_stored_in_s3_and_swept_there(
+    notify_server: InMemoryServer, engine: sa.Engine, unique: str
+) -> None:
     """Through a store's own protocol, and a sweep by its own clock."""
     with s3_server() as s3:
         with TransactionProducer(notify_server.url, group=unique, engine=engine, store=s3.url) as producer:
@@ -449,7 +453,9 @@ def test_on_s3(notify_server: InMemoryServer, engine: sa.Engine, unique: str) ->
 
 
 @pytest.mark.long
-def test_over_kafka(kafka_url: str, engine: sa.Engine, body_store: BodyStore, unique: str) -> None:
+def test_large_bodies_reach_consumers_over_kafka(
+    kafka_url: str, engine: sa.Engine, body_store: BodyStore, unique: str
+) -> None:
     """Through an outbox and a relay: the reference is the record's value."""
     options: dict[str, Any] = {"mode": "outbox", "store": body_store.url, "compress_above": 1000}
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, **options) as producer:

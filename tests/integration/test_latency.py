@@ -121,7 +121,7 @@ def test_only_the_first_delivery_of_a_message_counts_as_its_way_to_a_consumer(
     assert sum(counts(timed.url, "commit_to_consumer", unique)) == 2 == sum(counts(timed.url, "commit_to_ack", unique))
 
 
-def test_a_delay_is_no_latency(timed: ServerProcess, unique: str) -> None:
+def test_a_delay_does_not_count_as_latency(timed: ServerProcess, unique: str) -> None:
     subscribe(timed.url, unique, unique)
     post(timed.url, "/v1/messages", {"messages": [{"topic": unique, "body": "x", "delay": 1.5}]})
     caller = Caller(timed.url, unique, "i")

@@ -197,7 +197,7 @@ def test_servers_that_start_at_once_do_not_stop_each_other(
             engine.dispose()
 
 
-def test_a_server_is_no_member_before_it_answers(tmp_path: Path) -> None:
+def test_a_server_becomes_a_member_once_it_answers(tmp_path: Path) -> None:
     """A client that came too early was refused, and kept to another server for as long as that answered."""
     url = f"sqlite:///{tmp_path}/storage.db"
     make_storage(url)

@@ -32,7 +32,7 @@ from tests.support.commands import cli
 from tests.support.servers import make_storage
 
 
-def test_what_is_no_session_is_named(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
+def test_an_object_that_is_not_a_session_is_named(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     use_explicit_begin(engine)
     create_tables(engine)
@@ -101,7 +101,7 @@ def test_doctor_knows_the_database_of_servers(memory: InMemoryServer, tmp_path: 
     assert cli("doctor", "--url", memory.url, "--dsn", dsn, "--create-tables", "--json")[1]["waiting_for_relay"] == 0
 
 
-def test_what_is_no_message_is_named(memory: InMemoryServer) -> None:
+def test_an_object_that_is_not_a_message_is_named(memory: InMemoryServer) -> None:
     with TransactionProducer(memory.url, group="g") as producer:
         with pytest.raises(InvalidRequest, match=r"a dict, not a message: write Message\(topic, body\)"):
             producer.publish({"item": "book"})  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_what_is_no_message_is_named(memory: InMemoryServer) -> None:
 
 
 @pytest.mark.parametrize("kind", [TransactionProducer, AsyncTransactionProducer])
-def test_the_url_of_a_database_is_no_engine(kind: Any) -> None:
+def test_a_url_instead_of_an_engine_is_refused_with_the_remedy(kind: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"the engine is a str: give what .*create_.*engine\(url\) returns"):
         kind("http://127.0.0.1:9", group="g", engine="sqlite:///shop.db")
 
@@ -213,7 +213,7 @@ def test_what_makes_no_session_is_refused(memory: InMemoryServer, tmp_path: Path
     engine.dispose()
 
 
-def test_what_is_no_check_listener_is_refused() -> None:
+def test_an_object_that_cannot_check_is_refused_as_a_listener() -> None:
     class Answers(CheckMessageListener):
         topics = ("t",)
 

@@ -361,7 +361,7 @@ def test_broadcast_through_the_sdk(server: ServerProcess, unique: str) -> None:
 # --- modes that cannot be, and changes of mode ----------------------------------------------------------------
 
 
-def test_what_cannot_be(server: ServerProcess, unique: str) -> None:
+def test_a_mode_that_is_unknown_or_does_not_fit_is_refused(server: ServerProcess, unique: str) -> None:
     path = f"groups/{unique}/subscriptions/{unique}"
     status, problem = ask(server.url, "PUT", f"/v1/admin/{path}", {"mode": "random", "reason": "a test"})
     assert status == 422 and "mode" in problem["detail"]

@@ -19,7 +19,7 @@ def polled(names: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_name_is_refused_before_rights_are_asked(name: str) -> None:
+def test_an_invalid_name_is_refused_before_rights_are_checked(name: str) -> None:
     with GuardedInMemory() as server:
         token = server.make("consume:points", "check:shop", "read:t", "bridge:db")
         bodies = [

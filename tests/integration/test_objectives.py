@@ -89,6 +89,6 @@ def test_an_objective_ends_with_its_removal(frozen: InMemoryServer) -> None:
         (["remove", GROUP], "group 'mail' has no objective"),
     ],
 )
-def test_what_is_no_objective_is_refused(frozen: InMemoryServer, words: list[str], sentence: str) -> None:
+def test_a_wrong_objective_is_refused(frozen: InMemoryServer, words: list[str], sentence: str) -> None:
     code, shown = cli("group", "objective", *words, "--reason=a promise", f"--url={frozen.url}")
     assert code == 2 and sentence in shown["text"]

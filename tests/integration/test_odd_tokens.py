@@ -80,7 +80,9 @@ ODD_NUMBERS = ["1e308", "1e300", "NaN", "Infinity", "-Infinity", "-1e308", "1" +
 
 @pytest.mark.parametrize("number", ODD_NUMBERS, ids=lambda text: text[:10] + str(len(text)))
 @pytest.mark.parametrize("claim", ["exp", "nbf", "iat"])
-def test_a_time_that_is_none_is_refused(issuer: Issuer, provider: Provider, claim: str, number: str) -> None:
+def test_a_claim_of_time_that_is_not_a_time_is_refused(
+    issuer: Issuer, provider: Provider, claim: str, number: str
+) -> None:
     """A signed `exp` of 1e308 was answered with 500, as was an unsigned one of 400 digits."""
     fields = {name: json.dumps(value) for name, value in issuer.claims().items()} | {claim: number}
     claims = "{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}"
@@ -188,7 +190,7 @@ def test_a_key_that_would_be_slow_to_verify_with_is_not_used(issuer: Issuer, pro
      b'{"keys": [' + b"1" * 5000 + b"]}", b'{"x": "' + b"y" * (2 << 20) + b'"}'],
     ids=lambda content: repr(content[:12]) + str(len(content)),
 )  # fmt: skip
-def test_a_document_that_is_none_is_unavailable(issuer: Issuer, provider: Provider, content: bytes) -> None:
+def test_a_malformed_document_of_a_provider_is_unavailable(issuer: Issuer, provider: Provider, content: bytes) -> None:
     """Whatever it holds, of any size: at most a mebibyte of it is read, and the keys of before stay."""
     issuer.keys = content
     with pytest.raises(Unavailable):

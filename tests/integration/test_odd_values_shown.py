@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import requests
 
+from notify.server.console.filters import BODY_CHARACTERS, FILTERS, body
 from notify.server.console.pages import PAGES
-from notify.server.console.shown import BODY_CHARACTERS, FILTERS, body
 from notify.storage.shipped import records
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS

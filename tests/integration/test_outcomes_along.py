@@ -130,7 +130,7 @@ def test_both_are_sent_again_where_their_request_fails(
     asyncio.run(scenario())
 
 
-def test_an_outcome_goes_not_along_to_a_server_without_its_shard(
+def test_an_outcome_is_not_sent_with_a_half_to_a_server_without_its_shard(
     server: ServerProcess, requests: Requests, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client has learnt between the two that some servers alone have the shard."""

@@ -91,7 +91,7 @@ def test_a_refusal_is_a_problem_of_the_servers_own(server: ServerProcess, reques
 
 
 @pytest.mark.long
-def test_a_connection_that_there_is_no_room_for_is_told_so(tmp_path: Path) -> None:
+def test_a_connection_without_room_for_it_gets_an_answer(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_CONNECTIONS": "8"}).start()
     held: list[socket.socket] = []
     parts = urlsplit(server.url)

@@ -226,7 +226,7 @@ def test_broadcast_reaches_every_instance_and_each_has_its_own_progress(queue: Q
 
 
 @LONG_OVER_KAFKA
-def test_pause_and_resume(queue: Queue, unique: str) -> None:
+def test_a_paused_group_gets_nothing_until_it_is_resumed(queue: Queue, unique: str) -> None:
     """A paused group stays so over a restart, and others of the topic go on."""
     queue.make_topic(unique)
     seen: list[str] = []
@@ -248,7 +248,7 @@ def test_pause_and_resume(queue: Queue, unique: str) -> None:
         eventually(lambda: queue.is_settled(unique), "it to be settled")
 
 
-def test_resets(queue: Queue, unique: str) -> None:
+def test_a_reset_is_carried_out_once_while_the_group_runs(queue: Queue, unique: str) -> None:
     """Each is carried out once, while the group runs."""
     queue.make_topic(unique, 2)
     send(queue, unique, "a", "b", "c")
@@ -319,7 +319,7 @@ def test_resets_that_cannot_be_are_refused(queue: Queue, unique: str) -> None:
 
 
 @LONG_OVER_KAFKA
-def test_a_letter_that_is_sent_again_begins_anew(queue: Queue, unique: str) -> None:
+def test_a_letter_that_is_sent_again_has_all_its_attempts(queue: Queue, unique: str) -> None:
     """With its first attempt, once, and under an id by which an inbox knows it."""
     is_mended = threading.Event()
     seen: list[tuple[int, str, dict[str, str]]] = []

@@ -51,7 +51,7 @@ def test_it_follows_the_end(frozen_server: InMemoryServer, unique: str) -> None:
         assert reading.result(PATIENCE_SECONDS) == ["first", "second"]
 
 
-def test_the_asyncio_twin(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+def test_an_async_reader_reads_from_an_offset(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
     async def read() -> list[int]:
         async with AsyncReader(server.url) as reader:
             return [m.json()["n"] async for m in reader.read(unique, offset=20)]
@@ -59,7 +59,9 @@ def test_the_asyncio_twin(server: ServerProcess, unique: str, filled: Transactio
     assert asyncio.run(read()) == [20, 21, 22, 23, 24]
 
 
-def test_what_cannot_be_read(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
+def test_a_reader_refuses_wrong_topics_queues_and_offsets(
+    server: ServerProcess, unique: str, filled: TransactionProducer
+) -> None:
     with Reader(server.url) as reader:
         for arguments in ({"topic": unique + "-none"}, {"topic": unique, "queue": 7}):
             with pytest.raises(NotFound):

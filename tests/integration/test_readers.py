@@ -103,7 +103,7 @@ def test_whatever_the_order_of_steps(
 
 
 @pytest.mark.parametrize("steps", ORDERS.values(), ids=ORDERS.keys())
-def test_async_sessions(
+def test_an_async_session_that_reads_from_a_replica_sends_its_message(
     memory: InMemoryServer, engines: tuple[sa.Engine, sa.Engine], unique: str, steps: list[Callable[[Session], None]]
 ) -> None:
     writer, reader = (
@@ -220,7 +220,9 @@ def test_other_engines_are_refused_as_before(
             TransactionProducer(memory.url, group=unique, engine=writer, readers=[wrong])  # type: ignore[list-item]
 
 
-def test_flask_sqlalchemy(memory: InMemoryServer, engines: tuple[sa.Engine, sa.Engine], unique: str) -> None:
+def test_a_routing_session_of_flask_sqlalchemy_sends_its_message(
+    memory: InMemoryServer, engines: tuple[sa.Engine, sa.Engine], unique: str
+) -> None:
     flask = pytest.importorskip("flask")
     flask_sqlalchemy = pytest.importorskip("flask_sqlalchemy")
     writer, reader = engines

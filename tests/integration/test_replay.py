@@ -242,5 +242,5 @@ def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) ->
 
 
 @pytest.mark.parametrize("query", ["max=0", "max=10001", "offset=-1"])
-def test_bounds_of_listings(server: ServerProcess, unique: str, query: str) -> None:
+def test_a_list_of_letters_refuses_a_number_out_of_bounds(server: ServerProcess, unique: str, query: str) -> None:
     assert refusal(server.url, "GET", f"groups/{unique}/dead-letters?{query}")[0] == 422

@@ -163,7 +163,7 @@ def test_the_document_has_every_data_route(room: Room) -> None:
     assert {f"{method} {path}" for method, path, _ in DataRoutes.ROUTES} == {t for t in told if " /v1/" in t}
 
 
-def test_the_matrix(room: Room, table: list[Case]) -> None:
+def test_every_route_answers_every_caller_by_its_rights(room: Room, table: list[Case]) -> None:
     """Promise: denied by default. Every route by everyone, on their own things and on another's."""
     everyone = callers(room)
     strangers = [caller for caller in everyone if room.own.prefix in caller.name]
@@ -224,7 +224,7 @@ def test_what_the_matrix_expects_of_a_right(right: str, need: str, is_covered: b
     assert covers(right, need) is is_covered
 
 
-def test_an_inbox_is_told_of_for_topics_that_the_right_names(room: Room) -> None:
+def test_a_right_with_a_wildcard_reports_no_inbox_by_brackets(room: Room) -> None:
     """The only wildcard of a pattern is `*`: brackets would let a right's characters match other topics."""
     t = room.own
     token = room.server.make(f"consume:{t.group}@*.x*")

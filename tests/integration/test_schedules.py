@@ -99,7 +99,7 @@ def test_declared_in_code_once(frozen: InMemoryServer, unique: str) -> None:
     ]  # fmt: skip
 
 
-def test_declared_by_coroutines(notify_server: InMemoryServer, unique: str) -> None:
+def test_an_async_producer_declares_and_ends_a_schedule(notify_server: InMemoryServer, unique: str) -> None:
     async def use() -> None:
         async with AsyncTransactionProducer(notify_server.url, group="shop") as producer:
             coming = await producer.schedule(unique, Message(unique, b"\xff"), every=timedelta(seconds=1))
@@ -113,7 +113,7 @@ def test_declared_by_coroutines(notify_server: InMemoryServer, unique: str) -> N
     assert {m.body for m in notify_server.messages(unique)} == {b"\xff"}
 
 
-def test_refused_in_the_call(notify_server: InMemoryServer) -> None:
+def test_a_wrong_declaration_is_refused_in_the_call(notify_server: InMemoryServer) -> None:
     with TransactionProducer(notify_server.url, group="shop") as producer:
         for said, message, when in (
             ("exactly one", Message("t", "x"), {}),
@@ -238,7 +238,7 @@ def test_a_change_while_it_runs(frozen: InMemoryServer, unique: str) -> None:
     ]
 
 
-def test_pause_and_resume(frozen: InMemoryServer, unique: str) -> None:
+def test_a_paused_schedule_sends_nothing_until_it_is_resumed(frozen: InMemoryServer, unique: str) -> None:
     declare(frozen.url, unique, unique, cron="0 * * * *", catch_up="all")
     dry = admin(frozen.url, "POST", f"schedules/{unique}/pause", {"dry_run": True})
     assert dry["dry_run"] and one(frozen.url, unique)["state"] == "waiting"
@@ -541,7 +541,7 @@ def test_logs_in_a_registry_send_what_was_declared_at_them(tmp_path: Path, uniqu
 # --- by people ----------------------------------------------------------------------------------------------------
 
 
-def test_by_command(notify_server: InMemoryServer, unique: str) -> None:
+def test_commands_set_show_pause_and_delete_a_schedule(notify_server: InMemoryServer, unique: str) -> None:
     url = ["--url", notify_server.url]
     reason = ["--reason", "wanted daily"]
     fields = [
@@ -576,7 +576,7 @@ def test_by_command(notify_server: InMemoryServer, unique: str) -> None:
     assert code == 2 and "exactly one" in refused["text"]
 
 
-def test_metrics(frozen: InMemoryServer, unique: str) -> None:
+def test_metrics_show_when_a_schedule_sends_and_how_late_it_is(frozen: InMemoryServer, unique: str) -> None:
     declare(frozen.url, unique, unique, cron="0 * * * *")
     assert metric(frozen.url, f'notify_schedule_next_seconds{{schedule="{unique}"}}') == 3600
     frozen.advance(3601)

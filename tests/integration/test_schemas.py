@@ -166,7 +166,7 @@ ODD = ("with space", 'Mixed"Case', "per%cent:colon's", "ünïcode")
         *(pytest.param("engine", name, marks=pytest.mark.long) for name in (*ODD[:2], *ODD[3:])),
     ],
 )
-def test_odd_names(
+def test_a_schema_with_an_odd_name_is_written_and_read(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer, way: str, name: str
 ) -> None:
     tenants.make("home")
@@ -350,7 +350,9 @@ def test_a_temporary_table_of_the_same_name(
         producer.send(session, Message(producer.group, "x"))
 
 
-def test_no_current_database(tenants: Tenants, producing: Callable[..., TransactionProducer]) -> None:
+def test_without_a_current_schema_one_has_to_be_named(
+    tenants: Tenants, producing: Callable[..., TransactionProducer]
+) -> None:
     home = tenants.make("home")
     if tenants.is_postgresql:
         engine = sa.create_engine(tenants.url, connect_args={"options": "-c search_path="})
@@ -443,7 +445,9 @@ DRIVERS = {"postgresql": ("asyncpg", "psycopg"), "mysql": ("aiomysql", "asyncmy"
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
-def test_coroutines(tenants: Tenants, memory: InMemoryServer, unique: str, number: int) -> None:
+def test_an_async_producer_stores_each_tenants_message_in_its_schema(
+    tenants: Tenants, memory: InMemoryServer, unique: str, number: int
+) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
     dialect = tenants.engine.dialect.name
     url = sa.make_url(tenants.url).set(drivername=f"{dialect}+{DRIVERS[dialect][number]}")

@@ -73,7 +73,7 @@ def rights_to(tenants: Tenants, schema: str, rights: str = "ALL") -> list[str]:
 
 
 @pytest.mark.long
-def test_views_for_reports(tenants: Tenants) -> None:
+def test_views_of_another_schema_do_not_mislead_a_check(tenants: Tenants) -> None:
     one = tenants.make("t1")
     sold, dead = committed(tenants, one), half(tenants, one)
     beside(tenants, one, "VIEW")

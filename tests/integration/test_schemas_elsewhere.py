@@ -60,7 +60,9 @@ def tenant(connection: Any, schema: str) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_tenants_of_django(on_postgresql: Tenants, memory: InMemoryServer, unique: str) -> None:
+def test_django_stores_each_tenants_message_in_its_schema(
+    on_postgresql: Tenants, memory: InMemoryServer, unique: str
+) -> None:
     """Tables of Notify in public and in each tenant's schema; a message that no statement of the tenant precedes."""
     tenants = on_postgresql
     schemas = [tenants.make(name, tables=False) for name in ("home", "t1", "t2")]
@@ -131,7 +133,7 @@ def test_a_migration_of_one_schema(tenants: Tenants) -> None:
 
 
 @pytest.mark.long
-def test_purges_of_schemas(
+def test_a_purge_empties_only_the_schemas_that_are_named(
     tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
 ) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
@@ -195,7 +197,9 @@ def test_a_schema_that_cannot_be_purged_holds_up_no_other(
 
 
 @pytest.mark.long
-def test_commands(tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer) -> None:
+def test_commands_take_schemas_by_name_and_by_pattern(
+    tenants: Tenants, producing: Callable[..., TransactionProducer], memory: InMemoryServer
+) -> None:
     schemas = [tenants.make(name) for name in ("home", "t1", "t2")]
     producer = producing(tenants.engine)
     for schema in schemas:
@@ -216,7 +220,9 @@ def test_commands(tenants: Tenants, producing: Callable[..., TransactionProducer
 
 
 @pytest.mark.parametrize("way", ["schema", "map"])
-def test_an_attached_file(tmp_path: Path, memory: InMemoryServer, unique: str, way: str) -> None:
+def test_an_attached_file_of_sqlite_has_tables_of_its_own(
+    tmp_path: Path, memory: InMemoryServer, unique: str, way: str
+) -> None:
     engine = make_engine(f"sqlite:///{tmp_path}/main.db")
 
     @sa.event.listens_for(engine, "connect")

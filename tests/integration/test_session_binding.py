@@ -29,7 +29,7 @@ def test_commit_makes_it_a_message(shop: Shop) -> None:
     assert shop.delivered() == ["a"]
 
 
-def test_rollback_unmakes_it(shop: Shop) -> None:
+def test_a_session_that_is_rolled_back_sends_nothing(shop: Shop) -> None:
     with shop.sessions() as session:
         session.add(Order(item="a"))
         shop.send(session, "a")
@@ -123,7 +123,7 @@ def test_nested_use_joins_and_the_owner_commits(shop: Shop) -> None:
     assert shop.delivered() == ["inner", "outer"]
 
 
-def test_transactional_decorator(shop: Shop) -> None:
+def test_a_transactional_function_sends_only_if_it_returns(shop: Shop) -> None:
     @shop.producer.transactional(shop.sessions)
     def place(session: Session, item: str, fail: bool = False) -> str:
         session.add(Order(item=item))
@@ -139,7 +139,7 @@ def test_transactional_decorator(shop: Shop) -> None:
     assert shop.delivered() == ["a"]
 
 
-def test_core_connection(shop: Shop) -> None:
+def test_a_core_connection_sends_only_what_it_commits(shop: Shop) -> None:
     with shop.engine.connect() as connection:
         with shop.producer.transaction(connection) as tx:
             connection.execute(sa.insert(Order).values(item="a"))

@@ -140,7 +140,7 @@ def test_a_store_of_another_log_is_refused_at_the_start(server: ServerProcess, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["relative/path", "nope://x", "s3://key:secret@bucket"])
-def test_a_url_that_is_no_store_is_refused_at_the_start(url: str, tmp_path: Path) -> None:
+def test_a_server_does_not_start_with_a_wrong_url_of_its_store(url: str, tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="setting ship_to: ") as raised:
         serving(tmp_path, url).start()
     assert "secret" not in str(raised.value)

@@ -122,7 +122,7 @@ def test_a_query_begins_where_it_is_told(running: InMemoryServer) -> None:
         ('{"orders": {"0": 99}}', "beyond it"),
     ],
 )  # fmt: skip
-def test_a_beginning_that_is_none_is_refused(unchanged: InMemoryServer, text: str, said: str) -> None:
+def test_wrong_starting_offsets_are_refused(unchanged: InMemoryServer, text: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         plan(unchanged, startingOffsets=text).beginning()
 
@@ -160,7 +160,7 @@ def test_what_was_dropped_before_it_was_read_is_told(running: InMemoryServer) ->
     assert sorted(numbers(running, plan(running).beginning(), now)) == list(range(80, 90))  # a new query
 
 
-def test_a_topic_that_was_made_anew(running: InMemoryServer) -> None:
+def test_a_topic_that_was_deleted_and_made_again_is_noticed(running: InMemoryServer) -> None:
     send(running, 0, 10)
     planning = plan(running)
     start = planning.latest()
@@ -196,7 +196,7 @@ def test_a_server_that_is_away_is_waited_for_within_a_bound(running: InMemorySer
         planning.following(start, None)
 
 
-def test_tokens_and_rights(tmp_path: Path) -> None:
+def test_offsets_take_a_token_with_the_right_to_read_the_topic(tmp_path: Path) -> None:
     with GuardedInMemory() as server:
         body = {"queues": 1, "reason": "a test"}
         call(server.url, "PUT", f"/v1/admin/topics/{TOPIC}", body, server.admin)
@@ -218,7 +218,7 @@ def test_tokens_and_rights(tmp_path: Path) -> None:
             latest()
 
 
-def test_certificates(tmp_path: Path) -> None:
+def test_offsets_are_read_over_tls_by_the_servers_authority(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority")
     environment = {"NOTIFY_TLS_CERTIFICATE": str(authority.issue("server"))}
     server = ServerProcess(tmp_path / "data", environment=environment, ca=authority.file).start()

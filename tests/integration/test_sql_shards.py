@@ -105,7 +105,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
 
 
 @pytest.mark.long
-def test_the_same_id_is_stored_once_whoever_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
+def test_an_id_is_stored_once_whichever_server_is_asked(database_urls: dict[str, str], tmp_path: Path) -> None:
     """A repeated `publish` at another server goes to the same shard. A random shard stored it a second time."""
     with two_shards(database_urls, tmp_path) as (a, b):
 

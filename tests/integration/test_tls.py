@@ -90,7 +90,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     made.process.stop()
 
 
-def test_tokens_over_tls(secured: Secured, unique: str) -> None:
+def test_over_tls_tokens_count_and_plain_http_is_refused(secured: Secured, unique: str) -> None:
     assert secured.url.startswith("https://")
     assert secured.ask("GET", "/v1/admin/topics", token=secured.admin)[0] == 200
     assert secured.ask("GET", "/v1/admin/topics")[0] == 401

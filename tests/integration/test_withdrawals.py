@@ -177,7 +177,7 @@ def test_through_an_outbox_and_a_relay(emptied_shop: sa.Engine, memory: InMemory
     assert texts(memory, unique) == ["second"]
 
 
-def test_over_http(memory: InMemoryServer, unique: str) -> None:
+def test_a_withdrawal_over_http_is_carried_out_or_refused_with_a_code(memory: InMemoryServer, unique: str) -> None:
     def send(**fields: Any) -> dict[str, Any]:
         (item,) = post(memory.url, "/v1/messages", {"messages": [{"topic": unique, "body": ""} | fields]})["items"]
         return dict(item)
@@ -201,7 +201,9 @@ def test_over_http(memory: InMemoryServer, unique: str) -> None:
         assert ask(memory.url, "GET", f"/v1/withdrawals/{wrong}")[1]["code"] == code
 
 
-def test_administrators_look_first(notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_administrator_previews_a_withdrawal_before_it_is_carried_out(
+    notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTIFY_URL", notify_server.url)
     url = notify_server.url
     with TransactionProducer(url, group=unique) as producer:

@@ -142,7 +142,7 @@ def test_no_messages_asked_for_is_not_no_messages(memory: InMemoryServer, unique
         ("full", "topic list --help", 2, "the output cannot be written"),  # typer prints it
     ],
 )
-def test_an_output_that_nobody_gets_is_no_bad_news(
+def test_an_output_that_nobody_reads_does_not_exit_with_1(
     memory: InMemoryServer, output: str, command: str, code: int, said: str
 ) -> None:
     """Exit code 1 would say that the answer is bad news, and a traceback that the command is broken."""
@@ -175,7 +175,7 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
         assert b"is not a store" in said and child.stderr.read() == b""
 
 
-def test_ctrl_c_while_the_commands_are_loaded_is_no_fault() -> None:
+def test_ctrl_c_while_the_commands_load_leaves_no_traceback() -> None:
     """It was the traceback of whatever was imported just then, for a second on a slow machine."""
     load = "m.root_command = lambda: os.kill(os.getpid(), signal.SIGINT)"
     program = f"import os, signal; from notify.cli import main as m; {load}; m.main()"

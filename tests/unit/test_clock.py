@@ -116,7 +116,7 @@ def test_leases_last_while_the_server_is_away(tmp_path: Path, mode: str) -> None
     asyncio.run(scenario())
 
 
-def test_a_server_that_starts_anew_goes_on_from_the_time_of_its_log(tmp_path: Path) -> None:
+def test_a_server_that_restarts_continues_from_the_time_of_its_log(tmp_path: Path) -> None:
     """A machine began with a wrong time, and the server was started again once it was right: retries, delays and checks
     of the time between waited as many hours as the clock had been ahead."""
     times = Times()

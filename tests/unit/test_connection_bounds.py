@@ -125,7 +125,7 @@ def test_a_lost_connection_ends_the_poll_of_an_earlier_request_too() -> None:
     virtual_loop.run(run())
 
 
-def test_what_is_no_request_is_refused_behind_the_answers_that_wait() -> None:
+def test_a_malformed_request_is_refused_after_the_answers_before_it() -> None:
     async def run() -> None:
         served = Served()
         served.may_answer.clear()
@@ -367,7 +367,7 @@ def test_nothing_is_smuggled_in_the_body_of_an_upgrade(step: int) -> None:
     virtual_loop.run(run())
 
 
-def test_this_is_no_proxy() -> None:
+def test_connect_to_another_host_is_refused() -> None:
     async def run() -> None:
         served = Served()
         served.send(b"CONNECT other.example:443 HTTP/1.1\r\nhost: other.example\r\n\r\nbytes of another protocol")

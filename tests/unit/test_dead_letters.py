@@ -97,7 +97,7 @@ def searched(
 @pytest.mark.parametrize(
     "conditions", [LetterQuery(key="nobody"), LetterQuery(filter='key == "nobody"'), LetterQuery(contains="x")]
 )
-def test_a_search_yields(conditions: LetterQuery) -> None:
+def test_a_search_through_letters_gives_the_loop_its_turns(conditions: LetterQuery) -> None:
     """A search gives the loop a turn after each part. One through 60,000 letters held everyone up for 1.5 s."""
     letters, page = searched(lambda own: own.listed("g", conditions, 0, 10))
     assert page["messages"] == []

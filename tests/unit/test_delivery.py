@@ -58,7 +58,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
 
 
-def test_a_pattern_meets_topics_whoever_makes_them() -> None:
+def test_a_pattern_follows_topics_however_they_are_made() -> None:
     async def scenario() -> None:
         s = Groups()
         await s.delivery.following.subscribe_pattern(Subscription("g", "order.*"), None)
@@ -313,7 +313,7 @@ def test_a_group_has_a_bound_of_instances_that_a_topic_is_broadcast_to() -> None
     run(scenario())
 
 
-def test_time_goes_on_whoever_joins_while_old_instances_are_forgotten() -> None:
+def test_instances_that_join_do_not_delay_forgetting_old_ones() -> None:
     """Forgetting an instance waits for the disk: meanwhile other instances join, and an administrator ends some."""
 
     async def scenario() -> None:

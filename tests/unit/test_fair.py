@@ -521,7 +521,7 @@ def test_active_consumers_keep_it() -> None:
     ("mode", "fair_by"),
     [("shared", "tenant"), ("shared", "header:"), ("shared", "key "), ("broadcast", "key"), ("exclusive", "key")],
 )
-def test_refusals(mode: str, fair_by: str) -> None:
+def test_fair_by_is_refused_for_modes_and_names_that_cannot_have_it(mode: str, fair_by: str) -> None:
     s = Scene()
     with pytest.raises(InvalidRequest, match="fair_by"):
         s.subscriptions.checked("g", "t", Subscribe(mode=mode, fair_by=fair_by))

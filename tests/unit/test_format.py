@@ -27,7 +27,7 @@ SEGMENT = (
 )  # fmt: skip
 
 
-def test_segment_header() -> None:
+def test_a_segment_header_has_these_bytes() -> None:
     data = segment_header(4096, 1_000_000)
     assert data.hex() == SEGMENT.replace("{crc}", data[32:36].hex())
     assert data[32:36].hex() == "e6248db8"
@@ -42,7 +42,7 @@ def test_a_damaged_segment_header_is_noticed(at: int) -> None:
         read_segment_header(bytes(data))
 
 
-def test_frame() -> None:
+def test_a_frame_has_these_bytes() -> None:
     data = frame(b"abc", 1, 64, 64, 5)
     assert data.hex() == (
         "4e465231" "03000000" "411d67b1" "01000000" "4000000000000000" "4000000000000000" "0500000000000000" "616263"
@@ -50,7 +50,7 @@ def test_frame() -> None:
     assert frame_is_sound(FRAME_HEADER.unpack_from(data), data[FRAME_HEADER.size :])
 
 
-def test_entry() -> None:
+def test_an_entry_has_these_bytes() -> None:
     head = ENTRY_HEAD.pack(2, 0, 3, 4, 5, 6)
     tail = ENTRY_TAIL.pack(7, 8, 9, 0, 10, ID, 11, 12, 13)
     assert (head + tail).hex() == (
@@ -65,12 +65,12 @@ def test_crc32c_is_the_castagnoli_one() -> None:
     assert crc32c(b"123456789") == 0xE3069283
 
 
-def test_payload() -> None:
+def test_a_payload_has_these_bytes() -> None:
     data = encode_msgpack(Payload("t", b"hi", "k", "v", {"a": "b"}))
     assert data.hex() == "85a5746f706963a174a4626f6479c4026869a36b6579a16ba3746167a176a76865616465727381a161a162"
 
 
-def test_progress() -> None:
+def test_a_groups_progress_has_these_bytes() -> None:
     """Attempts that hold keys have a sixth number, and the record the reasons; earlier versions read what they know."""
     plain = Progressed(ATTEMPTS, "g", 1, 2, [(7, 3)])
     assert encode(plain).hex() == "95a8617474656d707473a167010291920703"

@@ -232,7 +232,7 @@ def test_what_waited_for_a_held_key_does_not_stop_the_others(monkeypatch: pytest
     asyncio.run(go())
 
 
-def test_what_is_no_longer_retained_holds_no_key() -> None:
+def test_a_message_that_retention_dropped_holds_no_key() -> None:
     async def go() -> None:
         s = await scene("a1", "a2", "a3")
         await fail(s, "a1")

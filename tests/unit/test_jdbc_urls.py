@@ -65,7 +65,7 @@ def test_localhost_is_the_one_of_two_addresses_that_was_reached() -> None:
 
 
 @pytest.mark.parametrize("host", ["/run/postgresql", "@abstract"])
-def test_a_socket_is_refused_whoever_named_it(host: str) -> None:
+def test_a_socket_is_refused_in_a_jdbc_url(host: str) -> None:
     with pytest.raises(InvalidRequest, match="--database shop: Spark reads by TCP: write the server's host and port"):
         jdbc_urls.of_postgresql({"host": host}, DB._replace(host=host), "--database shop")
 
@@ -254,7 +254,7 @@ def test_options_of_an_asyncio_driver_are_not_judged() -> None:
         assert jdbc_urls.checked(url, "") == url
 
 
-def test_files_of_sqlite() -> None:
+def test_a_file_of_sqlite_has_this_jdbc_url() -> None:
     def url(text: str) -> str:
         return jdbc_urls._of_sqlite(sa.create_engine(jdbc_urls.checked(text, "--database shop"))).url
 

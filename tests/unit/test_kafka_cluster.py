@@ -117,7 +117,7 @@ def test_an_unknown_setting_is_refused_with_its_name(kind: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["error_cb", "stats_cb", "oauth_cb", "default.topic.config"])
-def test_a_setting_that_is_no_text_is_refused(setting: str) -> None:
+def test_a_setting_that_no_text_can_give_is_refused(setting: str) -> None:
     with pytest.raises(InvalidRequest, match="refuses its settings"):
         Cluster.of(f"kafka://127.0.0.1:9?{setting}=x").producer({})
 

@@ -161,7 +161,7 @@ def test_a_server_that_does_not_trace_keeps_no_exemplars() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "1_", "1_2", "1_20.1", "1_0.1234567890", "1_-1.1", "1_0.²", "1" * 19, "1" + "_0.1" * 30]
 )
-def test_another_text_is_no_report(text: str) -> None:
+def test_a_text_that_is_not_a_report_is_ignored(text: str) -> None:
     assert parsed(text) is None
 
 

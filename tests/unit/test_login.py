@@ -85,7 +85,7 @@ def test_a_function_gives_the_token(clock: Clock) -> None:
     assert token.header() == shown("third")
 
 
-def test_a_text_stays(file: Path, clock: Clock) -> None:
+def test_a_token_that_is_given_as_text_is_never_read_again(file: Path, clock: Clock) -> None:
     token = Token("given", clock.monotonic)
     clock.now += TOKEN_SECONDS
     assert token.header() == shown("given") and token.instead_of(shown("given")) is None
@@ -101,7 +101,7 @@ def test_a_client_begins_with_a_token_that_is_one(file: Path) -> None:
         Token(None)
 
 
-def test_a_file_that_is_no_text_is_refused_with_a_sentence(file: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_with_a_sentence(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match=r"NOTIFY_TOKEN_FILE: .* cannot be read: it is not text"):
         Token(None)

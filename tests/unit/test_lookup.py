@@ -196,7 +196,7 @@ def test_a_certificate_is_let_in_however_it_was_shown_before() -> None:
     ],
     ids=["hangs", "away"],
 )
-def test_a_database_that_does_not_answer_is_no_refusal(break_it: Callable[[Registry], None]) -> None:
+def test_a_database_that_does_not_answer_refuses_nobody(break_it: Callable[[Registry], None]) -> None:
     async def main() -> None:
         registry = Registry()
         known = registry.make()

@@ -36,7 +36,7 @@ def test_who_waits_while_it_is_closed_is_told() -> None:
                 pool.shutdown(wait=False)
 
 
-def test_who_comes_after_it_was_closed_is_told() -> None:
+def test_a_call_after_the_close_is_refused() -> None:
     loop = LoopThread("test")
     loop.close()
     called: list[int] = []

@@ -188,7 +188,7 @@ def test_a_locale_without_a_character_is_shown_its_number() -> None:
     assert shown.returncode == 0 and b"kafka://host:port,\\u2026" in shown.stdout, shown.stderr
 
 
-def test_a_full_disk_of_a_file_is_none_of_the_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_elsewhere_is_not_blamed_on_the_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """While `notify backup` copied, it was said that the output cannot be written."""
 
     def full(*words: object, **options: object) -> None:
@@ -201,7 +201,7 @@ def test_a_full_disk_of_a_file_is_none_of_the_output(monkeypatch: pytest.MonkeyP
     )  # fmt: skip
 
 
-def test_an_output_that_is_lost_is_no_fault_of_an_audit() -> None:
+def test_a_lost_output_does_not_count_as_a_fault_of_the_audit() -> None:
     """A watch whose reader was gone raised an alarm, as if an input were missing."""
     reading, writing = os.pipe()
     os.close(reading)

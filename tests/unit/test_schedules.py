@@ -60,7 +60,7 @@ def test_years_of_instants_are_bounded() -> None:
     assert len(due.instants) == 1000 and due.instants[-1] == NOON
 
 
-def test_nothing_is_due() -> None:
+def test_between_two_instants_nothing_is_due() -> None:
     due = schedule().due(NOON + 1)
     assert due == (NOON, [], 0, NOON)
 
@@ -75,7 +75,7 @@ def test_the_message_of_an_instant_is_always_the_same() -> None:
     assert schedule(secret="1" * 32).message(NOON).id != message.id
 
 
-def test_states() -> None:
+def test_a_schedule_is_waiting_late_paused_or_broken() -> None:
     assert schedule().state(NOON) == "waiting"
     assert schedule().state(NOON + MINUTE + MISSED_US + 1) == "late"
     assert schedule(paused=1).state(NOON + 10 * MINUTE) == "paused"

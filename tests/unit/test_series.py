@@ -177,7 +177,7 @@ def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93no charts", b"\x81\xa7version\x02"])
-def test_a_file_that_is_no_chart_is_left_out(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_chart_is_left_out(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
 
     async def run() -> None:

@@ -99,7 +99,7 @@ def test_a_client_chooses_an_idle_server_of_its_room(monkeypatch: pytest.MonkeyP
     assert set(chosen("", monkeypatch)) == {"http://b:1", "http://c:1"}  # by chance, or all would choose the same
 
 
-def test_a_choice_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chooser_of_the_user_picks_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def busiest(candidates: Sequence[Candidate], room: str) -> Candidate:
         assert room == "east" and len(candidates) == 4
         return max(candidates, key=lambda c: (c.load, c.url))

@@ -155,7 +155,7 @@ def test_two_shippers_of_one_log_notice_each_other(data: Path, url: str) -> None
         one.ship_next()
 
 
-def test_a_store_that_lost_its_manifest_is_not_begun_anew(data: Path, url: str) -> None:
+def test_a_store_that_lost_its_manifest_gets_no_new_one(data: Path, url: str) -> None:
     ship_directory(data, url)
     manifest_file = Path(url.removeprefix("file://")) / layout.MANIFEST
     kept = manifest_file.read_bytes()

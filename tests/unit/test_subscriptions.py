@@ -52,7 +52,7 @@ def test_after_a_start_a_group_counts_as_in_use_until_its_consumers_had_time_to_
         (Subscribe(filter="1 +"), "invalid_filter"),
     ],
 )
-def test_what_cannot_be(asked: Subscribe, code: str) -> None:
+def test_a_subscription_with_a_wrong_field_is_refused(asked: Subscribe, code: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         Scene().subscriptions.checked("g", "t", asked)
     assert refused.value.code == code

@@ -83,7 +83,7 @@ def test_no_more_is_read_than_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"\r\n", b""])
-def test_what_is_no_answer_of_http_is_an_error_of_the_network(answer: bytes) -> None:
+def test_an_answer_that_is_not_http_is_an_error_of_the_network(answer: bytes) -> None:
     """For the server it counted as a fault of its own where an identity provider answered so."""
     with answering(answer) as url, pytest.raises(OSError):
         answer_to(url, PATIENCE_SECONDS, 10)

@@ -74,7 +74,7 @@ def test_an_instant_in_the_second_pass_is_never_followed_by_one_in_the_first() -
     assert after("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10Z", 1) == ["10-26 01:30"]
 
 
-def test_days_and_weekdays() -> None:
+def test_a_cron_expression_counts_days_weekdays_and_the_last_of_a_month() -> None:
     assert after("0 7 * * 1-5", "Europe/Berlin", "2026-11-27T12:00Z", 2) == ["11-30 06:00", "12-01 06:00"]
     assert after("0 0 L * *", "UTC", "2026-02-01T00:00Z", 2) == ["02-28 00:00", "03-31 00:00"]
     assert after("0 12 * * FRI#2", "UTC", "2026-11-01T00:00Z", 1) == ["11-13 12:00"]
@@ -195,7 +195,9 @@ def test_intervals_are_counted_from_1970() -> None:
         ("* * * * *", None, "", "no time zone"),
     ],
 )
-def test_what_is_refused(cron: str | None, every: float | None, zone: str, said: str) -> None:
+def test_a_wrong_expression_interval_or_zone_is_refused(
+    cron: str | None, every: float | None, zone: str, said: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said):
         Timetable(cron, every, zone)
 

@@ -84,7 +84,7 @@ def test_fields_that_the_type_does_not_name_are_rescued() -> None:
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[1]", b'"text"', b"", b'{"item": '])
-def test_a_body_that_is_no_object_is_kept_as_text(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_kept_as_text(body: bytes) -> None:
     assert one(typed(ITEM), body) == (None, body.decode())
 
 

@@ -160,12 +160,12 @@ def test_what_names_no_type_of_a_body_gets_the_message(function: Callable[..., A
 
 
 @pytest.mark.parametrize("function", [untyped, of_anything, of_an_object, of_any_list, of_messages, [].append])
-def test_lists_of_messages(function: Callable[..., Any]) -> None:
+def test_a_list_without_a_type_gets_the_messages_themselves(function: Callable[..., Any]) -> None:
     assert read_by(function, in_batches=True) is None
 
 
 @pytest.mark.parametrize(("function", "kind"), [(of_a_list, Placed), (of_a_sequence, PlacedModel)])
-def test_lists_of_values(function: Callable[..., Any], kind: type) -> None:
+def test_a_list_of_a_type_gets_decoded_bodies(function: Callable[..., Any], kind: type) -> None:
     read = read_by(function, in_batches=True)
     assert read is not None and isinstance(read(message(GOOD)), kind)
 

@@ -68,7 +68,7 @@ def test_json_that_cannot_be_decoded(reader: str, odd: str) -> None:
         read(data)
 
 
-def test_progress_that_another_tool_wrote_is_none() -> None:
+def test_progress_that_another_tool_wrote_is_ignored() -> None:
     """Characters beyond ASCII in it were an error of base64 that nobody expected: the consumer did not start."""
     for done in ("é", "=", "a", "####", "QUJD"):
         assert Progress.of(7, msgspec.json.encode({"notify": 1, "done": done}).decode()) == Progress(7)
@@ -83,7 +83,7 @@ def test_an_answer_that_cannot_be_decoded_is_nobodys(odd: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'"\xff"', b'{"a": "\xff"}', b"{", b"", b"\xff"])
-def test_a_body_that_is_no_json_is_a_dead_letter(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_a_dead_letter(body: bytes) -> None:
     """Deep nesting was tried again until the attempts were over."""
     message = object.__new__(ReceivedMessage)
     object.__setattr__(message, "body", body)

@@ -204,7 +204,7 @@ def test_what_is_said_before_an_answer_is_none(first: bytes, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1\uff1a9/", "http://[::1/", "http://127.0.0.1:9/ x", "http://\u2100/"])
-def test_what_is_no_address_is_said_so(url: str) -> None:
+def test_a_malformed_address_of_a_webhook_is_refused(url: str) -> None:
     """An invalid address is refused with a 4xx. Python's parser raises ValueError for some: that was a 500."""
     with pytest.raises(InvalidRequest, match="not an address"):
         webhooks.check_address(url, Settings(webhook_hosts="127.0.0.1:9", webhook_secret="s"))

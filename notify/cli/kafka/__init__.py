@@ -1,1 +1,1 @@
-"""`notify doctor --kafka`: checks whether a Kafka cluster is configured to keep Notify's guarantees."""
+"""Commands about a Kafka cluster: `notify doctor --kafka`, and `notify refused` for a URL of Kafka."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 
 from notify.client.bodies.sending import LargeBodies
-from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.limits import (
     LIMITS,
     SCHEDULED_BYTES,
+    body_too_large,
     check_between,
     check_delay,
     check_headers,
@@ -60,9 +61,7 @@ def pack_unkeyed(message: Message, bodies: LargeBodies | None = None, larger: st
     if bodies is not None:
         body, headers = bodies.made_small(body, headers)
     if len(body) > LIMITS.message_bytes:
-        raise TooLarge(
-            f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed in a message, {larger}"
-        )
+        raise body_too_large(len(body), f" in a message, {larger}")
     if headers:
         check_headers(headers)
     tag = message.tag

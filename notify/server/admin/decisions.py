@@ -14,7 +14,7 @@ from notify.protocol import ids
 from notify.protocol.limits import check_name
 from notify.protocol.wire import decode_payload, microseconds
 from notify.server.access.principal import Principal
-from notify.server.admin.shown import receivers
+from notify.server.admin.representations import receivers
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs import deciding

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS, check_between
 from notify.protocol.wire import microseconds
-from notify.server.admin.life import life
+from notify.server.admin.timeline import timeline
 from notify.server.admin.writes import Desk
 from notify.server.data.encode import json_pulled
 from notify.server.message_pages import Place, page
@@ -79,7 +79,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         An acknowledgement follows the handler's effect. `timeline_whole` is false if too much was recorded since then
         to read all of it; `notify audit explain` reads everything, including the row of the effect.
         """
-        return await life(desk.running.core, message_id)
+        return await timeline(desk.running.core, message_id)
 
 
 def _oldest(store: Store, topic: str, queue: int, from_us: int, until_us: int, most: int) -> Iterator[StoredMessage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 from typing import Any, Literal
 
@@ -16,31 +15,14 @@ from notify.protocol.limits import check_between, check_name
 from notify.server.admin import permission
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.core.core import Core
-from notify.server.topics import check_retry, described, policy
-from notify.storage.topics import Backlog, Flush, Topic
+from notify.server.topics import changed, check_retry, described, policy
+from notify.storage.topics import Topic
 
 MOST_SORTED = 1000
 MOST_NEWEST = 100
 """The most topics of a list whose newest message is read."""
 
 Sort = Literal["name", "rate", "lag", "kept", "sent", "newest"]
-
-
-def _changed(topic: Topic, write: TopicWrite) -> Topic:
-    changes: dict[str, Any] = {
-        name: getattr(write, name)
-        for name in ("queues", "retention_bytes", "backlog")
-        if getattr(write, name) is not None
-    }
-    if write.retention is not None:
-        changes["retention_us"] = round(write.retention * 1e6)
-    if write.ttl is not None:
-        changes["ttl_us"] = round(write.ttl * 1e6)
-    if write.flush is not None:
-        changes["flush"] = Flush[write.flush.upper()]
-    if write.backlog_policy is not None:
-        changes["backlog_policy"] = Backlog[write.backlog_policy.upper()]
-    return dataclasses.replace(topic, **changes)
 
 
 def _check_ttl(core: Core, topic: Topic) -> None:
@@ -134,7 +116,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         """Make or change a topic; a field that is left out keeps its value, or gets its default."""
         check_name("topic", name)
         existing = desk.running.core.queues.topic(name)
-        topic = _changed(existing or Topic(name), write)
+        topic = changed(existing or Topic(name), write)
         if existing is not None and topic.queues < existing.queues:
             raise InvalidRequest(f"topic {name!r} has {existing.queues} queues; the number can grow, not shrink")
         _check_ttl(desk.running.core, topic)

@@ -11,7 +11,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS, check_between, check_name
 from notify.protocol.wire import decode_payload, instant
-from notify.server.admin.shown import receivers, transaction_row
+from notify.server.admin.representations import receivers, transaction_row
 from notify.server.admin.writes import Asker, Desk, Who
 from notify.server.core.core import Core
 from notify.server.jobs.deciding import force

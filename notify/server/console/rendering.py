@@ -12,7 +12,7 @@ import jinja2
 
 from notify import __version__
 from notify.admin_api.writes import FORMS, in_short
-from notify.server.console import shown
+from notify.server.console import filters
 
 HERE = Path(__file__).parent
 SECURITY = {
@@ -53,7 +53,7 @@ _templates = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters |= shown.FILTERS
+_templates.filters |= filters.FILTERS
 _templates.globals |= {"navigation": NAVIGATION, "version": __version__, "changes": FORMS, "in_short": in_short}
 
 

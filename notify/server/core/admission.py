@@ -6,9 +6,17 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable, Sequence
 
-from notify.errors import InvalidRequest, NotifyError, TooLarge, WrongShard
+from notify.errors import InvalidRequest, NotifyError, WrongShard
 from notify.protocol.keys import shard_of_key
-from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.limits import (
+    LIMITS,
+    body_too_large,
+    check_between,
+    check_delay,
+    check_headers,
+    check_key,
+    check_name,
+)
 from notify.protocol.wire import Item, JsonMessage, PackedMessage, Payload, encode_msgpack
 from notify.protocol.withdrawal import OWN, check_own
 from notify.server.access.principal import Principal
@@ -51,7 +59,7 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     elif isinstance(body, str):
         body = body.encode()
     if len(body) > LIMITS.message_bytes:
-        raise TooLarge(f"the body has {len(body)} bytes; at most {LIMITS.message_bytes} are allowed")
+        raise body_too_large(len(body))
     headers, key, tag = m.headers, m.key, m.tag
     withdraws = dedupe = None
     if headers:

@@ -18,10 +18,9 @@ from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks
 from notify.server.core.flow import Flow, RateLimits
-from notify.server.core.left_behind import LeftBehindReports
 from notify.server.core.objectives import Objectives
 from notify.server.core.outcomes import Outcomes
-from notify.server.core.refusals import Refusals
+from notify.server.core.reports import LeftBehindReports, RefusedReports
 from notify.server.core.subscriptions import Subscriptions
 from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
@@ -122,7 +121,7 @@ class Core:
             jitter=jitter,
         )
         self.checks = Checks(store, clock, schedule, settings.shard, self.metrics, check_log, settings.tracing)
-        self.refusals = Refusals(clock)
+        self.refusals = RefusedReports(clock)
         self.left_behind = LeftBehindReports(clock)
         self.objectives = Objectives(self.metrics.latencies["commit_to_ack"], clock)
         self.one_search = asyncio.Lock()

@@ -22,8 +22,8 @@ from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended, repeated
 from notify.server.watch.alarm import CRITICAL, Alarm
+from notify.server.watch.alarm_webhook import Notices
 from notify.server.watch.group_state import GroupState, Watched
-from notify.server.watch.notices import Notices
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
 

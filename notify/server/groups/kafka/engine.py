@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from notify.errors import NotFound
 from notify.kafka.cluster import Cluster
-from notify.server.core.refusals import Refusals
+from notify.server.core.reports import RefusedReports
 from notify.server.groups import QueueEngine
 from notify.server.groups.kafka.dead_letters import KafkaLetters
 from notify.server.groups.kafka.groups import KafkaGroups
@@ -45,7 +45,7 @@ class KafkaCounts:
 
 
 @contextlib.asynccontextmanager
-async def kafka_engine(cluster: Cluster, refusals: Refusals) -> AsyncIterator[QueueEngine]:
+async def kafka_engine(cluster: Cluster, refusals: RefusedReports) -> AsyncIterator[QueueEngine]:
     """The engine of a cluster for administrators. `refusals`: the reports of movers to this server.
 
     Raises InvalidRequest if Kafka's client refuses the settings.

@@ -16,8 +16,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.kafka.control import OBEY_SECONDS, Control, Reset
 from notify.kafka.groups import consumer_group
 from notify.protocol.wire import microseconds
-from notify.server.core.refusals import Refusals, shown
-from notify.server.core.reports import FORGET_US
+from notify.server.core.reports import FORGET_US, RefusedReports, refused_row
 from notify.server.delivery.following import SETTINGS_SHOWN
 from notify.server.groups import Move
 from notify.server.groups.kafka import offsets, sources
@@ -25,11 +24,11 @@ from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
 from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.oldest import Oldest
+from notify.server.groups.kafka.refused import RefusedOverKafka
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position, Snapshot
 from notify.server.groups.kafka.sources import Sources
 from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
-from notify.server.groups.kafka.undelivered import RefusedOverKafka
 from notify.server.groups.own import WORST
 from notify.server.letters.engine import Change
 from notify.server.watch.group_state import GroupState
@@ -51,7 +50,7 @@ class KafkaGroups:
         look: LatestSnapshot,
         noted: Subscriptions,
         letters: KafkaLetters,
-        refusals: Refusals,
+        refusals: RefusedReports,
     ) -> None:
         """`refusals`: the reports of movers to this server."""
         self._thread = thread
@@ -90,7 +89,7 @@ class KafkaGroups:
     async def refused(self) -> list[dict[str, Any]]:
         reports = await self._thread.call(self._refused.read)
         oldest_us = time.time_ns() // 1000 - FORGET_US
-        rows = [shown(source, *report) for source, report in sorted(reports.items()) if report[1] >= oldest_us]
+        rows = [refused_row(source, *report) for source, report in sorted(reports.items()) if report[1] >= oldest_us]
         return self._refusals.shown() + rows
 
     async def sources(self) -> list[dict[str, Any]]:

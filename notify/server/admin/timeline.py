@@ -9,7 +9,7 @@ from notify.errors import NotFound
 from notify.protocol import ids
 from notify.protocol.message import DEAD_LETTER_REASON, FIRST_ID, schedule_of
 from notify.protocol.wire import decode_payload, instant
-from notify.server.admin.shown import json_unplaced, transaction_row
+from notify.server.admin.representations import json_unplaced, transaction_row
 from notify.server.core.check_log import ASKED
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
@@ -36,7 +36,7 @@ _ENDS = {
 """How a group is done with a message: the kind of the event, and its words."""
 
 
-async def life(core: Core, message_id: str) -> dict[str, Any]:
+async def timeline(core: Core, message_id: str) -> dict[str, Any]:
     """A message's life as this server knows it. Raises InvalidRequest, NotFound."""
     transaction_id, number = ids.parse_message_id(message_id)
     store = core.queues

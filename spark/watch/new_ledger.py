@@ -1,4 +1,4 @@
-"""A new ledger learns what was said before: from findings.jsonl, and from the `state.json` of earlier versions."""
+"""Fills a new ledger with what was said before: from findings.jsonl, and from the `state.json` of earlier versions."""
 
 from __future__ import annotations
 

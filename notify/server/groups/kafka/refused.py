@@ -10,7 +10,7 @@ from dataclasses import replace
 from notify.kafka.refusals import REFUSED
 from notify.kafka.undelivered import CODE, DECISIONS, SOURCE, TOPIC, Decision, Undelivered
 from notify.protocol.wire import RefusedReport, RefusedTransaction
-from notify.server.core.refusals import MOST_SHOWN, TEXT_CHARACTERS
+from notify.server.core.reports import MOST_SHOWN, TEXT_CHARACTERS
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics, News, row_of
 
