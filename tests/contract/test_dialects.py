@@ -293,6 +293,16 @@ def test_an_effect_takes_place_once(engine: sa.Engine) -> None:
         assert connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox)) == 2
 
 
+def test_records_of_other_programs_have_an_effect_each(engine: sa.Engine) -> None:
+    """Their ids are places in Kafka: longer than a column, or different in the case of a topic only."""
+    inbox = Inbox(engine)
+    topic = "server.inventory.public." + "x" * 40
+    for place in (f"{topic}/0@1", f"{topic}/0@2", "Orders/0@5", "orders/0@5", "ordérs/0@5"):
+        message = ReceivedMessage(place, "t", 0, 0, b"x", None, None, {}, 1, "")
+        assert [inbox.run("g", message, lambda given, session: None) for _ in range(2)] == [True, False]
+        assert inbox.run_batch("g", [message], lambda given, session: None) == 0
+
+
 def test_a_purge_deletes_what_is_old(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         insert(connection, relayed=1)

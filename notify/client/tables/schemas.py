@@ -2,8 +2,11 @@
 
 A schema that `schema=` or a `schema_translate_map` names is known without asking. Otherwise the database decides, by
 its search_path or current database, which the service may change for each transaction. Then the place of the last
-transaction is a guess, which costs nothing, and the INSERT of the row (rows.py) goes nowhere if it is wrong. Where
+transaction is a guess, which costs nothing, and the INSERT of the row (half_rows.py) goes nowhere if it is wrong. Where
 guesses were wrong lately, the database is asked first.
+
+The connections of one engine may lead to several databases, in which the schema, and even the table's number, is the
+same. So each connection is asked once where it leads, and what was met in one database counts for no other.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_messa
 from notify.errors import BindingRefused, NotifyError, TransactionRefused
 from notify.runtime.databases import is_column_missing, is_table_missing, quoted
 from notify.runtime.guarantees import Need, pool_of, verify
-from notify.runtime.schemas import SQLITE, found_in, named_by, qualified
+from notify.runtime.schemas import SQLITE, found_in, named_by, qualified, text_of
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -64,7 +67,8 @@ class Places:
         self._make_tables = make_tables
         self._make_in = make_in or "call notify.client.create_tables(engine, schema={})"
         self._known: dict[tuple[object, ...], Place] = {}
-        self._last: Place | None = None
+        self._last: dict[str, Place] = {}
+        """The place of the last transaction in each database."""
         self._asks = 0
         """How many transactions are still to ask first."""
         self._needs = needs
@@ -80,20 +84,20 @@ class Places:
         # that a schema was recreated.
         if pool != self._pool or changes != self._changes:
             self._pool, self._changes = pool, changes
-            self._known, self._last = {}, None
+            self._known, self._last = {}, {}
         named = named_by(connection, self._sources.schema)
         if not named and connection.dialect.name == "sqlite":
             named = found_in(connection, half_message.name)
+        database = database_of(connection)
         if named:
-            return self._known.get((named,)) or self._meet(connection, (named,), named)
-        if self._last is None or self._asks or not self._guesses:
-            return self._ask(connection)
-        return self._last
+            return self._known.get((database, named)) or self._meet(connection, (database, named), named)
+        last = self._last.get(database)
+        return self._ask(connection) if last is None or self._asks or not self._guesses else last
 
     def again(self, connection: Connection, wrong: Place) -> Place:
         """The place of a transaction whose row did not go to `wrong`. Raises BindingRefused if it lacks tables."""
         if wrong.is_named:
-            return self._meet(connection, (wrong.schema,), wrong.schema)
+            return self._meet(connection, (database_of(connection), wrong.schema), wrong.schema)
         self._asks = ASK_FIRST
         place = self._ask(connection)
         if place is not wrong:
@@ -123,16 +127,18 @@ class Places:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _ask(self, connection: Connection) -> Place:
+        database = database_of(connection)
         if connection.dialect.name == "postgresql":
-            key: tuple[object, ...] = (connection.execute(_TABLE).scalar(),)
+            key: tuple[object, ...] = (database, connection.execute(_TABLE).scalar())
         else:
-            key = ("", found_in(connection, half_message.name))
+            key = (database, "", found_in(connection, half_message.name))
         place = self._known.get(key) or self._meet(connection, key, None)
-        if place is self._last:
+        last = self._last.get(database)
+        if place is last:
             self._asks = max(0, self._asks - 1)
-        elif self._last is not None:
+        elif last is not None:
             self._asks = ASK_FIRST
-        self._last = place
+        self._last[database] = place
         return place
 
     def _meet(self, connection: Connection, key: tuple[object, ...], schema: str | None) -> Place:
@@ -158,7 +164,7 @@ class Places:
             place = Place(found, source, bool(schema), has_digest)
         self._sources.note(place.schema, place.source)
         if len(self._known) >= MOST:
-            self._known = {}
+            self._known, self._last = {}, {}
         self._known[key] = place
         return place
 
@@ -195,6 +201,28 @@ class Places:
     def _no_table(self, where: str, table: str, schema: str | None) -> BindingRefused:
         remedy = self._make_in.format(repr(schema)) if schema and schema != SQLITE else self._make_tables
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
+
+
+_DATABASE_KEY = "notify_database"
+_DATABASE = {
+    "postgresql": (
+        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
+    ),
+    "mysql": "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id)",
+}
+_DATABASE["mariadb"] = _DATABASE["mysql"]
+
+
+def database_of(connection: Connection) -> str:
+    """What tells the database, or the MySQL or MariaDB server, of this connection from others. Asked once for each
+    connection of the driver; "" for SQLite."""
+    asked = _DATABASE.get(connection.dialect.name)
+    if asked is None:
+        return ""
+    known = connection.info.get(_DATABASE_KEY)
+    if known is None:
+        connection.info[_DATABASE_KEY] = known = text_of(connection.exec_driver_sql(asked).scalar())
+    return str(known)
 
 
 _TABLE = sa.text("SELECT CAST(pg_catalog.to_regclass('half_message') AS oid)")
