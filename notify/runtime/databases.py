@@ -161,6 +161,16 @@ def is_full(error: BaseException | None) -> bool:
     return _state_of(error) == _FULL_STATE or _code_of(error) in _FULL_CODES
 
 
+_UNSTORABLE_STATES = ("22001", "22021", "22P05")
+_UNSTORABLE_CODES = frozenset({1300, 1366, 1406, 3854, 3988})
+
+
+def is_unstorable(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a text is too long for its column, or has characters that the connection or
+    the database cannot have."""
+    return _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES
+
+
 _UNIQUE_STATE = "23505"
 _UNIQUE_CODES = frozenset({1062, 1586})
 _SQLITE_UNIQUE_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE})

@@ -47,6 +47,9 @@ def make_engine(
     """
     try:
         parsed = with_driver(parsed_url(url))
+        if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" in parsed.query:
+            # A service's own address may name an encoding that lacks characters of its keys: they would be read as "?".
+            parsed = parsed.update_query_dict({"charset": "utf8mb4"})
         check_host(parsed.host)
         if parsed.get_dialect().is_async:
             kind = parsed.get_backend_name()

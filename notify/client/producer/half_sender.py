@@ -271,6 +271,11 @@ class HalfSender:
             if refused is None:
                 raise
             raise refused from error
+        except UnicodeEncodeError as error:  # the driver's, for a connection in an encoding such as latin1
+            raise InvalidRequest(
+                f"nothing is committed: the connection to the database is in an encoding that lacks a character of the "
+                f"message's key or headers: {error}"
+            ) from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and pending.shard is not None:

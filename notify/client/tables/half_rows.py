@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
-from notify.client.tables.schemas import Place, name_in_text
+from notify.client.tables.schemas import Place, facts_of, name_in_text
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage
@@ -27,6 +27,9 @@ MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16
 """The most rows of one guarded statement."""
+_STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
+"""The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
+is the service's."""
 _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
@@ -60,8 +63,9 @@ class HalfRows:
             "state": "COMMITTED",
             "relayed": UNSENT if mode == "outbox" else waits,
         }
-        self._inserts: dict[tuple[str, bool, int], _Insert] = {}
-        """By the schema that the statement names, whether it has digests, and the number of its rows."""
+        self._inserts: dict[tuple[str, bool, int, bool], _Insert] = {}
+        """By the schema that the statement names, whether it has digests, the number of its rows, and whether the
+        session would cut them off."""
         self._conversions: dict[str, Callable[[Any], Any]] | None = None
 
     def insert(
@@ -114,7 +118,7 @@ class HalfRows:
 
     def _insert_many(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> None:
         rows = [row | self._fixed for row in rows]
-        key = (place.schema, place.has_digest, 0)
+        key = (place.schema, place.has_digest, 0, facts_of(connection).cuts)
         insert = self._inserts.get(key)
         if insert is None:
             statement = within(half_message, place.schema).insert().values(created_at=database_now())
@@ -128,7 +132,7 @@ class HalfRows:
 
     def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place."""
-        key = (place.schema if place.is_named else "", place.has_digest, count)
+        key = (place.schema if place.is_named else "", place.has_digest, count, facts_of(connection).cuts)
         insert = self._inserts.get(key)
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
@@ -138,13 +142,17 @@ class HalfRows:
         return insert
 
     def _keep(
-        self, key: tuple[str, bool, int], connection: Connection, statement: Any, names: list[str] | None = None
+        self, key: tuple[str, bool, int, bool], connection: Connection, statement: Any, names: list[str] | None = None
     ) -> _Insert:
         """Compile a statement and remember it. `names`: the columns that get values, if the statement does not say."""
         if len(self._inserts) >= MOST_STATEMENTS:
             self._inserts = {}
+        is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        if key[3] and not is_mariadb:
+            statement = statement.prefix_with(f"/*+ SET_VAR({_STRICT}) */")
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
-        self._inserts[key] = insert = _Insert(compiled.string, compiled.positiontup)
+        text = f"SET STATEMENT {_STRICT} FOR {compiled.string}" if key[3] and is_mariadb else compiled.string
+        self._inserts[key] = insert = _Insert(text, compiled.positiontup)
         return insert
 
     def _execute(self, connection: Connection, insert: _Insert, parameters: Any) -> int:

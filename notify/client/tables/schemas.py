@@ -12,7 +12,7 @@ same. So each connection is asked once where it leads, and what was met in one d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -22,8 +22,8 @@ from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_message, notify_source
-from notify.errors import BindingRefused, NotifyError, TransactionRefused
-from notify.runtime.databases import is_column_missing, is_table_missing, quoted
+from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.runtime.databases import is_column_missing, is_table_missing, is_unstorable, quoted, reason_of
 from notify.runtime.guarantees import Need, pool_of, verify
 from notify.runtime.schemas import SQLITE, found_in, named_by, qualified, text_of
 
@@ -52,6 +52,42 @@ def name_in_text(connection: Connection, place: Place) -> str:
     """The name of half_message as the statements of a transaction in a place write it, within a text of PostgreSQL's
     SQL."""
     return qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
+
+
+class SessionFacts(NamedTuple):
+    """What is known of a driver's connection. `database`: what tells its database, or its MySQL or MariaDB server, from
+    others; "" for SQLite. `cuts`: whether MySQL or MariaDB cuts off or replaces what a column cannot hold, with a
+    warning that nobody reads."""
+
+    database: str = ""
+    cuts: bool = False
+
+
+_FACTS_KEY = "notify_facts"
+_ON_MYSQL = (
+    "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id), "
+    "@@SESSION.sql_mode NOT LIKE '%%STRICT_TRANS_TABLES%%' AND @@SESSION.sql_mode NOT LIKE '%%STRICT_ALL_TABLES%%'"
+)
+_FACTS = {
+    "postgresql": (
+        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time()), "
+        "false"
+    ),
+    "mysql": _ON_MYSQL,
+    "mariadb": _ON_MYSQL,
+}
+
+
+def facts_of(connection: Connection) -> SessionFacts:
+    """The facts of a connection; the database is asked once for each connection of the driver."""
+    asked = _FACTS.get(connection.dialect.name)
+    if asked is None:
+        return SessionFacts()
+    known: SessionFacts | None = connection.info.get(_FACTS_KEY)
+    if known is None:
+        database, cuts = connection.exec_driver_sql(asked).one()
+        connection.info[_FACTS_KEY] = known = SessionFacts(text_of(database), bool(cuts))
+    return known
 
 
 class Places:
@@ -88,7 +124,7 @@ class Places:
         named = named_by(connection, self._sources.schema)
         if not named and connection.dialect.name == "sqlite":
             named = found_in(connection, half_message.name)
-        database = database_of(connection)
+        database = facts_of(connection).database
         if named:
             return self._known.get((database, named)) or self._meet(connection, (database, named), named)
         last = self._last.get(database)
@@ -97,7 +133,7 @@ class Places:
     def again(self, connection: Connection, wrong: Place) -> Place:
         """The place of a transaction whose row did not go to `wrong`. Raises BindingRefused if it lacks tables."""
         if wrong.is_named:
-            return self._meet(connection, (database_of(connection), wrong.schema), wrong.schema)
+            return self._meet(connection, (facts_of(connection).database, wrong.schema), wrong.schema)
         self._asks = ASK_FIRST
         place = self._ask(connection)
         if place is not wrong:
@@ -107,13 +143,19 @@ class Places:
 
     def wrong_table(self, error: DBAPIError) -> NotifyError | None:
         """The error for a transaction whose row found no table where it was guessed to be, or an older one without a
-        column; None for other errors. From now on no place is guessed.
+        column, and from now on no place is guessed; or whose row the table cannot hold. None for other errors.
 
         On PostgreSQL the transaction can do nothing more, not even ask.
         """
         if is_table_missing(error.orig):
             self._guesses = False
             return self._no_table("where this transaction is, the connection", half_message.name, None)
+        if is_unstorable(error.orig):
+            return InvalidRequest(
+                f"nothing is committed: the database cannot store the message's key or headers as they are: "
+                f"{reason_of(error)}; the connection needs an encoding with all characters (charset=utf8mb4 in the URL "
+                "of MySQL and MariaDB), and half_message the column types that create_tables gives it"
+            )
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
         self._guesses = False
@@ -127,7 +169,7 @@ class Places:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _ask(self, connection: Connection) -> Place:
-        database = database_of(connection)
+        database = facts_of(connection).database
         if connection.dialect.name == "postgresql":
             key: tuple[object, ...] = (database, connection.execute(_TABLE).scalar())
         else:
@@ -201,28 +243,6 @@ class Places:
     def _no_table(self, where: str, table: str, schema: str | None) -> BindingRefused:
         remedy = self._make_in.format(repr(schema)) if schema and schema != SQLITE else self._make_tables
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
-
-
-_DATABASE_KEY = "notify_database"
-_DATABASE = {
-    "postgresql": (
-        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
-    ),
-    "mysql": "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id)",
-}
-_DATABASE["mariadb"] = _DATABASE["mysql"]
-
-
-def database_of(connection: Connection) -> str:
-    """What tells the database, or the MySQL or MariaDB server, of this connection from others. Asked once for each
-    connection of the driver; "" for SQLite."""
-    asked = _DATABASE.get(connection.dialect.name)
-    if asked is None:
-        return ""
-    known = connection.info.get(_DATABASE_KEY)
-    if known is None:
-        connection.info[_DATABASE_KEY] = known = text_of(connection.exec_driver_sql(asked).scalar())
-    return str(known)
 
 
 _TABLE = sa.text("SELECT CAST(pg_catalog.to_regclass('half_message') AS oid)")
