@@ -136,8 +136,8 @@ class ProducerPlan:
 
 
 def _check_pool(engine: Engine) -> None:
-    """Raises InvalidRequest for an engine whose connections the producer cannot have for itself: it would begin and roll
-    back within the service's transactions, or look into an empty database."""
+    """Raises InvalidRequest for an engine whose connections the producer cannot have for itself: it would begin and
+    roll back within the service's transactions, or look into an empty database."""
     if not isinstance(engine.pool, StaticPool | SingletonThreadPool):
         return
     why = (
