@@ -209,10 +209,10 @@ def _guarded(
             end = ends[number]
             kind = half_message.c[name].type
             value: Any = texts.get(name, sa.bindparam(f"{name}{end}", type_=kind))
-            # In a UNION PostgreSQL must know the type of each value, also of NULL. SQLAlchemy writes the types of
-            # texts, numbers and times.
-            is_bare = is_postgresql and count > 1 and isinstance(kind, sa.Float | sa.LargeBinary)
-            values.append(sa.cast(value, kind) if is_bare else value)
+            # In a UNION PostgreSQL must know the type of each value, also of NULL. For most drivers SQLAlchemy writes
+            # the types of texts, numbers and times.
+            is_bare = connection.dialect.driver == "psycopg2" or isinstance(kind, sa.Float | sa.LargeBinary)
+            values.append(sa.cast(value, kind) if is_postgresql and count > 1 and is_bare else value)
         selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
