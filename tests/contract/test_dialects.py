@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
-from notify.client import Inbox, create_tables
+from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client.inbox.rows import claim
 from notify.client.tables.creation import drop_tables
 from notify.client.tables.definitions import (
@@ -38,8 +38,10 @@ from notify.client.tables.definitions import (
     has_replay,
     metadata,
     notify_inbox,
+    notify_source,
 )
 from notify.client.tables.purge import purge_by_force
+from notify.errors import BindingRefused, InvalidRequest
 from notify.movers import refused
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import leases_of, lock_name
@@ -62,7 +64,7 @@ from notify.spark.inputs.table_parts import TableParts
 from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.sql.database import dialect_of
 from notify.storage.sql.dialect import Again, Duplicate, Gone
-from notify.storage.sql.engines import opened
+from notify.storage.sql.engines import opened, visitor_engine
 from notify.storage.sql.schema import upgrade
 from notify.storage.sql.store import SqlStore
 from notify.testing.binlog_server import BinlogServer
@@ -273,6 +275,41 @@ def lock_table(connection: sa.Connection, name: str) -> Iterator[None]:
     connection.rollback()
     if connection.dialect.name in MYSQLS:
         connection.exec_driver_sql("UNLOCK TABLES")
+
+
+READS_ONLY = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+def test_a_check_writes_where_transactions_only_read_by_default(engine: sa.Engine) -> None:
+    """No half of such a service was ever decided by a check."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no such setting")
+    engine.dispose()
+
+    @sa.event.listens_for(engine, "connect")
+    def only_read(driver: Any, _: object) -> None:
+        driver.cursor().execute(READS_ONLY[engine.dialect.name])
+        driver.commit()
+
+    assert when_free(lambda: LocalTransactionCheck(engine).check(half_of(engine))) is Outcome.ROLLBACK
+
+
+def test_a_schema_with_two_source_ids_is_named(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    """A dump that was restored into it brought its own."""
+    said = "notify_source has 2 rows .*delete all rows but"
+    with engine.begin() as connection:
+        connection.execute(notify_source.insert().values(id=str(uuid.uuid4()), purged_before=0))
+        with pytest.raises(CheckUnavailable, match=said):
+            read_source(connection)
+    with pytest.raises(InvalidRequest, match=said):
+        create_tables(engine)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        with pytest.raises(BindingRefused, match=said), Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x"))
 
 
 def test_an_effect_takes_place_once(engine: sa.Engine) -> None:
@@ -761,6 +798,67 @@ def test_servers_answer_as_the_list_says(mysql: str) -> None:
         sessions.one.rollback()
     sessions.close()
     assert answers == {statement: codes[is_mariadb] for statement, codes in STATEMENTS.items()}
+
+
+# --- texts that a session cuts off --------------------------------------------------------------------------------
+
+CUT_OFF: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "a character that utf8 lacks": ("utf8", "", {"key": "Zoë 😀"}),
+    "a header with one": ("utf8", "", {"headers": {"h": "😀"}}),
+    "a character that latin1 lacks": ("latin1", "", {"key": "😀"}),
+    "a body longer than BLOB": ("utf8mb4", "MODIFY body BLOB", {"body": "b" * 70_000}),
+    "a key longer than its column": ("utf8mb4", "MODIFY `key` VARCHAR(16)", {"key": "k" * 17}),
+}
+
+
+@pytest.mark.parametrize(("charset", "ddl", "message"), CUT_OFF.values(), ids=CUT_OFF)
+@pytest.mark.parametrize("schema", [None, "named"])
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_no_message_is_cut_off(
+    mysql: str, memory: InMemoryServer, unique: str, charset: str, ddl: str, message: dict[str, Any],
+    schema: str | None, is_strict: bool,
+) -> None:  # fmt: skip
+    """A server that is not strict stored what it could, with a warning: other keys, and parts of bodies were moved."""
+    mode = "STRICT_TRANS_TABLES" if is_strict else ""
+    url = sa.make_url(mysql).update_query_dict({"charset": charset})
+    engine = sa.create_engine(url, connect_args={"init_command": f"SET SESSION sql_mode = '{mode}'"})
+    create_tables(engine)
+    if ddl:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE half_message {ddl}")
+    producer = TransactionProducer(
+        memory.url, group=unique, engine=engine, mode="outbox", schema=schema and url.database, answer_checks=False
+    )
+    for count in (1, 3, 20):  # one statement, one for several rows, and one more
+        with pytest.raises(InvalidRequest, match="nothing is committed"), Session(engine) as session, session.begin():
+            for number in range(count):
+                producer.send(session, Message(unique, "fits") if number < count - 1 else message_of(unique, message))
+    with Session(engine) as session, session.begin():
+        producer.send(session, Message(unique, "fits"))
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(half_message.c.body)).all() == [b"fits"]
+        assert connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar() == mode
+    producer.close()
+    engine.dispose()
+
+
+def message_of(topic: str, values: dict[str, Any]) -> Message:
+    return Message(topic, **({"body": "x"} | values))
+
+
+def test_a_relay_reads_whole_texts_whatever_charset_its_address_has(
+    mysql: str, memory: InMemoryServer, unique: str
+) -> None:
+    """It moved keys with question marks."""
+    engine = sa.create_engine(mysql)
+    create_tables(engine)
+    with engine.begin() as connection:
+        insert(connection, topic=unique, producer_group=unique, key="Zoë 😀", tag=None)
+    engine.dispose()
+    visitor = visitor_engine(sa.make_url(mysql).update_query_dict({"charset": "utf8"}).render_as_string(False))
+    assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
+    visitor.dispose()
+    assert [message.key for message in memory.messages(unique)] == ["Zoë 😀"]
 
 
 # --- a server's own defaults --------------------------------------------------------------------------------------
