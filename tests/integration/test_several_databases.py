@@ -28,13 +28,9 @@ def shards(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp
     is_postgresql = request.param == "postgresql"
     with empty_database(request.param, database_urls, tmp_path) as one:
         name = str(sa.make_url(one).database)
-        other = sa.make_url(database_urls["postgresql" if is_postgresql else "mariadb"])
-        other = other.set(database=f"{name}_copy" if is_postgresql else name)
-        admin = sa.create_engine(
-            other.set(database=None if not is_postgresql else sa.make_url(database_urls["postgresql"]).database),
-            isolation_level="AUTOCOMMIT",
-            poolclass=sa.NullPool,
-        )
+        server = sa.make_url(database_urls["postgresql" if is_postgresql else "mariadb"])
+        other = server.set(database=f"{name}_copy" if is_postgresql else name)
+        admin = sa.create_engine(server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
         _make(one)
         with admin.connect() as connection:
             template = f" TEMPLATE {name}" if is_postgresql else ""
