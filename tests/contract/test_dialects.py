@@ -29,7 +29,7 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client.inbox.rows import claim
-from notify.client.tables.creation import drop_tables
+from notify.client.tables.creation import drop_tables, new_source
 from notify.client.tables.definitions import (
     LEFT_BEHIND_INDEX,
     PARTIAL,
@@ -904,10 +904,14 @@ KEY = "Schlüssel 'é' \\ \"7\" || %"
 def test_what_a_server_has_as_defaults_makes_no_difference(
     hostile: BinlogServer, memory: InMemoryServer, unique: str
 ) -> None:
-    hostile.execute("DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials")
+    hostile.execute(
+        "DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials", "SET GLOBAL sql_safe_updates = 1"
+    )
     url = sa.make_url(hostile.url).set(database="essentials").render_as_string(hide_password=False)
     engine = make_engine(url)
-    source = create_tables(engine)
+    create_tables(engine)
+    with engine.begin() as connection:
+        source = new_source(connection)
     assert create_tables(engine) == source
     Base.metadata.create_all(engine)
 

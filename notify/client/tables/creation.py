@@ -16,6 +16,7 @@ from notify.client.tables.definitions import (
     columns_of,
     half_message,
     has_replay,
+    has_source_id,
     metadata,
     notify_inbox,
     notify_source,
@@ -292,5 +293,5 @@ def new_source(connection: Connection) -> str:
     """Give a copied database, or schema, a new source id."""
     verify(connection, MAKES)
     fresh = str(uuid.uuid4())
-    connection.execute(notify_source.update().values(id=fresh))
+    connection.execute(notify_source.update().where(has_source_id).values(id=fresh))
     return fresh
