@@ -180,7 +180,8 @@ def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     if name in ("mysql", "mariadb"):
         # The first comment is read by MySQL alone, the second by MariaDB alone.
         bounds = (
-            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} /*!50700 , wait_timeout = {IDLE_SECONDS} */ "
+            f"SET SESSION sql_safe_updates = 0, innodb_lock_wait_timeout = {LOCK_SECONDS} "
+            f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
             f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
         )
         return _reachability(url, read_seconds) | {"init_command": bounds}

@@ -709,6 +709,7 @@ VARIABLES = {
     "server_id": BOTH,
     "slave_net_timeout": BOTH,
     "sql_mode": BOTH,
+    "sql_safe_updates": BOTH,
     "wait_timeout": BOTH,
 }
 """The variables that the product reads or sets, and the servers that have them."""
