@@ -162,7 +162,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 _UNSTORABLE_STATES = ("22001", "22021", "22P05")
-_UNSTORABLE_CODES = frozenset({1300, 1366, 1406, 3854, 3988})
+_UNSTORABLE_CODES = frozenset({1265, 1300, 1366, 1406, 3854, 3988})
 
 
 def is_unstorable(error: BaseException | None) -> bool:
