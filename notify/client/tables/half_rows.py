@@ -196,8 +196,8 @@ class HalfRows:
 
 
 def is_mariadb(connection: Connection) -> bool:
-    """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error, whatever
-    the sql_mode, so that no such statement inserts rows."""
+    """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error, with any
+    sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
 
 
