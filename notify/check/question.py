@@ -155,17 +155,26 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
         else:
             for statement in _MYSQL_BEGINS:
                 connection.exec_driver_sql(statement)
+        is_mysql = connection.dialect.name in ("mysql", "mariadb")
+        end = _AND_NO_MORE if is_mysql else ""
         try:
             yield
         except BaseException:
-            if commits and not connection.invalidated:
-                connection.exec_driver_sql("ROLLBACK")
+            if (commits or is_mysql) and not connection.invalidated:
+                connection.exec_driver_sql(f"ROLLBACK{end}")
             raise
-        if commits:
-            connection.exec_driver_sql("COMMIT")
+        if commits or is_mysql:
+            connection.exec_driver_sql(f"COMMIT{end}")
 
 
-_MYSQL_BEGINS = ("ROLLBACK", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION READ WRITE")
+_AND_NO_MORE = " AND NO CHAIN NO RELEASE"
+"""Ends a transaction of MySQL or MariaDB whatever its completion_type, which may begin the next one at once, at the
+same isolation level."""
+_MYSQL_BEGINS = (
+    f"ROLLBACK{_AND_NO_MORE}",
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "START TRANSACTION READ WRITE",
+)
 
 
 @contextmanager

@@ -277,22 +277,29 @@ def lock_table(connection: sa.Connection, name: str) -> Iterator[None]:
         connection.exec_driver_sql("UNLOCK TABLES")
 
 
-READS_ONLY = {
-    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
-    "mysql": "SET SESSION TRANSACTION READ ONLY",
-    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+_READS_ONLY = "SET SESSION TRANSACTION READ ONLY"
+_CHAINS = "SET SESSION completion_type = CHAIN"
+SESSIONS = {
+    "whose transactions only read": {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "mysql": _READS_ONLY,
+        "mariadb": _READS_ONLY,
+    },
+    "that begins the next transaction at once": {"mysql": _CHAINS, "mariadb": _CHAINS},
 }
+"""What services may set in their sessions, by the kind of database."""
 
 
-def test_a_check_writes_where_transactions_only_read_by_default(engine: sa.Engine) -> None:
+@pytest.mark.parametrize("setting", SESSIONS.values(), ids=SESSIONS)
+def test_a_check_is_answered_in_a_session(database: str, engine: sa.Engine, setting: Mapping[str, str]) -> None:
     """No half of such a service was ever decided by a check."""
-    if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has no such setting")
+    if database not in setting:
+        pytest.skip("it has no such setting")
     engine.dispose()
 
     @sa.event.listens_for(engine, "connect")
-    def only_read(driver: Any, _: object) -> None:
-        driver.cursor().execute(READS_ONLY[engine.dialect.name])
+    def set_up(driver: Any, _: object) -> None:
+        driver.cursor().execute(setting[database])
         driver.commit()
 
     assert when_free(lambda: LocalTransactionCheck(engine).check(half_of(engine))) is Outcome.ROLLBACK

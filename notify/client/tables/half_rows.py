@@ -196,7 +196,7 @@ class HalfRows:
 
 
 def is_mariadb(connection: Connection) -> bool:
-    """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error, with any
+    """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
     sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
 
