@@ -152,9 +152,9 @@ class Places:
             return self._no_table("where this transaction is, the connection", half_message.name, None)
         if is_unstorable(error.orig):
             return InvalidRequest(
-                f"nothing is committed: the database cannot store the message's key or headers as they are: "
-                f"{reason_of(error)}; the connection needs an encoding with all characters (charset=utf8mb4 in the URL "
-                "of MySQL and MariaDB), and half_message the column types that create_tables gives it"
+                f"nothing is committed: the database cannot store the message as it is: {reason_of(error)}; the "
+                "connection needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), and "
+                "half_message the column types that create_tables gives it"
             )
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
