@@ -153,8 +153,8 @@ class Places:
         if is_unstorable(error.orig):
             return InvalidRequest(
                 f"nothing is committed: the database cannot store the message as it is: {reason_of(error)}; the "
-                "connection needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), and "
-                "half_message the column types that create_tables gives it"
+                "connection needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), "
+                "and half_message the column types that create_tables gives it"
             )
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
