@@ -146,7 +146,7 @@ class HalfRows:
             if count == 1:
                 statement = table.insert().values(created_at=database_now())
                 return self._keep(key, connection, statement, names)
-            fixed = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
+            fixed: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
             values = [
                 {name: sa.bindparam(f"{name}_{number}", type_=half_message.c[name].type) for name in names}
                 | fixed
