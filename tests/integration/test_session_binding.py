@@ -209,7 +209,7 @@ def test_a_session_that_chooses_its_engine_by_what_it_writes(shop: Shop) -> None
     """A message that was sent before any work raised an AssertionError of SQLAlchemy's."""
     session = ShardedSession(
         shards={"a": shop.engine},
-        shard_chooser=lambda mapper, instance, clause: "a",
+        shard_chooser=lambda *given, **options: "a",
         identity_chooser=lambda *given, **options: ["a"],
         execute_chooser=lambda context: ["a"],
     )
