@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.question import MayNotAsk, ask, short_waits
 from notify.check.sources import Sources
+from notify.runtime.databases import reason_of
 
 log = logging.getLogger("notify.check")
 
@@ -43,7 +44,7 @@ def out_of_reach(error: Exception) -> CheckUnavailable:
     """The error for a check whose database could not be asked. Logs the traceback of an unexpected error."""
     if not isinstance(error, SQLAlchemyError | OSError):
         log.error("asking the database failed with an error that is not the database's", exc_info=error)
-    return CheckUnavailable(f"the database cannot be reached: {type(error).__name__}")
+    return CheckUnavailable(f"the database cannot be reached: {type(error).__name__}: {reason_of(error)}")
 
 
 def answer(connection: Connection, half: HalfMessage, sources: Sources | None = None) -> Outcome:
@@ -84,7 +85,7 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
         if any(row.commits(half.shard) for row in rows):
             return Outcome.COMMIT
     except SQLAlchemyError as error:
-        raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
+        raise CheckUnavailable(f"the database did not answer: {reason_of(error)}") from error
     if doubt is not None:
         raise doubt
     if unread:

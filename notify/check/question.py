@@ -10,7 +10,7 @@ https://www.postgresql.org/docs/15/sql-insert.html
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
-from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied
+from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, reason_of
 from notify.runtime.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
@@ -84,13 +84,23 @@ def _sql(connection: Connection, statement: str, schema: str | None, **parts: st
 def read_source(connection: Connection, schema: str | None = None) -> tuple[str, int]:
     """The source id of a schema, and the time in milliseconds before which its rows were purged by force.
 
-    `schema`: None: where the connection finds the table. Raises CheckUnavailable if notify_source is empty,
-    SQLAlchemy's error if the table is missing.
+    `schema`: None: where the connection finds the table. Raises CheckUnavailable if notify_source is empty or has
+    several rows, SQLAlchemy's error if the table is missing.
     """
-    row = connection.execute(_sql(connection, _SOURCE, schema)).one_or_none()
-    if row is None:
+    rows = connection.execute(_sql(connection, _SOURCE, schema)).all()
+    if not rows:
         raise CheckUnavailable("the table notify_source is empty: run create_tables on this database")
-    return str(row[0]), int(row[1])
+    if len(rows) > 1:
+        raise CheckUnavailable(several_sources(sorted(str(row[0]) for row in rows)))
+    return str(rows[0][0]), int(rows[0][1])
+
+
+def several_sources(ids: Sequence[str]) -> str:
+    """The sentence about a schema with these source ids, with its remedy."""
+    return (
+        f"the table notify_source has {len(ids)} rows ({', '.join(ids[:3])}), as after a dump was restored into it, "
+        "and a schema is one source: delete all rows but the one whose id its transactions have had so far"
+    )
 
 
 def ask(
@@ -119,7 +129,7 @@ def ask(
     except sa.exc.SQLAlchemyError as error:
         if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
             raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error
-        raise CheckUnavailable(f"the database did not answer: {type(error).__name__}") from error
+        raise CheckUnavailable(f"the database did not answer: {reason_of(error)}") from error
 
 
 @contextmanager
@@ -140,17 +150,31 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
             # Nothing is set where nothing changes: a listener of the service may have run a query already.
             if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != "read committed":
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
+                connection.exec_driver_sql("SET TRANSACTION READ WRITE")
         else:
-            for statement in ("ROLLBACK", "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"):
+            for statement in _MYSQL_BEGINS:
                 connection.exec_driver_sql(statement)
+        is_mysql = connection.dialect.name in ("mysql", "mariadb")
+        end = _AND_NO_MORE if is_mysql else ""
         try:
             yield
         except BaseException:
-            if commits and not connection.invalidated:
-                connection.exec_driver_sql("ROLLBACK")
+            if (commits or is_mysql) and not connection.invalidated:
+                connection.exec_driver_sql(f"ROLLBACK{end}")
             raise
-        if commits:
-            connection.exec_driver_sql("COMMIT")
+        if commits or is_mysql:
+            connection.exec_driver_sql(f"COMMIT{end}")
+
+
+_AND_NO_MORE = " AND NO CHAIN NO RELEASE"
+"""Ends a transaction of MySQL or MariaDB whatever its completion_type, which may begin the next one at once, at the
+same isolation level."""
+_MYSQL_BEGINS = (
+    f"ROLLBACK{_AND_NO_MORE}",
+    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "START TRANSACTION READ WRITE",
+)
 
 
 @contextmanager

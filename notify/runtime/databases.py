@@ -99,14 +99,29 @@ AGAIN_CODES = frozenset(
 in tests/contract/test_dialects.py."""
 
 
+def _state_of(error: BaseException | None) -> str:
+    """The SQLSTATE of a driver's error, or "". psycopg2 calls it pgcode; pg8000 has the server's fields as a dict."""
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    fields = arguments[0] if arguments and isinstance(arguments[0], dict) else {}
+    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or fields.get("C", ""))
+
+
+def _code_of(error: BaseException | None) -> object:
+    """The number of a driver's error: its first argument, or for MySQL's and MariaDB's own drivers its errno. None if
+    it has none."""
+    arguments: tuple[object, ...] = getattr(error, "args", ())
+    number = getattr(error, "errno", None)
+    if number is None and arguments and isinstance(arguments[0], int):
+        number = arguments[0]
+    return number
+
+
 def is_gone(error: BaseException | None) -> bool:
     """Whether a driver's error, of any class, has one of these SQLSTATEs or codes.
 
     PyMySQL's errors have both, and most of MySQL's SQLSTATEs are the general HY000.
     """
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    state = getattr(error, "sqlstate", None) or ""
-    return str(state).startswith(GONE_STATES) or (bool(arguments) and arguments[0] in GONE_CODES)
+    return _state_of(error).startswith(GONE_STATES) or _code_of(error) in GONE_CODES
 
 
 def is_lost(error: BaseException) -> bool:
@@ -123,9 +138,7 @@ def is_held_up(error: BaseException | None) -> bool:
     same statement may succeed later."""
     if isinstance(error, sqlite3.Error):
         return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in _HELD_UP_SQLITE_CODES
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    is_mysqls = bool(arguments) and arguments[0] in AGAIN_CODES
-    return is_mysqls or str(_state_of(error) or "").startswith(_HELD_UP_STATES)
+    return _code_of(error) in AGAIN_CODES or _state_of(error).startswith(_HELD_UP_STATES)
 
 
 _DENIED_STATE = "42501"
@@ -134,8 +147,7 @@ _DENIED_CODES = frozenset({1044, 1142, 1143})
 
 def is_denied(error: BaseException | None) -> bool:
     """Whether a driver's error says that this user has no right to a database, table or column."""
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    return _state_of(error) == _DENIED_STATE or (bool(arguments) and arguments[0] in _DENIED_CODES)
+    return _state_of(error) == _DENIED_STATE or _code_of(error) in _DENIED_CODES
 
 
 _FULL_STATE = "53100"
@@ -146,8 +158,17 @@ def is_full(error: BaseException | None) -> bool:
     """Whether a driver's error says that the database's disk or table is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    return getattr(error, "sqlstate", None) == _FULL_STATE or (bool(arguments) and arguments[0] in _FULL_CODES)
+    return _state_of(error) == _FULL_STATE or _code_of(error) in _FULL_CODES
+
+
+_UNSTORABLE_STATES = ("22001", "22021", "22P05")
+_UNSTORABLE_CODES = frozenset({1265, 1300, 1366, 1406, 3854, 3988})
+
+
+def is_unstorable(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a text is too long for its column, or has characters that the connection or
+    the database cannot have."""
+    return _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES
 
 
 _UNIQUE_STATE = "23505"
@@ -159,9 +180,7 @@ def is_doubled(error: BaseException | None) -> bool:
     """Whether a driver's error says that a row with the same key exists, and not that another constraint is broken."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) in _SQLITE_UNIQUE_CODES
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    number = getattr(error, "errno", arguments[0] if arguments else None)
-    return number in _UNIQUE_CODES or _state_of(error) == _UNIQUE_STATE
+    return _code_of(error) in _UNIQUE_CODES or _state_of(error) == _UNIQUE_STATE
 
 
 def drop_lost_sessions(engine: Engine) -> None:
@@ -202,16 +221,14 @@ def is_column_missing(error: BaseException | None) -> bool:
     """Whether a driver's error says that a table has no such column."""
     if isinstance(error, sqlite3.Error):
         return "no column named" in str(error)
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    return _state_of(error) == _NO_COLUMN_STATE or (bool(arguments) and arguments[0] == _NO_COLUMN_CODE)
+    return _state_of(error) == _NO_COLUMN_STATE or _code_of(error) == _NO_COLUMN_CODE
 
 
 def is_table_missing(error: BaseException | None) -> bool:
     """Whether a driver's error says that a table, or its schema, does not exist."""
     if isinstance(error, sqlite3.Error):
         return "no such table" in str(error)
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    return _state_of(error) in _NO_TABLE_STATES or (bool(arguments) and arguments[0] == _NO_TABLE_CODE)
+    return _state_of(error) in _NO_TABLE_STATES or _code_of(error) == _NO_TABLE_CODE
 
 
 def quoted(connection: Connection, schema: str) -> str:
@@ -238,7 +255,7 @@ def has_table(connection: Connection | Engine, name: str, schema: str | None = N
         # An underscore stands for any character here, so there may be others.
         found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))
     except sa.exc.OperationalError as error:
-        if schema and error.orig is not None and error.orig.args[:1] == (_NO_SUCH_DATABASE,):
+        if schema and _code_of(error.orig) == _NO_SUCH_DATABASE:
             return False
         raise
     return name in found.scalars().all()
@@ -469,9 +486,7 @@ def is_savepoint_gone(error: BaseException | None) -> bool:
     """Whether a driver's error says that the savepoint does not exist, because its transaction has ended."""
     if isinstance(error, sqlite3.Error):
         return "no such savepoint" in str(error)
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    number = getattr(error, "errno", arguments[0] if arguments else None)
-    return _state_of(error) in _NO_SAVEPOINT_STATES or number == _NO_SAVEPOINT_CODE
+    return _state_of(error) in _NO_SAVEPOINT_STATES or _code_of(error) == _NO_SAVEPOINT_CODE
 
 
 _UNDOING_CODES = frozenset({1020, 1206, 1213, 3101})
@@ -494,18 +509,13 @@ def has_undone(name: str, driver: Any, error: BaseException | None, *, has_begun
             return is_explicit and not getattr(sqlite, "in_transaction", True)
         except Exception:
             return True  # the connection is closed, and its transaction has ended
-    arguments: tuple[object, ...] = getattr(error, "args", ())
-    number = getattr(error, "errno", arguments[0] if arguments else None)
-    if name not in _MYSQL or number != _LOCK_TIMEOUT_CODE:
-        return name in _MYSQL and number in _UNDOING_CODES
+    code = _code_of(error)
+    if name not in _MYSQL or code != _LOCK_TIMEOUT_CODE:
+        return name in _MYSQL and code in _UNDOING_CODES
     try:
         return bool(_asked(driver, "SELECT @@innodb_rollback_on_timeout"))
     except Exception:
         return True  # unknown: assume a rollback, since a refused transaction can be repeated
-
-
-def _state_of(error: BaseException | None) -> object:
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
 
 
 def roll_back_driver(connection: Connection) -> None:

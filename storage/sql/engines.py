@@ -47,6 +47,9 @@ def make_engine(
     """
     try:
         parsed = with_driver(parsed_url(url))
+        if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" in parsed.query:
+            # A service's own address may name an encoding that lacks characters of its keys: they would be read as "?".
+            parsed = parsed.update_query_dict({"charset": "utf8mb4"})
         check_host(parsed.host)
         if parsed.get_dialect().is_async:
             kind = parsed.get_backend_name()
@@ -177,7 +180,8 @@ def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     if name in ("mysql", "mariadb"):
         # The first comment is read by MySQL alone, the second by MariaDB alone.
         bounds = (
-            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} /*!50700 , wait_timeout = {IDLE_SECONDS} */ "
+            f"SET SESSION sql_safe_updates = 0, innodb_lock_wait_timeout = {LOCK_SECONDS} "
+            f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
             f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
         )
         return _reachability(url, read_seconds) | {"init_command": bounds}

@@ -27,9 +27,9 @@ from sqlalchemy.orm import Session
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.check.question import read_source
-from notify.client import Inbox, create_tables
+from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client.inbox.rows import claim
-from notify.client.tables.creation import drop_tables
+from notify.client.tables.creation import drop_tables, new_source
 from notify.client.tables.definitions import (
     LEFT_BEHIND_INDEX,
     PARTIAL,
@@ -38,8 +38,10 @@ from notify.client.tables.definitions import (
     has_replay,
     metadata,
     notify_inbox,
+    notify_source,
 )
 from notify.client.tables.purge import purge_by_force
+from notify.errors import BindingRefused, InvalidRequest
 from notify.movers import refused
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import leases_of, lock_name
@@ -62,7 +64,7 @@ from notify.spark.inputs.table_parts import TableParts
 from notify.storage.records import NewMessage, NewTransaction, Put, State
 from notify.storage.sql.database import dialect_of
 from notify.storage.sql.dialect import Again, Duplicate, Gone
-from notify.storage.sql.engines import opened
+from notify.storage.sql.engines import opened, visitor_engine
 from notify.storage.sql.schema import upgrade
 from notify.storage.sql.store import SqlStore
 from notify.testing.binlog_server import BinlogServer
@@ -275,6 +277,48 @@ def lock_table(connection: sa.Connection, name: str) -> Iterator[None]:
         connection.exec_driver_sql("UNLOCK TABLES")
 
 
+_READS_ONLY = "SET SESSION TRANSACTION READ ONLY"
+_CHAINS = "SET SESSION completion_type = CHAIN"
+SESSIONS = {
+    "whose transactions only read": {
+        "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+        "mysql": _READS_ONLY,
+        "mariadb": _READS_ONLY,
+    },
+    "that begins the next transaction at once": {"mysql": _CHAINS, "mariadb": _CHAINS},
+}
+"""What services may set in their sessions, by the kind of database."""
+
+
+@pytest.mark.parametrize("setting", SESSIONS.values(), ids=SESSIONS)
+def test_a_check_is_answered_in_a_session(database: str, engine: sa.Engine, setting: Mapping[str, str]) -> None:
+    """No half of such a service was ever decided by a check."""
+    if database not in setting:
+        pytest.skip("it has no such setting")
+    engine.dispose()
+
+    @sa.event.listens_for(engine, "connect")
+    def set_up(driver: Any, _: object) -> None:
+        driver.cursor().execute(setting[database])
+        driver.commit()
+
+    assert when_free(lambda: LocalTransactionCheck(engine).check(half_of(engine))) is Outcome.ROLLBACK
+
+
+def test_a_schema_with_two_source_ids_is_named(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    """A dump that was restored into it brought its own."""
+    said = "notify_source has 2 rows .*delete all rows but"
+    with engine.begin() as connection:
+        connection.execute(notify_source.insert().values(id=str(uuid.uuid4()), purged_before=0))
+        with pytest.raises(CheckUnavailable, match=said):
+            read_source(connection)
+    with pytest.raises(InvalidRequest, match=said):
+        create_tables(engine)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        with pytest.raises(BindingRefused, match=said), Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x"))
+
+
 def test_an_effect_takes_place_once(engine: sa.Engine) -> None:
     Base.metadata.create_all(engine)
     message = ReceivedMessage(f"{new_id()}.9999", "t", 0, 0, b"x", None, None, {}, 1, "", 999_999_999)
@@ -291,6 +335,16 @@ def test_an_effect_takes_place_once(engine: sa.Engine) -> None:
     assert items(engine) == ["x"]
     with engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox)) == 2
+
+
+def test_records_of_other_programs_have_an_effect_each(engine: sa.Engine) -> None:
+    """Their ids are places in Kafka: longer than a column, or different in the case of a topic only."""
+    inbox = Inbox(engine)
+    topic = "server.inventory.public." + "x" * 40
+    for place in (f"{topic}/0@1", f"{topic}/0@2", "Orders/0@5", "orders/0@5", "ordérs/0@5"):
+        message = ReceivedMessage(place, "t", 0, 0, b"x", None, None, {}, 1, "")
+        assert [inbox.run("g", message, lambda given, session: None) for _ in range(2)] == [True, False]
+        assert inbox.run_batch("g", [message], lambda given, session: None) == 0
 
 
 def test_a_purge_deletes_what_is_old(engine: sa.Engine) -> None:
@@ -648,6 +702,7 @@ VARIABLES = {
     "gtid_executed": MYSQL,
     "gtid_purged": MYSQL,
     "gtid_slave_pos": MARIADB,
+    "hostname": BOTH,
     "idle_transaction_timeout": MARIADB,
     "innodb_flush_log_at_trx_commit": BOTH,
     "innodb_lock_wait_timeout": BOTH,
@@ -655,11 +710,13 @@ VARIABLES = {
     "lock_wait_timeout": BOTH,
     "log_slave_updates": BOTH,
     "lower_case_table_names": BOTH,
+    "port": BOTH,
     "read_only": BOTH,
     "replica_net_timeout": MYSQL,
     "server_id": BOTH,
     "slave_net_timeout": BOTH,
     "sql_mode": BOTH,
+    "sql_safe_updates": BOTH,
     "wait_timeout": BOTH,
 }
 """The variables that the product reads or sets, and the servers that have them."""
@@ -751,6 +808,67 @@ def test_servers_answer_as_the_list_says(mysql: str) -> None:
     assert answers == {statement: codes[is_mariadb] for statement, codes in STATEMENTS.items()}
 
 
+# --- texts that a session cuts off --------------------------------------------------------------------------------
+
+CUT_OFF: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "a character that utf8 lacks": ("utf8", "", {"key": "Zoë 😀"}),
+    "a header with one": ("utf8", "", {"headers": {"h": "😀"}}),
+    "a character that latin1 lacks": ("latin1", "", {"key": "😀"}),
+    "a body longer than BLOB": ("utf8mb4", "MODIFY body BLOB", {"body": "b" * 70_000}),
+    "a key longer than its column": ("utf8mb4", "MODIFY `key` VARCHAR(16)", {"key": "k" * 17}),
+}
+
+
+@pytest.mark.parametrize(("charset", "ddl", "message"), CUT_OFF.values(), ids=CUT_OFF)
+@pytest.mark.parametrize("schema", [None, "named"])
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_no_message_is_cut_off(
+    mysql: str, memory: InMemoryServer, unique: str, charset: str, ddl: str, message: dict[str, Any],
+    schema: str | None, is_strict: bool,
+) -> None:  # fmt: skip
+    """A server that is not strict stored what it could, with a warning: other keys, and parts of bodies were moved."""
+    mode = "STRICT_TRANS_TABLES" if is_strict else ""
+    url = sa.make_url(mysql).update_query_dict({"charset": charset})
+    engine = sa.create_engine(url, connect_args={"init_command": f"SET SESSION sql_mode = '{mode}'"})
+    create_tables(engine)
+    if ddl:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE half_message {ddl}")
+    producer = TransactionProducer(
+        memory.url, group=unique, engine=engine, mode="outbox", schema=schema and url.database, answer_checks=False
+    )
+    for count in (1, 3, 20):  # one statement, one for several rows, and one more
+        with pytest.raises(InvalidRequest, match="nothing is committed"), Session(engine) as session, session.begin():
+            for number in range(count):
+                producer.send(session, Message(unique, "fits") if number < count - 1 else message_of(unique, message))
+    with Session(engine) as session, session.begin():
+        producer.send(session, Message(unique, "fits"))
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(half_message.c.body)).all() == [b"fits"]
+        assert connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar() == mode
+    producer.close()
+    engine.dispose()
+
+
+def message_of(topic: str, values: dict[str, Any]) -> Message:
+    return Message(topic, **({"body": "x"} | values))
+
+
+def test_a_relay_reads_whole_texts_whatever_charset_its_address_has(
+    mysql: str, memory: InMemoryServer, unique: str
+) -> None:
+    """It moved keys with question marks."""
+    engine = sa.create_engine(mysql)
+    create_tables(engine)
+    with engine.begin() as connection:
+        insert(connection, topic=unique, producer_group=unique, key="Zoë 😀", tag=None)
+    engine.dispose()
+    visitor = visitor_engine(sa.make_url(mysql).update_query_dict({"charset": "utf8"}).render_as_string(False))
+    assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
+    visitor.dispose()
+    assert [message.key for message in memory.messages(unique)] == ["Zoë 😀"]
+
+
 # --- a server's own defaults --------------------------------------------------------------------------------------
 
 _HOSTILE = (
@@ -794,10 +912,14 @@ KEY = "Schlüssel 'é' \\ \"7\" || %"
 def test_what_a_server_has_as_defaults_makes_no_difference(
     hostile: BinlogServer, memory: InMemoryServer, unique: str
 ) -> None:
-    hostile.execute("DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials")
+    hostile.execute(
+        "DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials", "SET GLOBAL sql_safe_updates = 1"
+    )
     url = sa.make_url(hostile.url).set(database="essentials").render_as_string(hide_password=False)
     engine = make_engine(url)
-    source = create_tables(engine)
+    create_tables(engine)
+    with engine.begin() as connection:
+        source = new_source(connection)
     assert create_tables(engine) == source
     Base.metadata.create_all(engine)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,6 +27,7 @@ from notify.client import (
 )
 from notify.client.producer.packing import pack
 from notify.client.tables.definitions import half_message, notify_source
+from notify.errors import TransactionRefused
 from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
@@ -197,6 +199,26 @@ def test_an_unreachable_database_is_unknown() -> None:
     with pytest.raises(CheckUnavailable, match="cannot be reached"):
         LocalTransactionCheck(engine).check(half)
     engine.dispose()
+
+
+def test_a_commit_that_comes_after_its_check_says_so(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    """It was an IntegrityError about a table that the service does not know."""
+    if kind_of(engine) == "sqlite":
+        pytest.skip("a check waits for the transaction, which holds SQLite's lock")
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        store_half = producer.outgoing.store_half
+
+        def checked(transaction_id: str, messages: Any, source: str) -> Any:
+            item = store_half(transaction_id, messages, source)
+            half = HalfMessage(transaction_id, unique, "main", source, 1, ())
+            assert when_free(lambda: LocalTransactionCheck(engine).check(half)) is Outcome.ROLLBACK
+            return item
+
+        producer.outgoing.store_half = checked  # type: ignore[method-assign]
+        with pytest.raises(TransactionRefused, match="longer than check_after") as raised:
+            with Session(engine) as session, session.begin():
+                producer.send(session, Message(unique, "x"))
+        assert raised.value.retryable
 
 
 def test_a_naive_check_is_wrong_where_this_one_is_not(engine: sa.Engine) -> None:

@@ -117,6 +117,21 @@ def test_a_url_instead_of_an_engine_is_refused_with_the_remedy(kind: Any) -> Non
         kind("http://127.0.0.1:9", group="g", engine="sqlite:///shop.db")
 
 
+@pytest.mark.parametrize("mode", ["half", "auto"])
+def test_an_engine_with_one_connection_for_all_is_refused(mode: Any) -> None:
+    """Its background work rolled back transactions of the service: some messages were lost, and some were ghosts."""
+    for engine, said in (
+        (sa.create_engine("sqlite://", poolclass=sa.StaticPool), "StaticPool.*the same connection"),
+        (sa.create_engine("sqlite://"), "SingletonThreadPool.*a database of its own"),
+        (create_async_engine("sqlite+aiosqlite://"), "StaticPool"),
+    ):
+        kind: Any = AsyncTransactionProducer if hasattr(engine, "sync_engine") else TransactionProducer
+        with pytest.raises(InvalidRequest, match=said):
+            kind("http://127.0.0.1:9", group="g", engine=engine, mode=mode)
+        if mode == "half":
+            kind("http://127.0.0.1:9", group="g", engine=engine, answer_checks=False)
+
+
 def test_an_inbox_that_a_consumer_cannot_use_is_refused_when_it_is_made(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     of_async = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -305,3 +306,20 @@ def test_an_event_as_large_as_packets_can_be(mysql: MySqlServer, url: str) -> No
         assert len(packet) == size and packet.count(b"x") >= size - head
     stream.close()
     engine.dispose()
+
+
+@pytest.mark.long
+def test_the_binlog_is_read_with_an_option_file(
+    mysql: MySqlServer, url: str, server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    mysql.execute("CREATE USER filed@'127.0.0.1' IDENTIFIED BY 'filed'", "GRANT ALL ON *.* TO filed@'127.0.0.1'")
+    parsed, options = sa.make_url(url), tmp_path / "my.cnf"
+    options.write_text(f"[client]\nhost=127.0.0.1\nport={parsed.port}\nuser=filed\npassword=filed\n")
+    try:
+        address = f"mysql+pymysql:///{parsed.database}?read_default_file={options}"
+        assert move(address, server).totals.rows == 2
+    finally:
+        mysql.execute("DROP USER filed@'127.0.0.1'")
+    assert numbers(server, unique, 2) == [0, 1]

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -161,6 +162,25 @@ def test_a_relay_says_that_another_session_has_locked_a_table(
                 asyncio.run(Relay(engine, server.url).run(once=True))
             other.invalidate()
         assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 1
+
+
+@pytest.mark.long
+def test_a_relay_is_not_bound_as_requests_of_its_role_are(
+    database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """A page of a large table was never read: its statement was cancelled each time."""
+    subscribe(server.url, unique, unique)
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        outbox(url, unique, range(1))
+        bound = sa.make_url(url).update_query_dict({"options": "-c statement_timeout=2000"})
+        with opened(bound.render_as_string(hide_password=False)) as engine:
+
+            @sa.event.listens_for(engine, "before_cursor_execute")
+            def slow(connection: sa.Connection, cursor: Any, statement: str, *given: Any) -> None:
+                if "FOR UPDATE" in statement or "ORDER BY" in statement:
+                    connection.connection.cursor().execute("SELECT pg_sleep(2.5)")
+
+            assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 1
 
 
 def test_tables_that_are_made_later_are_relayed(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session
 
 from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
@@ -202,6 +203,20 @@ def test_a_pooled_connection_does_not_carry_a_dead_transaction(shop: Shop) -> No
     with shop.sessions() as other, other.begin():
         other.add(Order(item="b"))
     assert shop.delivered() == []
+
+
+def test_a_session_that_chooses_its_engine_by_what_it_writes(shop: Shop) -> None:
+    """A message that was sent before any work raised an AssertionError of SQLAlchemy's."""
+    session = ShardedSession(
+        shards={"a": shop.engine},
+        shard_chooser=lambda *given, **options: "a",
+        identity_chooser=lambda *given, **options: ["a"],
+        execute_chooser=lambda context: ["a"],
+    )
+    with session, session.begin():
+        shop.send(session, "a")
+        session.add(Order(item="a"))
+    assert shop.delivered() == shop.items() == ["a"]
 
 
 def test_joined_external_transaction_is_refused(shop: Shop) -> None:

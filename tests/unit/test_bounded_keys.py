@@ -81,7 +81,8 @@ BOUNDS = {
         server/watch/figures.py:_series server/watch/figures.py:_before
         server/watch/figures.py:latencies server/watch/silences.py:_silences
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
-        client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/half_rows.py:_inserts
+        client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/schemas.py:_last
+        client/tables/half_rows.py:_inserts
         kafka/topics.py:_largest client/tables/log_rows.py:_slots
         client/producer/left_behind.py:_left client/producer/left_behind.py:_last
         client/producer/left_sender.py:_known

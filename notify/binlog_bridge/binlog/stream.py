@@ -62,18 +62,7 @@ class BinlogStream:
 
     def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
         """`position` None: read from the first binlog, which must be the first that the source ever wrote."""
-        settings = _tls(url) | {
-            "host": url.host or "127.0.0.1",
-            "port": url.port or 3306,
-            "user": url.username or "",
-            "password": url.password or "",
-            "connect_timeout": 5,
-            "read_timeout": SILENT_SECONDS,
-        }
-        socket_path = url.query.get("unix_socket")
-        if socket_path:
-            settings["unix_socket"] = str(socket_path)
-        self._settings = settings
+        self._settings = _login(url) | {"connect_timeout": 5, "read_timeout": SILENT_SECONDS}
         self._server_id = server_id
         self._position = position
         self._is_mariadb = mariadb
@@ -199,10 +188,17 @@ def _first_file(connection: Any) -> bytes:
         return str(cursor.fetchone()[0]).encode()
 
 
-def _tls(url: URL) -> dict[str, Any]:
-    """The driver's TLS arguments, which SQLAlchemy derives from the URL as for the bridge's other connections."""
+_LOGIN = ("unix_socket", "read_default_file", "read_default_group")
+
+
+def _login(url: URL) -> dict[str, Any]:
+    """The driver's arguments by which it reaches the source and logs in. SQLAlchemy derives those for TLS from the URL,
+    as for the bridge's other connections. An option file has what the URL does not say."""
     _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
-    return {name: value for name, value in arguments.items() if name.startswith("ssl")}
+    login = {name: value for name, value in arguments.items() if name in _LOGIN or name.startswith("ssl")}
+    host = None if "read_default_file" in login else "127.0.0.1"
+    own = {"host": url.host or host, "port": url.port, "user": url.username, "password": url.password}
+    return login | {name: value for name, value in own.items() if value is not None}
 
 
 def refusal(packet: bytes) -> Exception:

@@ -30,12 +30,22 @@ DIALECTS = {
 """SQLAlchemy's names of the drivers that Django's backends use; PyMySQL may replace mysqlclient."""
 
 
+_INFO = "notify_info"
+"""The attribute of a Django connection that holds its driver's connection, and what is known of that."""
+
+
 class _Borrowed(PoolProxiedConnection):
     """A driver's connection that belongs to Django: SQLAlchemy neither commits nor rolls back nor closes it."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, info: dict[Any, Any]) -> None:
+        """`info`: what SQLAlchemy keeps of a driver's connection, as long as Django has it open."""
         self.dbapi_connection = self.driver_connection = driver
         self._is_valid = True
+        self._info = info
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        return self._info
 
     @property
     def is_valid(self) -> bool:
@@ -104,7 +114,10 @@ class DjangoEngine:
 
         Use it only within this transaction. Closing it is optional, and leaves Django's connection open.
         """
-        connection = sa.Connection(self._borrowing, connection=_Borrowed(wrapper.connection))
+        driver, info = getattr(wrapper, _INFO, (None, {}))
+        if driver is not wrapper.connection:
+            setattr(wrapper, _INFO, (wrapper.connection, info := {}))
+        connection = sa.Connection(self._borrowing, connection=_Borrowed(wrapper.connection, info))
         if not self._knows_server:
             with self._lock:
                 if not self._knows_server:

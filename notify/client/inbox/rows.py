@@ -7,8 +7,10 @@ handler has ended the transaction itself: by `COMMIT` as SQL, or by a statement 
 from __future__ import annotations
 
 import contextlib
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import sqlalchemy as sa
@@ -121,8 +123,20 @@ def _claim(
 
 def _rows_of(message: ReceivedMessage) -> tuple[Row, ...]:
     replay = replay_of(message)
-    row = (message.id, replay)
-    return (row,) if message.first_id == message.id else (row, (message.first_id, replay))
+    row = (_recorded(message.id), replay)
+    return (row,) if message.first_id == message.id else (row, (_recorded(message.first_id), replay))
+
+
+def _recorded(message_id: str) -> str:
+    """The id under which an effect is recorded. A record of another program is named by its place in Kafka. This may be
+    longer than the column, which a MySQL that is not strict cuts off, or differ from another one in case only, which
+    most collations of MySQL do not see: then a digest stands for it."""
+    if _RECORDED.fullmatch(message_id):
+        return message_id
+    return "digest-" + blake2b(message_id.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()
+
+
+_RECORDED = re.compile(r"[a-z0-9._@/-]{1,64}")
 
 
 def _existing(connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None) -> set[Row]:

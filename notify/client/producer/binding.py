@@ -20,7 +20,6 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTransaction
-from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
@@ -224,11 +223,12 @@ class Binding:
     def _chosen(self, session: Session) -> Any:
         """The engine that a session without `bind` uses by default, if it is the producer's; else the producer's own.
 
-        If the session's work then uses another engine, the session has two connections, and its commit is refused.
+        If the session's work then uses another engine, the session has two connections, and its commit is refused. A
+        session may choose by a mapper or a statement, and fail in its own way without one, as a ShardedSession does.
         """
         try:
             bind = session.get_bind()
-        except UnboundExecutionError:
+        except Exception:
             return self._engine
         return bind if base_of(bind) is self._base else self._engine
 

@@ -41,7 +41,7 @@ from notify.protocol.limits import LIMITS, check_delay
 from notify.protocol.message import Message
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
-from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite
+from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite, is_doubled
 
 log = logging.getLogger("notify.client")
 
@@ -267,10 +267,15 @@ class HalfSender:
                 pending.stored.check()
             is_written = is_inserted
         except DBAPIError as error:
-            refused = self._places.wrong_table(error)
+            refused = self._places.wrong_table(error) or self._late(error)
             if refused is None:
                 raise
             raise refused from error
+        except UnicodeEncodeError as error:  # the driver's, for a connection in an encoding such as latin1
+            raise InvalidRequest(
+                f"nothing is committed: the connection to the database is in an encoding that lacks a character of the "
+                f"message's key or headers: {error}"
+            ) from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and pending.shard is not None:
@@ -280,6 +285,19 @@ class HalfSender:
         if not is_written and self._left_behind is not None and not pending.is_left:
             self._left_behind.meet(waiting_keys(connection, self._group, messages, place))
         return is_written
+
+    def _late(self, error: DBAPIError) -> TransactionRefused | None:
+        """The error for a transaction whose check was answered before its row was written: a tombstone has its id. None
+        for other errors."""
+        if self._mode == "outbox" or not is_doubled(error.orig):
+            return None
+        refused = TransactionRefused(
+            "nothing is committed: a check has found no row of this transaction and rolled it back, because its commit "
+            "took longer than check_after; repeat the transaction, and give the producer a longer check_after if this "
+            "happens again"
+        )
+        refused.retryable = True
+        return refused
 
     def _upload(self, pending: PendingMessages, messages: list[PackedMessage]) -> None:
         """Store the large bodies. They are stored before the half and the rows, so that no message names a body that is

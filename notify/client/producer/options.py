@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
 from notify.check.listener import CheckMessageListener
 from notify.check.sources import Sources
 from notify.client.bodies.sending import STORE_ABOVE, STORE_SECONDS, LargeBodies, large_bodies
@@ -107,6 +109,8 @@ class ProducerPlan:
             raise InvalidRequest("rows=False is for mode outbox on PostgreSQL, whose log a bridge reads")
         if self.mode == "outbox" and self.wait_for_outcome:
             raise InvalidRequest("wait_for_outcome is not for mode outbox: its commits have no outcome")
+        if self.engine is not None and (self.answer_checks or self.mode == "auto"):
+            _check_pool(getattr(getattr(self.engine, "sync_engine", self.engine), "pool", None))
         if self.mode == "auto":
             self.left_behind = LeftBehind()
         self.bodies = large_bodies(
@@ -128,6 +132,23 @@ class ProducerPlan:
         if inspect.iscoroutinefunction(listener.check):
             raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
         self.listeners.append(listener)
+
+
+def _check_pool(pool: object) -> None:
+    """Raises InvalidRequest for an engine whose pool has no connections for the producer: it would begin and roll back
+    within the service's transactions, or look into an empty database."""
+    if not isinstance(pool, StaticPool | SingletonThreadPool):
+        return
+    why = (
+        "gives all threads the same connection, within whose transaction the producer would answer checks"
+        if isinstance(pool, StaticPool)
+        else "gives each thread a database of its own, in which the producer finds nothing"
+    )
+    raise InvalidRequest(
+        f"the engine ({type(pool).__name__}, as for a database in memory) {why}: use a file, or give "
+        "answer_checks=False where a test needs no checks (not in mode auto)",
+        "invalid_engine",
+    )
 
 
 def check_check_after(seconds: float) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.check.question import several_sources
 from notify.client.tables.definitions import (
     LEFT_BEHIND_INDEX,
     MAKES,
     columns_of,
     half_message,
     has_replay,
+    has_source_id,
     metadata,
     notify_inbox,
     notify_source,
@@ -23,7 +25,7 @@ from notify.client.tables.definitions import (
 from notify.errors import InvalidRequest
 from notify.runtime.databases import WAKE_CHANNEL, has_table
 from notify.runtime.guarantees import verify
-from notify.runtime.schemas import found_in, named_by, naming, qualified
+from notify.runtime.schemas import found_in, named_by, naming, qualified, text_of
 
 
 def create_tables(engine: Engine | Connection, schema: str | None = None) -> str:
@@ -261,10 +263,13 @@ _UNNAMED = "00000000-0000-0000-0000-000000000000"
 
 
 def ensure_source(connection: Connection) -> str:
-    """The schema's source id. Creates it if there is none; several processes at the same time create only one."""
-    source = connection.execute(sa.select(notify_source.c.id)).scalar_one_or_none()
-    if source is not None:
-        return str(source)
+    """The schema's source id. Creates it if there is none; several processes at the same time create only one. Raises
+    InvalidRequest if there are several."""
+    sources = sorted(map(text_of, connection.scalars(sa.select(notify_source.c.id))))
+    if len(sources) > 1:
+        raise InvalidRequest(several_sources(sources))
+    if sources:
+        return sources[0]
     verify(connection, MAKES)  # a source id that this role may not see would get a second one beside it
     # Every process inserts this row first, and so waits until the transaction of a faster process has ended.
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
@@ -288,5 +293,5 @@ def new_source(connection: Connection) -> str:
     """Give a copied database, or schema, a new source id."""
     verify(connection, MAKES)
     fresh = str(uuid.uuid4())
-    connection.execute(notify_source.update().values(id=fresh))
+    connection.execute(notify_source.update().where(has_source_id).values(id=fresh))
     return fresh

@@ -93,6 +93,9 @@ notify_source = sa.Table(
 """`purged_before`: rows with ids up to this time were purged by force, so that a check for a half without a row cannot
 be answered any more. `rows_from` and `inbox_from`: older rows of half_message and notify_inbox may have been purged, so
 that an audit cannot judge what lies before."""
+has_source_id = notify_source.c.id > sa.literal_column("''")
+"""The condition that holds for every row, by its key: with `sql_safe_updates` MySQL and MariaDB refuse to change rows
+without one."""
 notify_inbox = sa.Table(
     "notify_inbox",
     metadata,

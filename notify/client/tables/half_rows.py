@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
-from notify.client.tables.schemas import Place, name_in_text
+from notify.client.tables.schemas import Place, facts_of, name_in_text
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage
@@ -26,7 +26,12 @@ left behind, for a producer of the group, a relay or a bridge to send."""
 MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16
-"""The most rows of one guarded statement."""
+"""The most rows of one statement whose text has them all."""
+_AT_ONCE = {"stream_results": False}
+"""For a service that reads with a cursor on the server: psycopg would declare one for the INSERT."""
+_STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
+"""The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
+is the service's."""
 _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
@@ -60,8 +65,9 @@ class HalfRows:
             "state": "COMMITTED",
             "relayed": UNSENT if mode == "outbox" else waits,
         }
-        self._inserts: dict[tuple[str, bool, int], _Insert] = {}
-        """By the schema that the statement names, whether it has digests, and the number of its rows."""
+        self._inserts: dict[tuple[str, bool, int, bool], _Insert] = {}
+        """By the schema that the statement names, whether it has digests, the number of its rows, and whether the
+        session would cut them off."""
         self._conversions: dict[str, Callable[[Any], Any]] | None = None
 
     def insert(
@@ -96,39 +102,63 @@ class HalfRows:
         if _needs_no_guard(connection.dialect.name, place) and not self._follows(connection):
             self._insert_many(connection, place, rows)
             return True
-        together = rows[:TOGETHER]
+        together = rows[: 1 if is_mariadb(connection) else TOGETHER]
         insert = self._guarded(connection, place, len(together))
         parameters = _expected(connection.dialect.name, place) | (
-            together[0]
-            if len(together) == 1
-            else {f"{name}_{number}": value for number, row in enumerate(together) for name, value in row.items()}
+            together[0] if len(together) == 1 else _numbered(together)
         )
         if self._execute(connection, insert, parameters) != len(together):
             return False
-        if len(rows) > TOGETHER:
-            self._insert_many(connection, place, rows[TOGETHER:])
+        if len(rows) > len(together):
+            self._insert_many(connection, place, rows[len(together) :])
         return True
 
     def _follows(self, connection: Connection) -> bool:
         return self._follows_left and connection.dialect.name in PARTIAL
 
     def _insert_many(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> None:
-        rows = [row | self._fixed for row in rows]
-        key = (place.schema, place.has_digest, 0)
-        insert = self._inserts.get(key)
-        if insert is None:
-            statement = within(half_message, place.schema).insert().values(created_at=database_now())
-            insert = self._keep(key, connection, statement, list(rows[0]))
-        written = self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
+        written = self._insert_values(connection, place, rows)
         if 0 <= written < len(rows):  # drivers that do not know it say -1
             raise BindingRefused(
                 f"nothing is committed: {written} of {len(rows)} rows of {half_message.name} were written, because a "
                 "trigger of that table skips the others: drop the trigger"
             )
 
+    def _insert_values(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> int:
+        """Insert rows with VALUES; returns how many were written."""
+        if connection.dialect.name not in ("mysql", "mariadb") or len(rows) == 1:
+            rows = [row | self._fixed for row in rows]
+            insert = self._of_values(connection, place, 1, list(rows[0]))
+            return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
+        written = 0  # the drivers would send the rows one by one, because not every value is a parameter
+        for begin in range(0, len(rows), TOGETHER):
+            part = rows[begin : begin + TOGETHER]
+            insert = self._of_values(connection, place, len(part), list(part[0]))
+            written += self._execute(connection, insert, _numbered(part))
+        return written
+
+    def _of_values(self, connection: Connection, place: Place, count: int, names: list[str]) -> _Insert:
+        """The statement that inserts `count` rows with these columns besides the fixed ones."""
+        key = (f"VALUES {place.schema}", place.has_digest, count, facts_of(connection).cuts)
+        insert = self._inserts.get(key)
+        if insert is None:
+            table = within(half_message, place.schema)
+            if count == 1:
+                statement = table.insert().values(created_at=database_now())
+                return self._keep(key, connection, statement, names)
+            fixed: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
+            values = [
+                {name: sa.bindparam(f"{name}_{number}", type_=half_message.c[name].type) for name in names}
+                | fixed
+                | {"created_at": database_now()}
+                for number in range(count)
+            ]
+            insert = self._keep(key, connection, table.insert().values(values))
+        return insert
+
     def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place."""
-        key = (place.schema if place.is_named else "", place.has_digest, count)
+        key = (place.schema if place.is_named else "", place.has_digest, count, facts_of(connection).cuts)
         insert = self._inserts.get(key)
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
@@ -138,13 +168,18 @@ class HalfRows:
         return insert
 
     def _keep(
-        self, key: tuple[str, bool, int], connection: Connection, statement: Any, names: list[str] | None = None
+        self, key: tuple[str, bool, int, bool], connection: Connection, statement: Any, names: list[str] | None = None
     ) -> _Insert:
         """Compile a statement and remember it. `names`: the columns that get values, if the statement does not say."""
         if len(self._inserts) >= MOST_STATEMENTS:
             self._inserts = {}
+        before = ""
+        if key[3] and is_mariadb(connection):
+            before = f"SET STATEMENT {_STRICT} FOR "
+        elif key[3]:
+            statement = statement.prefix_with(f"/*+ SET_VAR({_STRICT}) */")
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
-        self._inserts[key] = insert = _Insert(compiled.string, compiled.positiontup)
+        self._inserts[key] = insert = _Insert(before + compiled.string, compiled.positiontup)
         return insert
 
     def _execute(self, connection: Connection, insert: _Insert, parameters: Any) -> int:
@@ -157,7 +192,18 @@ class HalfRows:
             many = isinstance(parameters, list)
             listed = [tuple([row[name] for name in order]) for row in (parameters if many else [parameters])]
             parameters = listed if many else listed[0]
-        return int(connection.exec_driver_sql(insert.text, parameters).rowcount)
+        return int(connection.exec_driver_sql(insert.text, parameters, execution_options=_AT_ONCE).rowcount)
+
+
+def is_mariadb(connection: Connection) -> bool:
+    """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
+    sql_mode, so that no such statement inserts rows."""
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parameters of a statement of several rows."""
+    return {f"{name}_{number}": value for number, row in enumerate(rows) for name, value in row.items()}
 
 
 def _needs_no_guard(dialect: str, place: Place) -> bool:
@@ -201,10 +247,10 @@ def _guarded(
             end = ends[number]
             kind = half_message.c[name].type
             value: Any = texts.get(name, sa.bindparam(f"{name}{end}", type_=kind))
-            # In a UNION PostgreSQL must know the type of each value, also of NULL. SQLAlchemy writes the types of
-            # texts, numbers and times.
-            is_bare = is_postgresql and count > 1 and isinstance(kind, sa.Float | sa.LargeBinary)
-            values.append(sa.cast(value, kind) if is_bare else value)
+            # In a UNION PostgreSQL must know the type of each value, also of NULL. For most drivers SQLAlchemy writes
+            # the types of texts, numbers and times.
+            is_bare = connection.dialect.driver == "psycopg2" or isinstance(kind, sa.Float | sa.LargeBinary)
+            values.append(sa.cast(value, kind) if is_postgresql and count > 1 and is_bare else value)
         selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
     return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)

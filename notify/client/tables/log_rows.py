@@ -16,7 +16,7 @@ from notify.client.tables.schemas import Place, name_in_text
 from notify.errors import BindingRefused
 from notify.protocol.logged import PREFIX, LoggedTransaction, encode
 from notify.protocol.wire import PackedMessage
-from notify.runtime.databases import BODY
+from notify.runtime.databases import BODY, is_denied
 from notify.runtime.schemas import within
 
 MOST_PLACES = 10_000
@@ -95,7 +95,7 @@ def _tell_audits(connection: Connection, place: Place) -> bool:
         connection.execute(source.update().where(column < WITHOUT_ROWS_MS).values(rows_from=WITHOUT_ROWS_MS))
         return False
     except DBAPIError as error:
-        if "42501" not in (getattr(error.orig, "sqlstate", ""), getattr(error.orig, "pgcode", "")):
+        if not is_denied(error.orig):
             raise
         raise BindingRefused(
             "nothing is committed: a producer with rows=False notes in notify_source that audits have nothing to "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.client.tables.definitions import PURGES, half_message, notify_source
+from notify.client.tables.definitions import PURGES, half_message, has_source_id, notify_source
 from notify.protocol import ids
 from notify.runtime.databases import DROPPED, RELAYED, UNSENT, database_now
 from notify.runtime.guarantees import verify_once
@@ -69,7 +69,7 @@ def oldest_transactions(
 def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:
     """Note that rows older than `before_seconds` may be gone. Call it in the transaction that deletes them."""
     before_ms = round(instant_before(connection, before_seconds).replace(tzinfo=UTC).timestamp() * 1000)
-    connection.execute(notify_source.update().where(column < before_ms).values({column: before_ms}))
+    connection.execute(notify_source.update().where(has_source_id, column < before_ms).values({column: before_ms}))
 
 
 def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.check.sources import Sources
 from notify.client.tables.database_calls import DatabaseCalls
-from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.definitions import half_message, has_source_id, notify_source
 from notify.client.tables.old_rows import (
     CLOCK_SKEW,
     DAY,
@@ -249,7 +249,9 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
             result.looked_at += len(rows)
             highest_ms = max(highest_ms, ids.milliseconds(ids.from_text(rows[-1].id)))
         connection.execute(
-            notify_source.update().where(notify_source.c.purged_before < highest_ms).values(purged_before=highest_ms)
+            notify_source.update()
+            .where(has_source_id, notify_source.c.purged_before < highest_ms)
+            .values(purged_before=highest_ms)
         )
     return result
 

@@ -2,14 +2,17 @@
 
 A schema that `schema=` or a `schema_translate_map` names is known without asking. Otherwise the database decides, by
 its search_path or current database, which the service may change for each transaction. Then the place of the last
-transaction is a guess, which costs nothing, and the INSERT of the row (rows.py) goes nowhere if it is wrong. Where
+transaction is a guess, which costs nothing, and the INSERT of the row (half_rows.py) goes nowhere if it is wrong. Where
 guesses were wrong lately, the database is asked first.
+
+The connections of one engine may lead to several databases, in which the schema, and even the table's number, is the
+same. So each connection is asked once where it leads, and what was met in one database counts for no other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,10 +22,10 @@ from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_message, notify_source
-from notify.errors import BindingRefused, NotifyError, TransactionRefused
-from notify.runtime.databases import is_column_missing, is_table_missing, quoted
+from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.runtime.databases import is_column_missing, is_table_missing, is_unstorable, quoted, reason_of
 from notify.runtime.guarantees import Need, pool_of, verify
-from notify.runtime.schemas import SQLITE, found_in, named_by, qualified
+from notify.runtime.schemas import SQLITE, found_in, named_by, qualified, text_of
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -51,6 +54,42 @@ def name_in_text(connection: Connection, place: Place) -> str:
     return qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
 
 
+class SessionFacts(NamedTuple):
+    """What is known of a driver's connection. `database`: what tells its database, or its MySQL or MariaDB server, from
+    others; "" for SQLite. `cuts`: whether MySQL or MariaDB cuts off or replaces what a column cannot hold, with a
+    warning that nobody reads."""
+
+    database: str = ""
+    cuts: bool = False
+
+
+_FACTS_KEY = "notify_facts"
+_ON_MYSQL = (
+    "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id), "
+    "@@SESSION.sql_mode NOT LIKE '%%STRICT_TRANS_TABLES%%' AND @@SESSION.sql_mode NOT LIKE '%%STRICT_ALL_TABLES%%'"
+)
+_FACTS = {
+    "postgresql": (
+        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time()), "
+        "false"
+    ),
+    "mysql": _ON_MYSQL,
+    "mariadb": _ON_MYSQL,
+}
+
+
+def facts_of(connection: Connection) -> SessionFacts:
+    """The facts of a connection; the database is asked once for each connection of the driver."""
+    asked = _FACTS.get(connection.dialect.name)
+    if asked is None:
+        return SessionFacts()
+    known: SessionFacts | None = connection.info.get(_FACTS_KEY)
+    if known is None:
+        database, cuts = connection.exec_driver_sql(asked).one()
+        connection.info[_FACTS_KEY] = known = SessionFacts(text_of(database), bool(cuts))
+    return known
+
+
 class Places:
     """The places of one producer's transactions. Any thread may use them."""
 
@@ -64,7 +103,8 @@ class Places:
         self._make_tables = make_tables
         self._make_in = make_in or "call notify.client.create_tables(engine, schema={})"
         self._known: dict[tuple[object, ...], Place] = {}
-        self._last: Place | None = None
+        self._last: dict[str, Place] = {}
+        """The place of the last transaction in each database."""
         self._asks = 0
         """How many transactions are still to ask first."""
         self._needs = needs
@@ -80,20 +120,20 @@ class Places:
         # that a schema was recreated.
         if pool != self._pool or changes != self._changes:
             self._pool, self._changes = pool, changes
-            self._known, self._last = {}, None
+            self._known, self._last = {}, {}
         named = named_by(connection, self._sources.schema)
         if not named and connection.dialect.name == "sqlite":
             named = found_in(connection, half_message.name)
+        database = facts_of(connection).database
         if named:
-            return self._known.get((named,)) or self._meet(connection, (named,), named)
-        if self._last is None or self._asks or not self._guesses:
-            return self._ask(connection)
-        return self._last
+            return self._known.get((database, named)) or self._meet(connection, (database, named), named)
+        last = self._last.get(database)
+        return self._ask(connection) if last is None or self._asks or not self._guesses else last
 
     def again(self, connection: Connection, wrong: Place) -> Place:
         """The place of a transaction whose row did not go to `wrong`. Raises BindingRefused if it lacks tables."""
         if wrong.is_named:
-            return self._meet(connection, (wrong.schema,), wrong.schema)
+            return self._meet(connection, (facts_of(connection).database, wrong.schema), wrong.schema)
         self._asks = ASK_FIRST
         place = self._ask(connection)
         if place is not wrong:
@@ -103,13 +143,19 @@ class Places:
 
     def wrong_table(self, error: DBAPIError) -> NotifyError | None:
         """The error for a transaction whose row found no table where it was guessed to be, or an older one without a
-        column; None for other errors. From now on no place is guessed.
+        column, and from now on no place is guessed; or whose row the table cannot hold. None for other errors.
 
         On PostgreSQL the transaction can do nothing more, not even ask.
         """
         if is_table_missing(error.orig):
             self._guesses = False
             return self._no_table("where this transaction is, the connection", half_message.name, None)
+        if is_unstorable(error.orig):
+            return InvalidRequest(
+                f"nothing is committed: the database cannot store the message as it is: {reason_of(error)}; the "
+                "connection needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), "
+                "and half_message the column types that create_tables gives it"
+            )
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
         self._guesses = False
@@ -123,16 +169,18 @@ class Places:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _ask(self, connection: Connection) -> Place:
+        database = facts_of(connection).database
         if connection.dialect.name == "postgresql":
-            key: tuple[object, ...] = (connection.execute(_TABLE).scalar(),)
+            key: tuple[object, ...] = (database, connection.execute(_TABLE).scalar())
         else:
-            key = ("", found_in(connection, half_message.name))
+            key = (database, "", found_in(connection, half_message.name))
         place = self._known.get(key) or self._meet(connection, key, None)
-        if place is self._last:
+        last = self._last.get(database)
+        if place is last:
             self._asks = max(0, self._asks - 1)
-        elif self._last is not None:
+        elif last is not None:
             self._asks = ASK_FIRST
-        self._last = place
+        self._last[database] = place
         return place
 
     def _meet(self, connection: Connection, key: tuple[object, ...], schema: str | None) -> Place:
@@ -158,7 +206,7 @@ class Places:
             place = Place(found, source, bool(schema), has_digest)
         self._sources.note(place.schema, place.source)
         if len(self._known) >= MOST:
-            self._known = {}
+            self._known, self._last = {}, {}
         self._known[key] = place
         return place
 

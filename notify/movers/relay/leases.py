@@ -33,6 +33,9 @@ LOCK_SECONDS = 10.0
 """How long a relay waits for rows or a table that another session has locked, before it logs that and tries again."""
 LOOK_LOCK_SECONDS = 0.5
 """How long a look for waiting rows waits for a table that another session has locked: other schemas wait behind it."""
+STATEMENT_SECONDS = 60.0
+"""How long a statement of a relay may take, instead of what its role has for requests: pages of large tables take their
+time."""
 STOP_SECONDS = 0.5
 """How long a listening relay may take to notice that it is stopped."""
 _BUCKET, _PRESENCE = 74_100, 74_002
@@ -387,7 +390,13 @@ class PostgreSqlLeases:
         self._connection = self._engine.connect()
         at_level(self._connection, "AUTOCOMMIT")
         self._connection.exec_driver_sql(
-            set_in_session(KEEPALIVE | {"lock_timeout": round(1000 * min(LOOK_LOCK_SECONDS, LOCK_SECONDS))})
+            set_in_session(
+                KEEPALIVE
+                | {
+                    "lock_timeout": round(1000 * min(LOOK_LOCK_SECONDS, LOCK_SECONDS)),
+                    "statement_timeout": round(1000 * STATEMENT_SECONDS),
+                }
+            )
         )
         # PostgreSQL before version 14 does not have this setting: there a lease ends only with the connection.
         self._connection.exec_driver_sql(
@@ -398,10 +407,12 @@ class PostgreSqlLeases:
         return self._connection
 
     def limit(self, connection: Connection) -> None:
-        # With a bound for locks, a relay can log that it waits for one, and can be stopped.
+        # With a bound for locks, a relay can log that it waits for one, and can be stopped. The first statement of a
+        # transaction still has the role's own bound.
         connection.exec_driver_sql(
             f"SELECT set_config('idle_in_transaction_session_timeout', '{round(1000 * self._seconds)}', true), "
-            f"set_config('lock_timeout', '{round(1000 * _lock_seconds(self._seconds, self._among_many))}', true)"
+            f"set_config('lock_timeout', '{round(1000 * _lock_seconds(self._seconds, self._among_many))}', true), "
+            f"set_config('statement_timeout', '{round(1000 * STATEMENT_SECONDS)}', true)"
         )
 
     def all(self) -> bool:

@@ -1,0 +1,69 @@
+"""Drivers of PostgreSQL that a service may have: each carries messages, and its errors have their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from notify.client import Message, TransactionProducer, create_tables
+from notify.client.tables.definitions import half_message
+from notify.runtime.databases import is_column_missing, is_denied, is_doubled, is_gone, is_held_up, is_table_missing
+from notify.testing import InMemoryServer
+from tests.support.databases import empty_database
+
+DRIVERS = ("psycopg", "psycopg2", "pg8000")
+
+
+@pytest.fixture(params=DRIVERS)
+def engine(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[sa.Engine]:
+    pytest.importorskip(request.param)
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = sa.create_engine(sa.make_url(url).set(drivername=f"postgresql+{request.param}"))
+        create_tables(engine)
+        yield engine
+        engine.dispose()
+
+
+@pytest.mark.parametrize("mode", ["half", "outbox", "auto"])
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_it_carries_transactions_of_any_size(
+    engine: sa.Engine, memory: InMemoryServer, unique: str, mode: Any, count: int
+) -> None:
+    """psycopg2 knows no type of NULL, so that an outbox with several messages was refused."""
+    options: dict[str, Any] = {"key": "ü'%s", "tag": "t", "headers": {"h": "%(x)s"}}
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode=mode) as producer:
+        for _ in range(2):
+            with Session(engine) as session, session.begin():
+                for number in range(count):
+                    producer.send(session, Message(unique, f"{number}'", **options if number % 2 else {}))
+    with engine.connect() as connection:
+        query = sa.select(half_message.c.message_no).order_by(half_message.c.transaction_id, half_message.c.message_no)
+        assert connection.scalars(query).all() == [*range(count), *range(count)]
+
+
+MEANINGS = (is_table_missing, is_column_missing, is_doubled, is_held_up, is_denied, is_gone)
+ERRORS = {
+    "SELECT * FROM nowhere": is_table_missing,
+    "INSERT INTO half_message (nothing) VALUES (1)": is_column_missing,
+    "INSERT INTO notify_source (id, purged_before) SELECT id, 0 FROM notify_source": is_doubled,
+    "LOCK TABLE notify_source IN ACCESS EXCLUSIVE MODE NOWAIT": is_held_up,
+    "DO $$ BEGIN RAISE insufficient_privilege; END $$": is_denied,
+    "DO $$ BEGIN RAISE admin_shutdown; END $$": is_gone,
+    "SELECT 1/0": None,
+}
+"""Statements that fail, and the only meaning of their error."""
+
+
+@pytest.mark.parametrize(("statement", "meaning"), ERRORS.items(), ids=[str(name)[:20] for name in ERRORS])
+def test_its_errors_have_their_meaning(engine: sa.Engine, statement: str, meaning: Any) -> None:
+    """pg8000's only argument is a dict, which no set of codes can be asked for."""
+    with engine.connect() as other, engine.connect() as connection:
+        other.exec_driver_sql("LOCK TABLE notify_source IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(sa.exc.DBAPIError) as raised:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+    assert [each for each in MEANINGS if each(raised.value.orig)] == ([meaning] if meaning else [])
