@@ -389,8 +389,8 @@ class Delivered(Struct, omit_defaults=True, kw_only=True, gc=False):
 
 
 class DeliveredRun(Struct, omit_defaults=True, kw_only=True):
-    """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); `each_of` of
-    client/consumer/session.py has them one by one."""
+    """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); client/consumer/reply.py
+    makes messages of them."""
 
     lease: str
     """The receipt of the message at place n is `{lease}.{n}`."""

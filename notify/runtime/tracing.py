@@ -42,6 +42,11 @@ def _tracer() -> trace.Tracer:
     return trace.get_tracer(_SCOPE)
 
 
+def is_possible() -> bool:
+    """Whether this process could trace: only then messages are looked at for their traces."""
+    return trace is not None
+
+
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
     """The span context in the headers; None if they have no valid context, or it is not sampled."""
     text = (headers or {}).get(HEADER) if trace is not None else None
