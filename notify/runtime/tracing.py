@@ -42,11 +42,6 @@ def _tracer() -> trace.Tracer:
     return trace.get_tracer(_SCOPE)
 
 
-def is_possible() -> bool:
-    """Whether this process could trace: only then messages are looked at for their traces."""
-    return trace is not None
-
-
 def parse(headers: Mapping[str, str] | None) -> SpanContext | None:
     """The span context in the headers; None if they have no valid context, or it is not sampled."""
     text = (headers or {}).get(HEADER) if trace is not None else None
@@ -131,7 +126,8 @@ def processing(group: str, message: Any) -> Any:
 @contextlib.contextmanager
 def processing_batch(group: str, messages: Sequence[Any]) -> Iterator[None]:
     """A span around the handling of several messages in one call, with links to the spans that they continue."""
-    contexts = [context for message in messages if (context := parse(message.headers)) is not None]
+    headers = [message.headers for message in messages if HEADER in message.headers]
+    contexts = [context for each in headers if (context := parse(each)) is not None]
     if not contexts:
         yield
         return

@@ -47,7 +47,7 @@ from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
-from notify.protocol.large_bodies import lies_outside
+from notify.protocol.large_bodies import APART, lies_outside
 from notify.protocol.limits import LIMITS, Mode, OnExhausted, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
@@ -61,6 +61,8 @@ T = TypeVar("T")
 DRAIN_SECONDS = 300.0
 MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
+PLAIN = frozenset((*APART, tracing.HEADER)).isdisjoint
+"""Whether a message with these headers needs no more than a call of its handler: it has its body, and no trace."""
 
 
 class _Consumer:
@@ -373,14 +375,15 @@ class AsyncConsumer(_Consumer):
     def _begin(self, hand: Hand, call: Call) -> Awaitable[Any] | None:
         """Call the handler of one message, until it waits. Returns what gives its result when awaited; None if it has
         ended. Raises CancelledError only if this caller is cancelled."""
+        handler, message = call.run.handler, call.run.messages[call.place]
+        assert message is not None
         try:
-            handler, message = call.run.handler, call.run.message(call.place)
             if handler is None:
                 raise no_handler(message)
+            if self._inbox is None and PLAIN(message.headers):
+                return begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
             if lies_outside(message.headers):
                 return begin_in_own_context(self._read_and_call, handler, message)
-            if self._inbox is None and tracing.HEADER not in message.headers:
-                return begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
             return begin_in_own_context(self._call, handler, message)
         except BaseException as error:
             self._failed(hand, call, error)
@@ -506,13 +509,15 @@ class Consumer(_Consumer):
 
     def _handle(self, call: Call) -> None:
         """Call the handler of one message."""
+        handler, message = call.run.handler, call.run.messages[call.place]
+        assert message is not None
         try:
-            handler, message = call.run.handler, call.run.message(call.place)
             if handler is None:
                 raise no_handler(message)
-            if lies_outside(message.headers):
-                message = self._bodies.read(message)
-            self._call(handler, message)
+            if self._inbox is None and PLAIN(message.headers):
+                call_to_the_end(handler.call if handler.read is None else handler.handle, message)
+            else:
+                self._call(handler, self._bodies.read(message))
         except BaseException as error:
             call.error = error
 
@@ -527,9 +532,7 @@ class Consumer(_Consumer):
                 batch.succeeded()
 
     def _call(self, handler: Handler, message: ReceivedMessage) -> None:
-        if self._inbox is None and tracing.HEADER not in message.headers:
-            call_to_the_end(handler.call if handler.read is None else handler.handle, message)
-        elif self._inbox is None:
+        if self._inbox is None:
             tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
         else:
             tracing.traced(self._inbox.run, self.group, message)(self.group, message, handler.handle)

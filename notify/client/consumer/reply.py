@@ -12,7 +12,7 @@ from notify.client.handling.runs import Holder, Run
 from notify.protocol import ids
 from notify.protocol.limits import digits
 from notify.protocol.message import ReceivedMessage, received
-from notify.protocol.wire import RUN_HEAD, Delivered, DeliveredRun, Received, instant
+from notify.protocol.wire import RUN_HEAD, Delivered, DeliveredRun, Received, instants
 from notify.protocol.withdrawal import without_own
 
 _Leased = tuple[str, int | None, list[ReceivedMessage]]
@@ -40,19 +40,18 @@ def _messages_of(run: DeliveredRun) -> list[ReceivedMessage]:
     ):
         raise msgspec.ValidationError("a run has not as many heads, offsets or attempts as messages")
     offsets = chain.from_iterable([range(first, first + n) for first, n in run.offsets])
-    places = zip(run.messages, RUN_HEAD.iter_unpack(run.heads), offsets, attempts, strict=True)
+    heads = list(RUN_HEAD.iter_unpack(run.heads))
+    message_ids = ids.message_ids([(transaction_id, number) for transaction_id, number, _ in heads])
+    committed = instants([committed_us for _, _, committed_us in heads])
+    places = zip(run.messages, message_ids, offsets, attempts, committed, strict=True)
     queue, replay = run.queue, run.replay
-    messages: list[ReceivedMessage] = []
-    last_us, committed_at = -1, ""
-    for m, (transaction_id, number, committed_us), offset, attempt in places:
-        if committed_us != last_us:  # many are committed at once
-            last_us, committed_at = committed_us, instant(committed_us)
-        headers = without_own(m.headers) if m.headers else {}
-        message_id = ids.message_id(transaction_id, number)
-        messages.append(
-            received(message_id, m.topic, queue, offset, m.body, m.key, m.tag, headers, attempt, committed_at, replay)
+    return [
+        received(
+            message_id, m.topic, queue, offset, m.body, m.key, m.tag, without_own(m.headers) if m.headers else {},
+            attempt, committed_at, replay,
         )
-    return messages
+        for m, message_id, offset, attempt, committed_at in places
+    ]  # fmt: skip
 
 
 def _neighbours(deliveries: list[Delivered]) -> list[_Leased]:

@@ -31,14 +31,14 @@ class Batch:
         assert handler is not None
         self._hand = hand
         self._handler = handler
-        self._lot: list[Waiting] = []
-        self._messages: list[ReceivedMessage] = []
-        for waiting, message in zip(lot, messages, strict=True):
-            if isinstance(message, Exception):
-                hand.note([waiting], message)
-            else:
-                self._lot.append(waiting)
-                self._messages.append(message)
+        self._messages = [message for message in messages if not isinstance(message, Exception)]
+        self._lot = lot
+        if len(self._messages) < len(messages):
+            read = list(zip(lot, messages, strict=True))
+            self._lot = [waiting for waiting, message in read if not isinstance(message, Exception)]
+            for waiting, message in read:
+                if isinstance(message, Exception):
+                    hand.note([waiting], message)
         self._decoded: list[Decoded] = []
         """The messages with their bodies, if the handler takes decoded ones."""
         self._part = range(0)

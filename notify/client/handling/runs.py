@@ -44,14 +44,10 @@ class Times:
         since = run.began
         self.waited.add_all_of([at - since for at in began])
         self.handled.add_all_of(took)
-        if tracing.is_possible() and max(took) > self._slowest:
-            self._look_for_the_slowest(run, places, took)
-
-    def _look_for_the_slowest(self, run: Run, places: Sequence[int], took: list[float]) -> None:
-        """Note the slowest call of a message that is traced."""
-        for place, seconds in zip(places, took, strict=True):
-            if seconds > self._slowest and (trace_id := tracing.trace_id(run.message(place).headers)):
-                self._slowest, self._slowest_trace = seconds, trace_id
+        if run.is_traced:
+            for place, seconds in zip(places, took, strict=True):
+                if seconds > self._slowest and (trace_id := tracing.trace_id(run.message(place).headers)):
+                    self._slowest, self._slowest_trace = seconds, trace_id
 
     def taken(self) -> str:
         """The counts since the last call, as the query of a settlement; empty if there are none."""
@@ -67,7 +63,7 @@ class Times:
 class Run:
     """Messages of one lease, and so of one queue, in their order. Changed only on the event loop."""
 
-    __slots__ = ("_first", "began", "handler", "holder", "is_open", "lease", "messages", "unsettled")
+    __slots__ = ("_first", "began", "handler", "holder", "is_open", "is_traced", "lease", "messages", "unsettled")
 
     def __init__(
         self,
@@ -86,6 +82,8 @@ class Run:
         """The messages by place, as their handlers get them; None: settled."""
         self.is_open = bytearray(b"\1") * len(messages)
         """By place, whether the message still waits, or its handler is running."""
+        self.is_traced = any(tracing.HEADER in message.headers for message in messages)
+        """Whether some of the messages may belong to traces."""
         self.unsettled = len(messages)
         self.began = time.perf_counter()
         """When it came to this consumer."""
