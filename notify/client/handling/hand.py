@@ -122,23 +122,18 @@ class Hand:
         most = min(self._most, max(self._least, round(self._pace * AHEAD_SECONDS)))
         return most if self._limit is None else min(most, self._limit)
 
-    def room(self) -> int:
-        """How many messages to ask for now; 0 until there is room for half of those that may be in hand."""
-        self._measure()
-        return self._room()
-
-    def free(self) -> int:
-        """How many messages more may be in hand now."""
-        self._measure()
-        return max(0, self._bounded() - self.count)
-
-    def _measure(self) -> None:
+    def room(self, *, for_few: bool = False) -> int:
+        """How many messages to ask for now; 0 until there is room for half of those that may be in hand. `for_few`: if
+        none waits for its handler, also for fewer; they come at once, and are not asked for over the network."""
         if self.count:
             self._count_busy()
         if self._busy_seconds >= PACE_SECONDS or self._measured >= self.most:
             pace = min(self._measured / max(self._busy_seconds, SHORTEST_SECONDS), self._most / AHEAD_SECONDS)
             self._pace = (self._pace + pace) / 2 if self._pace else pace
             self._busy_seconds, self._measured = 0.0, 0
+        if for_few and not (self._singles or self._batches):
+            return max(0, self._bounded() - self.count)
+        return self._room()
 
     def _count_busy(self) -> None:
         now = self._loop.time()

@@ -95,23 +95,33 @@ class Handling:
     # --- into the hand ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take ready items in hand, while there is room."""
+        """Take ready items in hand: when there is room for half of those that may be, so that runs are not cut into
+        ever smaller ones, and when none waits there."""
         looked_at = 0
         while not self._is_over and looked_at < LOOKED_AT:
-            room = self._hand.free()  # grows with the first messages that come for the first time
-            taken = self._partitions.take(min(room, LOOKED_AT - looked_at)) if room else None
-            if taken is None:
+            room = self._hand.room(for_few=True)  # grows with the first messages that come for the first time
+            taken = self._take(min(room, LOOKED_AT - looked_at))
+            if not taken:
                 break
-            window, items = taken
-            looked_at += len(items)
-            if runs := self._runs_of(window, items):
-                self._runs.update(dict.fromkeys(runs))
-                self._hand.put(runs)
+            looked_at += taken
         if looked_at == LOOKED_AT:
             asyncio.get_running_loop().call_soon(self.begin)
         if self._partitions.has_to_note and self.room:
             self.noting.set()
         self._wait_for_the_next()
+
+    def _take(self, most: int) -> int:
+        """Take at most so many ready items in hand; returns how many were looked at."""
+        looked_at = 0
+        runs: list[PartitionRun] = []
+        while looked_at < most and (taken := self._partitions.take(most - looked_at)) is not None:
+            window, items = taken
+            looked_at += len(items)
+            runs += self._runs_of(window, items)
+        if runs:
+            self._runs.update(dict.fromkeys(runs))
+            self._hand.put(runs)
+        return looked_at
 
     @property
     def _is_over(self) -> bool:
