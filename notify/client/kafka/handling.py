@@ -114,8 +114,7 @@ class Handling:
         """Take at most so many ready items in hand; returns how many were looked at."""
         looked_at = 0
         runs: list[PartitionRun] = []
-        while looked_at < most and (taken := self._partitions.take(most - looked_at)) is not None:
-            window, items = taken
+        for window, items in self._partitions.take(most):
             looked_at += len(items)
             runs += self._runs_of(window, items)
         if runs:
