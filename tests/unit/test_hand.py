@@ -493,6 +493,7 @@ class _Noted:
     def __init__(self) -> None:
         self.fates: dict[int, str] = {}
         self.is_over = False
+        self.clock = lambda: 0.0
 
     def note(self, lot: list[tuple[Run, int]], error: BaseException | None = None) -> None:
         self.fates |= {place: str(error) for _, place in lot}

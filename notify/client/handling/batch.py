@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class Batch:
     def next(self) -> bool:
         """Go on to the messages of the next call; False if there are none."""
         self._part = self._parts.pop() if self._parts else range(0)
-        self._began = time.perf_counter()
+        self._began = self._hand.clock()
         return len(self._part) > 0
 
     @property
