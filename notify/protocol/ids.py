@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -160,6 +160,11 @@ def _together(texts: Sequence[str]) -> list[bytes] | None:
 def message_id(transaction_id: bytes, message_no: int) -> str:
     """The message id `{transaction}.{n}`."""
     return f"{to_text(transaction_id)}.{message_no}"
+
+
+def message_ids(heads: Iterable[tuple[bytes, int]]) -> list[str]:
+    """`message_id` of each of many transaction ids and message numbers, without a call for each."""
+    return [f"{id[:4].hex()}-{id[4:10].hex('-', 2)}-{id[10:].hex()}.{message_no}" for id, message_no in heads]
 
 
 def parse_message_id(text: str) -> tuple[bytes, int]:

@@ -19,6 +19,8 @@ ENCODING = "content-encoding"
 ZSTD = "zstd"
 """The only encoding that Notify's own producers and consumers use; others are left to the application."""
 
+APART = frozenset((PLACE, ENCODING))
+"""A message without these headers has its body itself."""
 FOLDER = "notify-bodies"
 """The folder of a store with bodies. Nothing else of the store is ever listed, read or deleted for them."""
 MODES = ("half", "auto", "outbox")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +49,17 @@ class Histogram:
         self.counts[bisect_left(BOUNDS_US, us)] += count
         if us > 0:
             self.sum_us += us * count
+
+    def add_all_of(self, seconds: Sequence[float]) -> None:
+        """Count durations in seconds. The work for each of them is a sort's, and mostly they lie in few buckets."""
+        ordered = sorted(seconds)
+        first, end = 0, len(ordered)
+        while first < end:
+            bucket = bisect_left(BOUNDS, ordered[first])
+            behind = end if bucket == len(BOUNDS) else bisect_right(ordered, BOUNDS[bucket], first)
+            self.counts[bucket] += behind - first
+            first = behind
+        self.sum_us += max(0, round(sum(ordered) * 1e6))
 
     def add_ages(self, now_us: int, times: Sequence[int], total_us: int) -> None:
         """Count the time from each of `times` (microseconds since 1970, the oldest first) until now. `total_us`: their

@@ -236,21 +236,8 @@ class _Unfrozen:
 
     __slots__ = ReceivedMessage.__slots__
 
-    def __init__(
-        self, id: str, topic: str, queue: int, offset: int, body: bytes, key: str | None, tag: str | None,
-        headers: Mapping[str, str], attempt: int, committed_at: str, replay: int,
-    ) -> None:  # fmt: skip
-        self.id = id
-        self.topic = topic
-        self.queue = queue
-        self.offset = offset
-        self.body = body
-        self.key = key
-        self.tag = tag
-        self.headers = headers
-        self.attempt = attempt
-        self.committed_at = committed_at
-        self.replay = replay
+
+_new = object.__new__
 
 
 def received(
@@ -258,7 +245,18 @@ def received(
     headers: Mapping[str, str], attempt: int, committed_at: str, replay: int,
 ) -> ReceivedMessage:  # fmt: skip
     """A ReceivedMessage, made quickly."""
-    message: Any = _Unfrozen(id, topic, queue, offset, body, key, tag, headers, attempt, committed_at, replay)
+    message: Any = _new(_Unfrozen)
+    message.id = id
+    message.topic = topic
+    message.queue = queue
+    message.offset = offset
+    message.body = body
+    message.key = key
+    message.tag = tag
+    message.headers = headers
+    message.attempt = attempt
+    message.committed_at = committed_at
+    message.replay = replay
     message.__class__ = ReceivedMessage
     return message  # type: ignore[no-any-return]
 

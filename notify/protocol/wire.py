@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Any
@@ -389,8 +390,8 @@ class Delivered(Struct, omit_defaults=True, kw_only=True, gc=False):
 
 
 class DeliveredRun(Struct, omit_defaults=True, kw_only=True):
-    """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); `each_of` of
-    client/consumer/session.py has them one by one."""
+    """Deliveries of one lease, and so of one queue, that were encoded together (msgpack); client/consumer/reply.py
+    makes messages of them."""
 
     lease: str
     """The receipt of the message at place n is `{lease}.{n}`."""
@@ -476,6 +477,18 @@ def instant(time_us: int) -> str:
     """Microseconds since 1970 as RFC 3339 in UTC."""
     seconds, rest = divmod(time_us, 1_000_000)
     return f"{_to_the_second(seconds)}.{rest:06d}Z"
+
+
+def instants(times_us: Iterable[int]) -> list[str]:
+    """`instant` of each of many times, without a call for each: neighbours mostly have their second in common."""
+    texts: list[str] = []
+    last, to_the_second = -1, ""
+    for time_us in times_us:
+        second = time_us // 1_000_000
+        if second != last:
+            last, to_the_second = second, _to_the_second(second)
+        texts.append(f"{to_the_second}.{time_us - second * 1_000_000:06d}Z")
+    return texts
 
 
 @lru_cache(64)

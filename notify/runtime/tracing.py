@@ -126,7 +126,8 @@ def processing(group: str, message: Any) -> Any:
 @contextlib.contextmanager
 def processing_batch(group: str, messages: Sequence[Any]) -> Iterator[None]:
     """A span around the handling of several messages in one call, with links to the spans that they continue."""
-    contexts = [context for message in messages if (context := parse(message.headers)) is not None]
+    headers = [message.headers for message in messages if HEADER in message.headers]
+    contexts = [context for each in headers if (context := parse(each)) is not None]
     if not contexts:
         yield
         return

@@ -25,7 +25,9 @@ from sqlalchemy import event
 
 from notify.client.consumer.consumer import AsyncConsumer, Consumer
 from notify.client.consumer.session import Settler
+from notify.client.handling.hand import Call
 from notify.client.handling.handlers import Handler
+from notify.client.handling.runs import Run
 from notify.client.producer.async_producer import AsyncTransactionProducer
 from notify.client.producer.half_sender import HalfSender
 from notify.client.producer.outgoing import LoopOutgoing, ThreadOutgoing
@@ -138,13 +140,13 @@ class _Hooks:
         return run
 
     @contextlib.contextmanager
-    def handling(self, part: AsyncConsumer | Consumer, lot: Any) -> Iterator[None]:
-        """A consumer calls a handler for a lot of messages within this context."""
-        run, handler = self._parts.get(part) or self.run_of(part.url), lot[0][0].handler
+    def handling(self, part: AsyncConsumer | Consumer, leased: Run) -> Iterator[None]:
+        """A consumer calls a handler for messages of this lease, and perhaps of others, within this context."""
+        run, handler = self._parts.get(part) or self.run_of(part.url), leased.handler
         if run is None or handler is None:
             yield
             return
-        self.handlers[lot[0][0].lease] = handler
+        self.handlers[leased.lease] = handler
         place = place_of_handler(handler)
         with at_place(place):
             meet(run, f"before the handler of {handler.topic}", place)
@@ -353,11 +355,15 @@ def _publish_async(hooks: _Hooks, original: Callable[..., Awaitable[str]]) -> Ca
 
 
 def _handle(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For the methods of consumers that call a handler for a lot of messages: the argument that is a list."""
+    """For the methods of consumers that call a handler: one of the arguments is a Call, or a list of messages."""
 
     def handle(self: Any, *given: Any) -> Any:
-        lot = next(argument for argument in given if isinstance(argument, list))
-        with hooks.handling(self, lot):
+        leased = next(
+            argument.run if isinstance(argument, Call) else argument[0][0]
+            for argument in given
+            if isinstance(argument, Call | list)
+        )
+        with hooks.handling(self, leased):
             return original(self, *given)
 
     return handle
@@ -365,7 +371,7 @@ def _handle(hooks: _Hooks, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _handle_async(hooks: _Hooks, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     async def handle(self: AsyncConsumer, hand: Any, lot: Any) -> None:
-        with hooks.handling(self, lot):
+        with hooks.handling(self, lot[0][0]):
             await original(self, hand, lot)
 
     return handle
@@ -409,6 +415,7 @@ _WRAPPED: tuple[Wrapped, ...] = (
     (ThreadOutgoing, "publish", _publish),
     (AsyncTransactionProducer, "publish", _publish_async),
     (Consumer, "_handle", _handle),
+    (Consumer, "_handle_batch", _handle),
     (AsyncConsumer, "_begin", _handle),
     (AsyncConsumer, "_handle_batch", _handle_async),
     (Settler, "_settle", _settle),

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from notify.client.consumer.session import each_of
 from notify.protocol import ids
 from notify.protocol.wire import Delivered, Payload, Receive, Received, SettleItem, encode_msgpack
 from notify.server.data.encode import packed_deliveries, packed_runs
@@ -25,6 +24,7 @@ from notify.storage.names import dead_letter_topic
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import Topic
 from tests.contract.stores import SECOND, T0, Bench, commit
+from tests.support.deliveries import each_of
 from tests.support.transactions import sent
 
 MANY = 1 << 30

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from notify.client.consumer.session import each_of
 from notify.protocol.wire import Received
 from notify.testing.process import ServerProcess
+from tests.support.deliveries import each_of
 from tests.support.groups import publish, subscribe
 
 

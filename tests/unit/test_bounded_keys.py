@@ -137,7 +137,7 @@ BOUNDS = {
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
-        client/kafka/window.py:_lines client/handling/hand.py:_lines client/producer/running.py:_outcomes
+        client/kafka/window.py:_lines client/handling/hand.py:_batches client/producer/running.py:_outcomes
         client/producer/left_sender.py:_keys
         client/producer/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad
         movers/sinks/order.py:topics movers/sinks/order.py:_keys movers/sinks/order.py:_refused

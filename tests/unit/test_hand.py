@@ -6,31 +6,21 @@ import asyncio
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
-from notify.client.consumer.consumer import TURN_SECONDS
+from notify.client.consumer.reply import runs_of
 from notify.client.handling import hand as hands
-from notify.client.handling.hand import (
-    CAUTIOUS,
-    IN_HAND,
-    IN_HAND_BYTES,
-    PACE_SECONDS,
-    Batch,
-    Hand,
-    Run,
-    Times,
-    message_of,
-    ranges_of,
-    runs_of,
-)
+from notify.client.handling.batch import Batch
+from notify.client.handling.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, TURN_SECONDS, Hand
 from notify.client.handling.handlers import Handler, Partial, begin_in_own_context
+from notify.client.handling.runs import Run, Times, messages_of, ranges_of
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import DeadLetter
-from notify.protocol.wire import Delivered
+from notify.protocol.wire import Delivered, Received
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.virtual_loop import VirtualLoop
 
@@ -45,6 +35,11 @@ def delivered(texts: Iterable[str], lease: str = "1f", *, attempt: int = 1, topi
     ]  # fmt: skip
 
 
+def left_in(hand: Hand, session: Session) -> list[str]:
+    """The messages that wait, which go."""
+    return [run.message(place).text for run, place in hand.let_go(session)]
+
+
 class Session:
     """Settles at once, and notes what."""
 
@@ -55,12 +50,11 @@ class Session:
         self.times = Times()
 
     def noted(self, run: Run, place: int, error: BaseException) -> None:
-        self.failed[run.delivery(place).body.decode()] = str(error) or type(error).__name__
-        self.hand.settled(run, [place])
+        self.failed[run.message(place).text] = str(error) or type(error).__name__
+        self.hand.settled(run, range(place, place + 1))
 
-    def settle_noted(self, run: Run) -> None:
-        places, run.acknowledged = run.acknowledged, []
-        for together in ranges_of(places):
+    def settle_noted(self, run: Run, returned: Sequence[range]) -> None:
+        for together in returned:
             self.acknowledged.append(run.receipt(together))
             self.hand.settled(run, together)
 
@@ -68,22 +62,34 @@ class Session:
         await eventually_async(lambda: self.hand.count == 0, "everything to be settled")
 
 
+def handle_all(hand: Hand) -> None:
+    """Handle what waits for single messages' handlers."""
+    while hand.has_waiting:
+        for _ in hand.calls():
+            pass
+
+
 def handling(
-    function: Callable[..., Any], deliveries: list[Delivered], *, concurrency: int = 4, **options: Any
+    function: Callable[..., Any],
+    deliveries: list[Delivered],
+    *,
+    concurrency: int = 4,
+    session: Session | None = None,
+    **options: Any,
 ) -> tuple[Session, Consumer | AsyncConsumer]:
     """Have a consumer's handler called with these messages, without a server."""
     is_async = asyncio.iscoroutinefunction(function)
     consumer = (AsyncConsumer if is_async else Consumer)("http://127.0.0.1:1", group="g", concurrency=concurrency)
     consumer.subscribe("t", **options)(function)
-    session = Session()
+    session = session or Session()
 
     async def run() -> None:
         if isinstance(consumer, Consumer):
             consumer._pool = HandlerThreads(concurrency, "test")
         else:
-            consumer._lots = {}
+            consumer._callers = {}
         hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, concurrency, 32)
-        hand.put(runs_of(session, consumer._handlers, deliveries))
+        hand.put(runs_of(session, consumer._handlers, Received(deliveries)))
         try:
             await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
         finally:
@@ -102,8 +108,8 @@ def test_a_run_is_what_lies_side_by_side_in_one_lease() -> None:
     messages = [*delivered("abc", "1"), *delivered("de", "2"), *delivered("fghi", "3")[2:]]
     messages[1].receipt = "1.7"  # not beside the one before
     messages[4].receipt = "a receipt of another form"
-    runs = runs_of(Session(), {}, messages)
-    texts = [b"".join([d.body for d in run.deliveries if d is not None]).decode() for run in runs]
+    runs = runs_of(Session(), {}, Received(messages))
+    texts = ["".join([message.text for message in run.messages if message is not None]) for run in runs]
     assert texts == ["a", "b", "c", "d", "e", "hi"]
     assert runs[-1].receipt(range(2)) == "3.2-3" and runs[-1].receipt(range(1, 2)) == "3.3"
     assert runs[-2].receipt(range(1)) == "a receipt of another form"
@@ -175,6 +181,109 @@ def test_slow_handlers_run_all_at_once_and_no_more(is_async: bool) -> None:
     assert (most, consumer.handled, session.failed) == (4, 12, {})
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_message_is_acknowledged_while_the_next_call_of_its_caller_is_running(is_async: bool) -> None:
+    is_settled, is_settled_async = threading.Event(), asyncio.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "b":
+            assert is_settled.wait(PATIENCE_SECONDS)
+
+    async def handle_async(message: ReceivedMessage) -> None:
+        if message.text == "b":
+            await asyncio.wait_for(is_settled_async.wait(), PATIENCE_SECONDS)
+
+    class Settles(Session):
+        def settle_noted(self, run: Run, returned: Sequence[range]) -> None:
+            super().settle_noted(run, returned)
+            assert self.acknowledged[0] == "1f.0"
+            is_settled.set()
+            is_settled_async.set()
+
+    session, consumer = handling(
+        handle_async if is_async else handle, delivered("ab"), concurrency=1, session=Settles()
+    )
+    assert session.acknowledged == ["1f.0", "1f.1"] and consumer.handled == 2
+
+
+def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
+    calls: list[str] = []
+
+    async def run() -> None:
+        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+        consumer._callers = {}
+
+        @consumer.subscribe("t")
+        async def single(message: ReceivedMessage) -> None:
+            calls.append(message.text)
+
+        @consumer.subscribe("b", batch=2)
+        async def batch(messages: list[ReceivedMessage]) -> None:
+            calls.append("".join([message.text for message in messages]))
+
+        session = Session()
+        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+        deliveries = [*delivered("123456"), *delivered("abcd", "2", topic="b")]
+        hand.put(runs_of(session, consumer._handlers, Received(deliveries)))
+        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+
+    asyncio.run(run())
+    assert calls == ["1", "ab", "2", "cd", "3", "4", "5", "6"]
+
+
+def test_what_waits_of_a_holder_goes_and_the_rest_keeps_its_order() -> None:
+    async def run() -> None:
+        sessions = [Session(), Session()]
+        hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+        for session, texts, lease in ((0, "ab", "1"), (1, "12", "2"), (0, "cd", "3"), (1, "34", "4")):
+            sessions[session].hand = hand
+            hand.put(runs_of(sessions[session], {}, Received(delivered(texts, lease))))
+        taken = next(hand.calls())
+        assert taken.run.message(taken.place).text == "a" and hand.under_way == 1
+        assert left_in(hand, sessions[0]) == [*"bcd"]
+        assert left_in(hand, sessions[1]) == [*"1234"] and hand.under_way == 1
+        assert not hand.has_waiting
+
+    asyncio.run(run())
+
+
+def test_times_are_those_of_each_call() -> None:
+    """The clock is read once between two calls, whose time is that of both."""
+
+    async def run() -> None:
+        session = Session()
+        hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+        hand.put(runs_of(session, {}, Received(delivered("abc"))))
+        (waiting_since,) = {waiting[0].began for waiting in hand._singles}
+        instants = iter([waiting_since + seconds for seconds in (0.0005, 0.0007, 0.0307, 0.0307, 0.0308)])
+        hand.clock = lambda: next(instants)
+        while hand.has_waiting:
+            for call in hand.calls():
+                if call.place == 2:
+                    call.error = ValueError("no")
+        hand.collect()
+        waited, handled = session.times.waited, session.times.handled
+        assert [(n, count) for n, count in enumerate(waited.counts) if count] == [(0, 2), (5, 1)]
+        assert [(n, count) for n, count in enumerate(handled.counts) if count] == [(0, 2), (5, 1)]
+        assert (waited.sum_us, handled.sum_us) == (500 + 700 + 30_700, 30_300)
+        assert session.acknowledged == ["1f.0-1"] and session.failed == {"c": "no"}
+
+    asyncio.run(run())
+
+
+def test_the_slowest_call_that_is_traced_is_told() -> None:
+    trace_ids = [f"{n:032x}" for n in range(1, 4)]
+    deliveries = delivered("abcd")
+    for delivery, trace_id in zip(deliveries, trace_ids, strict=False):
+        delivery.headers = {"traceparent": f"00-{trace_id}-{1:016x}-01"}
+    (run,) = runs_of(Session(), {}, Received(deliveries))
+    times = Times()
+    times.add(run, [0, 1, 3], [run.began] * 3, [0.01, 0.05, 5.0])
+    times.add(run, [2], [run.began], [0.02])
+    assert f"slowest=50000.{trace_ids[1]}" in times.taken()
+    assert times.taken() == ""
+
+
 def test_a_coroutine_gives_the_loop_its_turns() -> None:
     """Quick handlers of many messages do not hold up the application's other tasks."""
     turns = 0
@@ -182,7 +291,7 @@ def test_a_coroutine_gives_the_loop_its_turns() -> None:
     async def run() -> None:
         nonlocal turns
         consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer._lots = {}
+        consumer._callers = {}
 
         @consumer.subscribe("t")
         async def handle(message: ReceivedMessage) -> None: ...
@@ -190,8 +299,8 @@ def test_a_coroutine_gives_the_loop_its_turns() -> None:
         session = Session()
         hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
         looks = itertools.count()
-        hand.time = lambda: next(looks) * TURN_SECONDS / 10  # ten messages take a turn's time
-        hand.put(runs_of(session, consumer._handlers, delivered(["x"] * 1000)))
+        hand.clock = lambda: next(looks) * TURN_SECONDS / 10  # ten messages take a turn's time
+        hand.put(runs_of(session, consumer._handlers, Received(delivered(["x"] * 1000))))
         while hand.count:
             await asyncio.sleep(0)  # a turn of the loop
             turns += 1
@@ -356,10 +465,10 @@ def test_no_handler_is_called_after_one_that_exits(error: type[BaseException]) -
         consumer.subscribe("t")(handle)
         session = Session()
         hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
-        hand.put(runs_of(session, consumer._handlers, delivered("abc")))
+        hand.put(runs_of(session, consumer._handlers, Received(delivered("abc"))))
         await eventually_async(lambda: hand.count == 2, "the first to be settled")
         assert isinstance(consumer._left, error)
-        left = [run.delivery(place).body.decode() for run, place in hand.let_go(session)]
+        left = left_in(hand, session)
         consumer._pool.shutdown()
         return left
 
@@ -369,9 +478,9 @@ def test_no_handler_is_called_after_one_that_exits(error: type[BaseException]) -
 def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     hand = _Noted()
     handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, batch=4)
-    (run,) = runs_of(Session(), {"t": handler}, delivered("abcd"))
+    (run,) = runs_of(Session(), {"t": handler}, Received(delivered("abcd")))
     lot = [(run, place) for place in range(4)]
-    batch = Batch(hand, lot, [message_of(waiting) for waiting in lot])  # type: ignore[arg-type]
+    batch = Batch(hand, lot, messages_of(lot))  # type: ignore[arg-type]
     assert batch.next()
     batch.failed(ValueError("halved"))
     assert batch.next() and [m.text for m in batch.messages] == ["a", "b"]
@@ -384,6 +493,7 @@ class _Noted:
     def __init__(self) -> None:
         self.fates: dict[int, str] = {}
         self.is_over = False
+        self.clock = lambda: 0.0
 
     def note(self, lot: list[tuple[Run, int]], error: BaseException | None = None) -> None:
         self.fates |= {place: str(error) for _, place in lot}
@@ -406,12 +516,11 @@ def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Mo
 
         def handle() -> None:
             hand.began()
-            while lot := hand.take():
-                hand.note(lot)
+            handle_all(hand)
             hand.left()
 
         hand = session.hand = Hand(start, lambda count, error: None, 2, 32)
-        hand.put(runs_of(session, {}, delivered("abc")))
+        hand.put(runs_of(session, {}, Received(delivered("abc"))))
         await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
 
     asyncio.run(run())
@@ -423,13 +532,12 @@ def test_a_caller_may_begin_before_its_start_returns() -> None:
 
     async def run() -> None:
         session = Session()
-        threads = HandlerThreads(1, "test")
+        threads = HandlerThreads(2, "test")  # a caller that leaves may start another
 
         def handle() -> None:
             hand.began()
             begun.set()
-            while lot := hand.take():
-                hand.note(lot)
+            handle_all(hand)
             hand.left()
 
         def start() -> None:
@@ -440,7 +548,7 @@ def test_a_caller_may_begin_before_its_start_returns() -> None:
         begun = threading.Event()
         hand = session.hand = Hand(start, lambda count, error: None, 1, 32)
         for lease in "12":
-            hand.put(runs_of(session, {}, delivered("abc", lease)))
+            hand.put(runs_of(session, {}, Received(delivered("abc", lease))))
             await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
         threads.shutdown()
 
@@ -461,13 +569,13 @@ class Asking:
 
     def receive(self, count: int, *, attempt: int = 1, size: int = 1) -> None:
         self._leases += 1
-        self.hand.put(runs_of(self.session, {}, delivered(["x" * size] * count, f"{self._leases:x}", attempt=attempt)))
+        deliveries = delivered(["x" * size] * count, f"{self._leases:x}", attempt=attempt)
+        self.hand.put(runs_of(self.session, {}, Received(deliveries)))
 
     def handle(self, seconds: float) -> None:
         """Handle everything in hand, in so much time."""
         self.loop.now += seconds
-        while lot := self.hand.take():
-            self.hand.note(lot)
+        handle_all(self.hand)
         self.hand.collect()
 
 

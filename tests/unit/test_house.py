@@ -187,7 +187,7 @@ READ_A_CLOCK = {
         "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": (
-        "client.bodies.sending client.consumer.consumer client.handling.hand server.data.routes "
+        "client.bodies.sending client.handling.runs server.data.routes "
         "spark.audit storage.log.store storage.log.threads"
     ),
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

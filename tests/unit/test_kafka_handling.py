@@ -69,11 +69,11 @@ class Settled:
 class World:
     """A consumer's handling of two partitions."""
 
-    def __init__(self, consumer: Any, *, concurrency: int = 4) -> None:
-        consumer._lots = {}
+    def __init__(self, consumer: Any, *, concurrency: int = 4, most: int | None = None) -> None:
+        consumer._callers = {}
         consumer._pool = HandlerThreads(concurrency, "test")
         self.consumer = consumer
-        self.hand = Hand(lambda: consumer._start_caller(self.hand), consumer._count, concurrency, 32)
+        self.hand = Hand(lambda: consumer._start_caller(self.hand), consumer._count, concurrency, 32, most)
         self.is_stopped = False
         self.plan = Plan(
             "kafka://b", "g", "i", consumer._handlers, self.hand, consumer._cancel, lambda: self.is_stopped,
@@ -205,6 +205,50 @@ def test_a_slow_call_holds_up_no_message_behind_it() -> None:
         world.handling.begin()
         await world.until_handled()
         assert done[-1] == "0" and sorted(done) == sorted(map(str, range(40)))
+
+    run(work)
+
+
+def test_runs_are_not_cut_into_ever_smaller_ones() -> None:
+    """Each run costs as much as some messages."""
+
+    async def handle(message: ReceivedMessage) -> None: ...
+
+    async def work() -> None:
+        world = World(made(handle), most=100)
+        put, sizes = world.hand.put, []
+
+        def noted(runs: Any) -> None:
+            sizes.extend([run.unsettled for run in runs])
+            put(runs)
+
+        world.hand.put = noted  # type: ignore[method-assign]
+        for partition, window in enumerate(world.windows):
+            world.add(window, [Record(n, "", partition=partition) for n in range(1000)])
+        world.handling.begin()
+        await world.until_handled()
+        assert sum(sizes) == 2000 and len(sizes) <= 100
+
+    run(work)
+
+
+def test_no_handler_is_idle_while_the_others_are_slow() -> None:
+    others, seen = threading.Event(), []
+
+    def handle(message: ReceivedMessage) -> None:
+        if message.text == "0":
+            assert others.wait(PATIENCE_SECONDS)
+        seen.append(message.text)
+        if len(seen) == 9:
+            others.set()
+
+    async def work() -> None:
+        world = World(made(handle), concurrency=4, most=4)
+        world.hand._limit = None  # it is not cautious any more
+        world.add(world.windows[0], [Record(n, str(n)) for n in range(10)])
+        world.handling.begin()
+        await world.until_handled()
+        assert seen[-1] == "0" and sorted(seen) == [*map(str, range(10))]
 
     run(work)
 

@@ -71,6 +71,18 @@ def test_many_ages_are_counted_as_one_by_one() -> None:
         assert together.counts == one_by_one.counts and together.sum_us == one_by_one.sum_us
 
 
+def test_many_durations_are_counted_as_one_by_one() -> None:
+    chosen = random.Random(11)
+    for _ in range(200):
+        durations = [10 ** chosen.uniform(-6, 3.5) for _ in range(chosen.randint(0, 60))]
+        durations += chosen.choices(BOUNDS, k=3)
+        together = Histogram()
+        together.add_all_of(durations)
+        one_by_one = counted(*durations)
+        assert together.counts == one_by_one.counts
+        assert abs(together.sum_us - one_by_one.sum_us) <= len(durations)
+
+
 def test_times_in_any_order_and_parts_of_them_are_counted() -> None:
     ages = [300_000_000, 10, 20_000, 5]
     times = CommitTimes(array("Q", [NOW - age for age in ages]))

@@ -79,15 +79,20 @@ class Consuming:
         work = Work("g", "i", {"t": handler}, self.hand, LEASE, PATIENCE_SECONDS, tracebacks=tracebacks)
         self.session = Session(work, self.server)  # type: ignore[arg-type]
         self.session.is_subscribed = True
-        self.session._begin(
-            [Delivered(receipt=f"7.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
-             for n in range(count)]
-        )  # fmt: skip
-        self.taken = [self.hand.take() for _ in range(count)]
+        self.receive("7", count)
+        self.taken = [next(self.hand.calls()) for _ in range(count)]
+
+    def receive(self, lease: str, count: int) -> None:
+        deliveries = [
+            Delivered(receipt=f"{lease}.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
+            for n in range(count)
+        ]
+        self.session._begin(self.session._decode(encode_msgpack(Received(deliveries))))
 
     def note(self, *places: int, error: BaseException | None = None) -> None:
         for place in places:
-            self.hand.note(self.taken[place], error)
+            call = self.taken[place]
+            self.hand.note([(call.run, call.place)], error)
 
     async def settled(self, left: int = 0) -> list[tuple[str, str, str | None]]:
         await eventually_async(lambda: self.hand.count == left, "the rest to be settled")
@@ -213,11 +218,8 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
     async def run() -> None:
         consuming = Consuming(0)
         session, hand = consuming.session, consuming.hand
-        session._begin(
-            [Delivered(receipt=f"8.{n}", id=f"m{n}", topic="t", queue=0, offset=n, committed_at="", body=b"x")
-             for n in range(5)]
-        )  # fmt: skip
-        first = hand.take()
+        consuming.receive("8", 5)
+        first = next(hand.calls())
         session.end()
         session.give_back_waiting()
         for _ in range(10):
@@ -225,7 +227,7 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
         assert consuming.server.asked == [], "a long poll is open, which would get them again"
         session._has_received.set()
         assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
-        hand.note(first)
+        hand.note([(first.run, first.place)])
         assert await consuming.settled() == [("ack", "8.0", None)]
 
     asyncio.run(run())

@@ -106,7 +106,7 @@ class BodyReader:
 
     def read_all(self, messages: Sequence[ReceivedMessage]) -> list[ReadMessage]:
         """Each message with its body, or the error that reading it raised; several are read at the same time."""
-        reads = {n: self._begin(m) for n, m in enumerate(messages) if lies_outside(m.headers)}
+        reads = {n: self._begin(m) for n, m in enumerate(messages) if m.headers and lies_outside(m.headers)}
         if not reads:
             return list(messages)
         concurrent.futures.wait(reads.values())
@@ -114,7 +114,7 @@ class BodyReader:
 
     async def read_all_soon(self, messages: Sequence[ReceivedMessage]) -> list[ReadMessage]:
         """Like `read_all`, for the event loop."""
-        reads = {n: self._begin(m) for n, m in enumerate(messages) if lies_outside(m.headers)}
+        reads = {n: self._begin(m) for n, m in enumerate(messages) if m.headers and lies_outside(m.headers)}
         if not reads:
             return list(messages)
         await asyncio.gather(*map(asyncio.wrap_future, reads.values()), return_exceptions=True)

@@ -23,7 +23,8 @@ from notify.client.consumer.inbox_maintenance import InboxMaintenance
 from notify.client.consumer.session import Work
 from notify.client.consumer.sessions import Sessions
 from notify.client.handling.banner import announce, begun, warn_of_broadcasts
-from notify.client.handling.hand import Batch, Hand, Holder, Waiting, message_of
+from notify.client.handling.batch import Batch
+from notify.client.handling.hand import Call, Hand
 from notify.client.handling.handlers import (
     CANCEL_SECONDS,
     DEATHS,
@@ -39,13 +40,14 @@ from notify.client.handling.handlers import (
     no_handler,
     refuse_unfinished,
 )
+from notify.client.handling.runs import Holder, Waiting, messages_of
 from notify.client.inbox.inbox import Inbox, check_inbox
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token
 from notify.errors import InvalidRequest
 from notify.kafka.records import SCHEME
-from notify.protocol.large_bodies import lies_outside
+from notify.protocol.large_bodies import APART, lies_outside
 from notify.protocol.limits import LIMITS, Mode, OnExhausted, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
@@ -59,8 +61,8 @@ T = TypeVar("T")
 DRAIN_SECONDS = 300.0
 MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
-TURN_SECONDS = 0.001
-"""After this time of quick handlers the other tasks of an event loop, and other greenlets, get their turn."""
+PLAIN = frozenset((*APART, tracing.HEADER)).isdisjoint
+"""Whether a message with these headers needs no more than a call of its handler: it has its body, and no trace."""
 
 
 class _Consumer:
@@ -336,8 +338,8 @@ class AsyncConsumer(_Consumer):
         Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
         Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
-        self._lots: dict[asyncio.Task[None], list[Waiting]] = {}
-        """The callers of handlers, and the messages that each is busy with."""
+        self._callers: dict[asyncio.Task[None], frozenset[Holder]] = {}
+        """The callers of handlers, and the holders of the messages of which each waits for the handler."""
         left = await self._consume()
         if left is not None:
             raise left
@@ -347,75 +349,66 @@ class AsyncConsumer(_Consumer):
 
     def _start_caller(self, hand: Hand) -> None:
         task = asyncio.get_running_loop().create_task(self._call_handlers(hand))
-        self._lots[task] = []
+        self._callers[task] = frozenset()
 
     async def _call_handlers(self, hand: Hand) -> None:
         """Call handlers, one after the other, until nothing waits."""
         task = asyncio.current_task()
         assert task is not None
         hand.began()
-        until = hand.time() + TURN_SECONDS
         try:
-            while lot := hand.take():
-                self._lots[task] = lot
-                handler = lot[0][0].handler
-                if handler is not None and handler.batch is not None:
+            while hand.has_waiting:
+                for call in hand.calls():
+                    if (rest := self._begin(hand, call)) is not None:
+                        self._callers[task] = frozenset((call.run.holder,))
+                        await self._finish(hand, call, rest)
+                        self._callers[task] = frozenset()
+                for lot in hand.lots():
+                    self._callers[task] = frozenset(run.holder for run, _ in lot)
                     await self._handle_batch(hand, lot)
-                else:
-                    began = time.perf_counter()
-                    rest = self._begin(hand, handler, lot, began)
-                    if rest is not None:
-                        await self._finish(hand, lot, rest, began)
-                if hand.time() >= until:
-                    self._lots[task] = []
-                    await asyncio.sleep(0)  # lets other tasks run
-                    until = hand.time() + TURN_SECONDS
+                    self._callers[task] = frozenset()
+                await asyncio.sleep(0)  # lets other tasks run
         finally:
-            del self._lots[task]
+            del self._callers[task]
             hand.left()
 
-    def _begin(self, hand: Hand, handler: Handler | None, lot: list[Waiting], began: float) -> Awaitable[Any] | None:
+    def _begin(self, hand: Hand, call: Call) -> Awaitable[Any] | None:
         """Call the handler of one message, until it waits. Returns what gives its result when awaited; None if it has
         ended. Raises CancelledError only if this caller is cancelled."""
+        handler, message = call.run.handler, call.run.messages[call.place]
+        assert message is not None
         try:
-            message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
+            if self._inbox is None and PLAIN(message.headers):
+                return begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
             if lies_outside(message.headers):
-                rest = begin_in_own_context(self._read_and_call, handler, message)
-            elif self._inbox is None and tracing.HEADER not in message.headers:
-                rest = begin_in_own_context(handler.call if handler.read is None else handler.handle, message)
-            else:
-                rest = begin_in_own_context(self._call, handler, message)
+                return begin_in_own_context(self._read_and_call, handler, message)
+            return begin_in_own_context(self._call, handler, message)
         except BaseException as error:
-            self._failed(hand, lot, error, began)
+            self._failed(hand, call, error)
             return None
-        if rest is None:
-            hand.note(lot, began=began)
-        return rest
 
-    async def _finish(self, hand: Hand, lot: list[Waiting], rest: Awaitable[Any], began: float) -> None:
+    async def _finish(self, hand: Hand, call: Call, rest: Awaitable[Any]) -> None:
         """Wait for the end of a message's handler. Raises CancelledError only if this caller is cancelled."""
         try:
             refuse_unfinished(await rest)
         except BaseException as error:
-            self._failed(hand, lot, error, began)
-        else:
-            hand.note(lot, began=began)
+            self._failed(hand, call, error)
 
-    def _failed(self, hand: Hand, lot: list[Waiting], error: BaseException, began: float) -> None:
-        """Note the error of a handler; raise it if it means that this caller is cancelled."""
+    def _failed(self, hand: Hand, call: Call, error: BaseException) -> None:
+        """A handler has raised an error; raise it if it means that this caller is cancelled."""
         if is_cancelled(error):
-            hand.note(lot, Cancelled())
+            hand.note([(call.run, call.place)], Cancelled())
             raise error
-        hand.note(lot, error, began)
+        call.error = error
 
     async def _read_and_call(self, handler: Handler, message: ReceivedMessage) -> None:
         await self._call(handler, await self._bodies.read_soon(message))
 
     async def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
         try:
-            read = await self._bodies.read_all_soon([message_of(waiting) for waiting in lot])
+            read = await self._bodies.read_all_soon(messages_of(lot))
         except asyncio.CancelledError:
             hand.note(lot, Cancelled())
             raise
@@ -434,7 +427,7 @@ class AsyncConsumer(_Consumer):
                 batch.succeeded()
 
     async def _cancel(self, holder: Holder) -> None:
-        tasks = [task for task, lot in self._lots.items() if lot and {run.holder for run, _ in lot} == {holder}]
+        tasks = [task for task, holders in self._callers.items() if holders == {holder}]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -503,36 +496,33 @@ class Consumer(_Consumer):
         """Call handlers, one after the other, until nothing waits."""
         hand.began()
         is_green = bool(patched_by())
-        until = hand.time() + TURN_SECONDS
         try:
-            while lot := hand.take():
-                self._handle(hand, lot)
-                if is_green and hand.time() >= until:
+            while hand.has_waiting:
+                for call in hand.calls():
+                    self._handle(call)
+                for lot in hand.lots():
+                    self._handle_batch(hand, lot)
+                if is_green:
                     time.sleep(0)  # lets other greenlets run
-                    until = hand.time() + TURN_SECONDS
         finally:
             hand.left()
 
-    def _handle(self, hand: Hand, lot: list[Waiting]) -> None:
-        handler = lot[0][0].handler
-        if handler is not None and handler.batch is not None:
-            self._handle_batch(hand, lot)
-            return
-        began = time.perf_counter()
+    def _handle(self, call: Call) -> None:
+        """Call the handler of one message."""
+        handler, message = call.run.handler, call.run.messages[call.place]
+        assert message is not None
         try:
-            message = message_of(lot[0])
             if handler is None:
                 raise no_handler(message)
-            if lies_outside(message.headers):
-                message = self._bodies.read(message)
-            self._call(handler, message)
+            if self._inbox is None and PLAIN(message.headers):
+                call_to_the_end(handler.call if handler.read is None else handler.handle, message)
+            else:
+                self._call(handler, self._bodies.read(message))
         except BaseException as error:
-            hand.note(lot, error, began)
-        else:
-            hand.note(lot, began=began)
+            call.error = error
 
     def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
-        batch = Batch(hand, lot, self._bodies.read_all([message_of(waiting) for waiting in lot]))
+        batch = Batch(hand, lot, self._bodies.read_all(messages_of(lot)))
         while batch.next():
             try:
                 self._call_all(batch.messages, batch.function)
@@ -542,9 +532,7 @@ class Consumer(_Consumer):
                 batch.succeeded()
 
     def _call(self, handler: Handler, message: ReceivedMessage) -> None:
-        if self._inbox is None and tracing.HEADER not in message.headers:
-            call_to_the_end(handler.call if handler.read is None else handler.handle, message)
-        elif self._inbox is None:
+        if self._inbox is None:
             tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
         else:
             tracing.traced(self._inbox.run, self.group, message)(self.group, message, handler.handle)

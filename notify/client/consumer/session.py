@@ -13,30 +13,27 @@ import itertools
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain, repeat
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
+from notify.client.consumer.reply import runs_of
 from notify.client.handling.banner import begun
 from notify.client.handling.failure_log import FailureLog
-from notify.client.handling.hand import Hand, Run, Times, Waiting, by_run, ranges_of, runs_of
+from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of, trace_of
+from notify.client.handling.runs import Run, Times, Waiting, by_run, ranges_of
 from notify.client.transport.batch import Batcher, Later
 from notify.client.transport.foreign_answers import PollTime, foreign_content
 from notify.client.transport.http import HttpClient, read_answer
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
-from notify.protocol import ids
 from notify.protocol.limits import OWNED
 from notify.protocol.wire import (
     JSON,
-    RUN_HEAD,
-    Delivered,
-    DeliveredRun,
     Leave,
     Receive,
     Received,
@@ -45,7 +42,6 @@ from notify.protocol.wire import (
     SettledItems,
     SettleItem,
     encode_msgpack,
-    instant,
 )
 from notify.runtime.backoff import Backoff
 from notify.runtime.visible import first_of
@@ -83,45 +79,6 @@ _SUBSCRIBED = {"group", "result"}
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 _decode_answer = msgspec.msgpack.Decoder(Received).decode
-
-
-def _decode_received(answer: bytes) -> list[Delivered]:
-    return each_of(_decode_answer(answer))
-
-
-def each_of(received: Received) -> list[Delivered]:
-    """All deliveries of an answer, one by one, whichever form they came in. Raises msgspec.ValidationError if the
-    fields of a run do not fit each other."""
-    return received.messages + [delivered for run in received.runs for delivered in _of_run(run)]
-
-
-def _of_run(run: DeliveredRun) -> Iterator[Delivered]:
-    count = len(run.messages)
-    attempts = repeat(1, count) if run.attempts is None else run.attempts
-    if (
-        len(run.heads) != RUN_HEAD.size * count
-        or sum([n for _, n in run.offsets]) != count
-        or (run.attempts is not None and len(run.attempts) != count)
-    ):
-        raise msgspec.ValidationError("a run has not as many heads, offsets or attempts as messages")
-    offsets = chain.from_iterable([range(first, first + n) for first, n in run.offsets])
-    heads = RUN_HEAD.iter_unpack(run.heads)
-    places = zip(run.messages, heads, offsets, attempts, strict=True)
-    for place, (m, (transaction_id, number, committed_us), offset, attempt) in enumerate(places):
-        yield Delivered(
-            receipt=f"{run.lease}.{place}",
-            id=ids.message_id(transaction_id, number),
-            topic=m.topic,
-            queue=run.queue,
-            offset=offset,
-            attempt=attempt,
-            committed_at=instant(committed_us),
-            body=m.body,
-            key=m.key,
-            tag=m.tag,
-            headers=m.headers,
-            replay=run.replay,
-        )
 
 
 class Renewals(Generic[Held]):
@@ -331,7 +288,7 @@ class Session:
         self._failures = FailureLog()
         self._poll_time = PollTime(POLL_SECONDS)
         self._name, self._numbers = secrets.token_hex(6), itertools.count(1)
-        self._polls: set[asyncio.Future[list[Delivered] | None]] = set()
+        self._polls: set[asyncio.Future[list[Run] | None]] = set()
         """The requests to receive whose answers nobody has read when the session ends."""
         self._ending = asyncio.Event()
         self._has_received = asyncio.Event()
@@ -385,7 +342,7 @@ class Session:
         self._polls.clear()
         self._has_received.set()
         self._gives_back = True
-        self._begin([delivery for answer in answers if isinstance(answer, list) for delivery in answer])
+        self._begin([run for answer in answers if isinstance(answer, list) for run in answer])
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
@@ -396,8 +353,7 @@ class Session:
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
-        deliveries = [delivery for run in self._runs for delivery in run.deliveries if delivery is not None]
-        message_ids = sorted([delivery.id for delivery in deliveries])
+        message_ids = sorted([message.id for run in self._runs for message in run.messages if message is not None])
         log.warning(
             "stopped waiting for %d unsettled messages %g s after receiving stopped (setting drain); they will be "
             "redelivered: %s",
@@ -586,7 +542,7 @@ class Session:
     async def _receive_until_ended(self, topics: list[str] | None) -> None:
         hand = self._work.hand
         ended = asyncio.ensure_future(self._ending.wait())
-        receiving: asyncio.Future[list[Delivered] | None] | None = None
+        receiving: asyncio.Future[list[Run] | None] | None = None
         request_id = self._new_request_id()
         try:
             while not self._ending.is_set():
@@ -613,7 +569,7 @@ class Session:
         """A name by which the server knows a request to receive if it comes again, because its answer was lost."""
         return f"{self._name}.{next(self._numbers)}"
 
-    async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Delivered] | None:
+    async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Run] | None:
         """The messages of one answer; None if a proxy has cut the request off: what the server answered is lost."""
         if self._ending.is_set():
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
@@ -626,9 +582,9 @@ class Session:
         began = asyncio.get_running_loop().time()
         try:
             answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
-            messages = read_answer(_decode_received, answer)
+            runs = read_answer(self._decode, answer)
             self._answered = datetime.now(UTC)
-            return messages
+            return runs
         except ForeignAnswer as error:
             if self._poll_time.was_cut(error, asyncio.get_running_loop().time() - began):
                 return None
@@ -640,6 +596,9 @@ class Session:
             await self._subscribe_all(again=True)
             return []
 
+    def _decode(self, answer: bytes) -> list[Run]:
+        return runs_of(self, self._work.handlers, _decode_answer(answer))
+
     @staticmethod
     async def _either(ended: asyncio.Future[Any], moved: asyncio.Future[Any]) -> None:
         """Wait for the end of the session, or until messages were settled."""
@@ -650,8 +609,7 @@ class Session:
 
     # --- handling ---------------------------------------------------------------------------------------------
 
-    def _begin(self, delivered: list[Delivered]) -> None:
-        runs = runs_of(self, self._work.handlers, delivered)
+    def _begin(self, runs: list[Run]) -> None:
         self._is_to_leave |= bool(runs)
         for run in runs:
             self._runs[run] = None
@@ -672,19 +630,18 @@ class Session:
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
-            delivery = run.delivery(place)
-            self._failures.tell(delivery.topic, delivery.id, delivery.attempt, error)
+            message = run.message(place)
+            self._failures.tell(message.topic, message.id, message.attempt, error)
             self._settle(run, places, "retry", reason_of(error), trace=self._settler.trace(error))
 
-    def settle_noted(self, run: Run) -> None:
-        """Acknowledge the messages of a run whose handlers have returned."""
+    def settle_noted(self, run: Run, returned: Sequence[range]) -> None:
+        """Acknowledge the messages of a run whose handlers have returned, and give back those that no handler got."""
         self._renewals.look(run)
         if not any(run.is_open):
             self._renewals.end(run)
         not_tried, self._not_tried = self._not_tried, []
         self._give_back(not_tried)
-        acknowledged, run.acknowledged = run.acknowledged, []
-        for places in ranges_of(acknowledged):
+        for places in returned:
             self._settle(run, places, "ack")
 
     def _settle(
@@ -728,7 +685,7 @@ class Session:
         self._settling -= len(places)
         if why_not is not None:
             more = f" and {len(places) - 1} behind it were" if len(places) > 1 else " was"
-            log.warning("%s%s not settled, it may be delivered again: %s", run.delivery(places[0]).id, more, why_not)
+            log.warning("%s%s not settled, it may be delivered again: %s", run.message(places[0]).id, more, why_not)
         self._work.hand.settled(run, places)
         if not run.unsettled:
             self._runs.pop(run, None)
@@ -741,8 +698,8 @@ class Session:
             return
         for run, places in by_lease:
             self._settling += len(places)
-            for place in places:
-                run.is_open[place] = 0
+            for together in ranges_of(places):
+                run.close(together)
         task = asyncio.ensure_future(self._give_back_when_received(by_lease))
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)

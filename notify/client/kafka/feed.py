@@ -177,7 +177,7 @@ class Feed:
         last: Place | None = None
         next_offset = 0
         items: list[Item] | None = None
-        of_topic = _item
+        make: Callable[[int, bytes | None, int, Any], Item] = Item
         for record in polled:
             place = record.topic(), record.partition()
             error = record.error()
@@ -191,15 +191,16 @@ class Feed:
             offset = record.offset()
             if place != last or offset < next_offset:
                 last, items = place, None
-                of_topic = _retried if place[0].startswith(RETRY) else _item
+                make = _retried if place[0].startswith(RETRY) else Item
                 if (window := windows.get(place)) is not None:
                     items = []
                     fetched.append((window, items))
             next_offset = offset + 1
             if items is not None:
-                item = of_topic(offset, record)
-                items.append(item)
-                total += item.size
+                key = record.key()
+                size = len(record) + (len(key) if key else 0) + ITEM_BYTES
+                total += size
+                items.append(make(offset, key, size, record))
         return total
 
     def _fetch_again(self, polled: list[Any], before: Mapping[Place, Window], now: Mapping[Place, Window]) -> list[Any]:
@@ -258,17 +259,11 @@ class Feed:
         await self.thread.end(partial(leave, self._group, self.consumer.close, LEAVE_SECONDS), seconds)
 
 
-def _item(offset: int, record: Any) -> Item:
-    key = record.key()
-    return Item(offset, key, len(record) + (len(key) if key else 0) + ITEM_BYTES, record)
-
-
-def _retried(offset: int, record: Any) -> Item:
+def _retried(offset: int, key: bytes | None, size: int, record: Any) -> Item:
     """An item of a retry topic."""
-    item, headers = _item(offset, record), records.listed(record)
-    item.attempt = records.number(headers, records.ATTEMPT) or 1
-    item.due_us = records.number(headers, records.DUE) or 0
-    return item
+    headers = records.listed(record)
+    attempt, due_us = records.number(headers, records.ATTEMPT), records.number(headers, records.DUE)
+    return Item(offset, key, size, record, attempt or 1, due_us or 0)
 
 
 class PollSize:

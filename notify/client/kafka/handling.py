@@ -7,12 +7,12 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from notify.client.handling.failure_log import FailureLog
-from notify.client.handling.hand import Run, Times, by_run
 from notify.client.handling.handlers import Cancelled, Handler, NotTried, handler_of
+from notify.client.handling.runs import Run, Times, by_run, ranges_of
 from notify.client.kafka import retries
 from notify.client.kafka.feed import PollSize
 from notify.client.kafka.partitions import Partitions
@@ -24,8 +24,8 @@ from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.records import EXPIRES, ID, TAG, TARGET, listed, split, text_of, why_dead
 from notify.protocol.filter import Filter
 from notify.protocol.limits import digits
-from notify.protocol.message import REPLAY
-from notify.protocol.wire import Delivered
+from notify.protocol.message import REPLAY, ReceivedMessage, received
+from notify.protocol.withdrawal import without_own
 from notify.runtime.backoff import Backoff
 from notify.runtime.clock import steady_clock
 
@@ -44,9 +44,14 @@ class PartitionRun(Run):
     __slots__ = ("items", "not_tried", "window")
 
     def __init__(
-        self, handling: Handling, handler: Handler | None, window: Window, items: list[Item], messages: list[Delivered]
+        self,
+        handling: Handling,
+        handler: Handler | None,
+        window: Window,
+        items: list[Item],
+        messages: list[ReceivedMessage],
     ) -> None:
-        super().__init__(handling, handler, "", 0, [*messages])
+        super().__init__(handling, handler, "", 0, messages)
         self.window = window
         self.items = items
         self.not_tried: list[int] = []
@@ -90,23 +95,32 @@ class Handling:
     # --- into the hand ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take ready items in hand, while there is room."""
+        """Take ready items in hand: when there is room for half of those that may be, so that runs are not cut into
+        ever smaller ones, and when none waits there."""
         looked_at = 0
         while not self._is_over and looked_at < LOOKED_AT:
-            room = self._hand.free()  # grows with the first messages that come for the first time
-            taken = self._partitions.take(min(room, LOOKED_AT - looked_at)) if room else None
-            if taken is None:
+            room = self._hand.room(for_few=True)  # grows with the first messages that come for the first time
+            taken = self._take(min(room, LOOKED_AT - looked_at))
+            if not taken:
                 break
-            window, items = taken
-            looked_at += len(items)
-            if runs := self._runs_of(window, items):
-                self._runs.update(dict.fromkeys(runs))
-                self._hand.put(runs)
+            looked_at += taken
         if looked_at == LOOKED_AT:
             asyncio.get_running_loop().call_soon(self.begin)
         if self._partitions.has_to_note and self.room:
             self.noting.set()
         self._wait_for_the_next()
+
+    def _take(self, most: int) -> int:
+        """Take at most so many ready items in hand; returns how many were looked at."""
+        looked_at = 0
+        runs: list[PartitionRun] = []
+        for window, items in self._partitions.take(most):
+            looked_at += len(items)
+            runs += self._runs_of(window, items)
+        if runs:
+            self._runs.update(dict.fromkeys(runs))
+            self._hand.put(runs)
+        return looked_at
 
     @property
     def _is_over(self) -> bool:
@@ -128,7 +142,7 @@ class Handling:
 
     def _runs_of(self, window: Window, items: list[Item]) -> list[PartitionRun]:
         """The runs of taken items. The others are finished in their window, or leave as dead letters."""
-        found: list[tuple[Handler | None, list[Item], list[Delivered]]] = []
+        found: list[tuple[Handler | None, list[Item], list[ReceivedMessage]]] = []
         source = items[0].record.topic()
         is_retry, is_letter = source.startswith(RETRY), source.startswith(DEAD_LETTER)
         topic, handler = source, handler_of(self._plan.handlers, source)
@@ -157,7 +171,7 @@ class Handling:
     def _message(
         self, window: Window, item: Item, topic: str, handler: Handler | None, fields: dict[str, str | bytes],
         own_headers: dict[str, str] | None,
-    ) -> Delivered | None:  # fmt: skip
+    ) -> ReceivedMessage | None:  # fmt: skip
         """An item as a message for its handler; None if it is finished, or leaves as a dead letter. `fields`: all
         headers of the record."""
         if item.is_orphan and item.attempt > retries.most_attempts(handler):
@@ -168,18 +182,18 @@ class Handling:
         try:
             record, key = item.record, item.key
             message_id, tag, replay = fields.get(ID), fields.get(TAG), fields.get(REPLAY)
-            message = Delivered(
-                id=text_of(message_id) if message_id else retries.id_of(record),
-                topic=topic,
-                queue=record.partition(),
-                offset=item.offset,
-                body=record.value() or b"",
-                key=None if key is None else key.decode("utf-8", "replace"),
-                tag=None if tag is None else text_of(tag),
-                headers=own_headers,
-                attempt=item.attempt,
-                committed_at=_instant(record.timestamp()[1]),
-                replay=0 if replay is None else digits(text_of(replay)) or 0,
+            message = received(
+                text_of(message_id) if message_id else retries.id_of(record),
+                topic,
+                record.partition(),
+                item.offset,
+                record.value() or b"",
+                None if key is None else key.decode("utf-8", "replace"),
+                None if tag is None else text_of(tag),
+                without_own(own_headers) if own_headers else {},
+                item.attempt,
+                _instant(record.timestamp()[1]),
+                0 if replay is None else digits(text_of(replay)) or 0,
             )
             if handler is None:
                 return message
@@ -194,13 +208,11 @@ class Handling:
             window.finish(item)
         return None
 
-    def _is_wanted(self, handler: Handler, message: Delivered) -> bool:
+    def _is_wanted(self, handler: Handler, message: ReceivedMessage) -> bool:
         if handler.tags and message.tag not in handler.tags:
             return False
         condition = self._filters.get(handler.topic)
-        return condition is None or condition.is_true_for(
-            message.headers or {}, message.key, message.tag, message.topic
-        )
+        return condition is None or condition.is_true_for(message.headers, message.key, message.tag, message.topic)
 
     def _wait_for_the_next(self) -> None:
         if self._timer is not None:
@@ -220,18 +232,18 @@ class Handling:
             run.not_tried.append(place)
             return
         if not isinstance(error, Cancelled):  # the message of a cancelled consumer comes again
-            message = run.delivery(place)
+            message = run.message(place)
             self._failures.tell(message.topic, message.id, message.attempt, error)
             self._fail(run.window, run.items[place], run.handler, message.topic, error)
-        self._hand.settled(run, [place])
+        self._hand.settled(run, range(place, place + 1))
 
-    def settle_noted(self, run: Run) -> None:
-        """Finish the messages of a run whose handlers have returned."""
+    def settle_noted(self, run: Run, returned: Sequence[range]) -> None:
+        """Finish the messages of a run whose handlers have returned, and put back those that no handler got."""
         assert isinstance(run, PartitionRun)
-        acknowledged, run.acknowledged = run.acknowledged, []
-        if not run.window.is_closed:  # otherwise another instance has got the partition
-            run.window.finish_all([run.items[place] for place in acknowledged])
-        self._hand.settled(run, acknowledged)
+        if returned and not run.window.is_closed:  # otherwise another instance has got the partition
+            run.window.finish_all([item for places in returned for item in run.items[places.start : places.stop]])
+        for places in returned:
+            self._hand.settled(run, places)
         not_tried, run.not_tried = run.not_tried, []
         self._put_back(run, not_tried)
         self.begin()
@@ -242,7 +254,8 @@ class Handling:
         if not run.window.is_closed:
             for place in sorted(places, reverse=True):
                 run.window.put_back(run.items[place])
-        self._hand.settled(run, places)
+        for together in ranges_of(places):
+            self._hand.settled(run, together)
         self._partitions.look(run.window)
         if not run.unsettled:
             self._runs.pop(run, None)
@@ -289,7 +302,7 @@ class Handling:
                 while self._of(chosen):
                     self._ended.clear()
                     await self._ended.wait()
-        return [message.id for run in self._of(chosen) for message in run.deliveries if message is not None]
+        return [message.id for run in self._of(chosen) for message in run.messages if message is not None]
 
     async def cancel(self) -> None:
         """Cancel running handlers, and wait for them no longer."""

@@ -123,18 +123,21 @@ class Partitions:
             self._due_at[window] = due_us
             heapq.heappush(self._due, (due_us, self._number, window))
 
-    def take(self, most: int) -> tuple[Window, list[Item]] | None:
-        """The next items to handle, of the partition whose turn it is, and its share of `most`; None if no item is
-        ready."""
+    def take(self, most: int) -> list[tuple[Window, list[Item]]]:
+        """The next items to handle: of each partition in its turn its share of `most`."""
         self._wake(steady_clock())
+        taken: list[tuple[Window, list[Item]]] = []
         for turns in range(len(self._turns), 0, -1):
+            if most <= 0:
+                break
             window, _ = self._turns.popitem(last=False)
             items = window.take(-(-most // turns))
             if items:
+                most -= len(items)
+                taken.append((window, items))
                 if window.ready:
                     self._turns[window] = None
-                return window, items
-        return None
+        return taken
 
     def _wake(self, now_us: int) -> None:
         while self._due and self._due[0][0] <= now_us:

@@ -103,7 +103,7 @@ class Window:
     def add_all(self, items: list[Item]) -> None:
         """Add fetched records in the order of their offsets."""
         first = items[0].offset
-        if first < self._next or first <= self._told or self._to_note or any(item.due_us for item in items):
+        if first < self._next or first <= self._told or self._to_note or [item for item in items if item.due_us]:
             for item in items:
                 self.add(item)
             return
