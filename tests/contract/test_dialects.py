@@ -287,7 +287,7 @@ SESSIONS = {
     },
     "that begins the next transaction at once": {"mysql": _CHAINS, "mariadb": _CHAINS},
 }
-"""What services may set in their sessions, by the kind of database."""
+"""Settings that services may make in their sessions, by the kind of database."""
 
 
 @pytest.mark.parametrize("setting", SESSIONS.values(), ids=SESSIONS)

@@ -46,6 +46,17 @@ def test_it_carries_transactions_of_any_size(
         assert connection.scalars(query).all() == [*range(count), *range(count)]
 
 
+def test_it_carries_messages_beside_a_cursor_on_the_server(
+    engine: sa.Engine, memory: InMemoryServer, unique: str
+) -> None:
+    """A connection that reads with `stream_results` let psycopg declare a cursor for the row's INSERT."""
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        with Session(engine) as session, session.begin():
+            session.connection(execution_options={"stream_results": True})
+            producer.send(session, Message(unique, "x"))
+    assert [message.text for message in memory.wait_for(unique, 1)] == ["x"]
+
+
 MEANINGS = (is_table_missing, is_column_missing, is_doubled, is_held_up, is_denied, is_gone)
 ERRORS = {
     "SELECT * FROM nowhere": is_table_missing,

@@ -55,7 +55,7 @@ def name_in_text(connection: Connection, place: Place) -> str:
 
 
 class SessionFacts(NamedTuple):
-    """What is known of a driver's connection. `database`: what tells its database, or its MySQL or MariaDB server, from
+    """The facts about a driver's connection. `database`: what tells its database, or its MySQL or MariaDB server, from
     others; "" for SQLite. `cuts`: whether MySQL or MariaDB cuts off or replaces what a column cannot hold, with a
     warning that nobody reads."""
 
