@@ -51,7 +51,7 @@ class Call(Struct):
     began: float
     ended: float = 0.0
     error: BaseException | None = None
-    """What the handler raised."""
+    """The exception that the handler raised."""
 
 
 class Hand:
@@ -166,8 +166,9 @@ class Hand:
         with self._lock:
             for run in runs:
                 handler = run.handler
-                is_single = handler is None or handler.batch is None
-                line = self._singles if is_single else self._batches.setdefault(handler.topic, deque())
+                line = self._singles
+                if handler is not None and handler.batch is not None:
+                    line = self._batches.setdefault(handler.topic, deque())
                 line.extend(zip(repeat(run), range(len(run.messages))))
         self.wake()
 
