@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from notify.client.kafka.handling import Handling, PartitionRun
@@ -28,10 +28,10 @@ def _note(settling: Settling, run: PartitionRun) -> None:
 
 
 def _settle_noted(hooks: Any, original: Callable[..., None]) -> Callable[..., None]:
-    def settle_noted(self: Handling, run: PartitionRun) -> None:
-        if run.acknowledged and hooks.run_of_hand(self._hand) is not None:
+    def settle_noted(self: Handling, run: PartitionRun, returned: Sequence[range]) -> None:
+        if returned and hooks.run_of_hand(self._hand) is not None:
             _note(self._settling, run)
-        original(self, run)
+        original(self, run, returned)
 
     return settle_noted
 

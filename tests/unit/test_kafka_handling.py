@@ -227,7 +227,7 @@ def test_runs_are_not_cut_into_ever_smaller_ones() -> None:
             world.add(window, [Record(n, "", partition=partition) for n in range(1000)])
         world.handling.begin()
         await world.until_handled()
-        assert sum(sizes) == 2000 and len(sizes) <= 100
+        assert sum(sizes) == 2000 and len(sizes) <= 200
 
     run(work)
 

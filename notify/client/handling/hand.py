@@ -51,7 +51,7 @@ class Call(Struct):
     began: float
     ended: float = 0.0
     error: BaseException | None = None
-    """What the handler raised."""
+    """The exception that the handler raised."""
 
 
 class Hand:
@@ -122,17 +122,17 @@ class Hand:
         most = min(self._most, max(self._least, round(self._pace * AHEAD_SECONDS)))
         return most if self._limit is None else min(most, self._limit)
 
-    def room(self, *, for_few: bool = False) -> int:
-        """How many messages to ask for now; 0 until there is room for half of those that may be in hand. `for_few`: if
-        none waits for its handler, also for fewer; they come at once, and are not asked for over the network."""
+    def room(self, *, is_near: bool = False) -> int:
+        """How many messages to ask for now; 0 until there is room for half of those that may be in hand. `is_near`:
+        they come at once, without a request: room for a quarter is enough, or for one if none waits."""
         if self.count:
             self._count_busy()
         if self._busy_seconds >= PACE_SECONDS or self._measured >= self.most:
             pace = min(self._measured / max(self._busy_seconds, SHORTEST_SECONDS), self._most / AHEAD_SECONDS)
             self._pace = (self._pace + pace) / 2 if self._pace else pace
             self._busy_seconds, self._measured = 0.0, 0
-        if for_few and not (self._singles or self._batches):
-            return max(0, self._bounded() - self.count)
+        if is_near:
+            return self._room(4 if self.has_waiting else self.most)
         return self._room()
 
     def _count_busy(self) -> None:
@@ -144,10 +144,11 @@ class Hand:
         """The most messages to hold now, with the bound of their bytes."""
         return min(self.most, self._at_once) if self._bytes >= IN_HAND_BYTES else self.most
 
-    def _room(self) -> int:
+    def _room(self, part: int = 2) -> int:
+        """The room in hand; 0 if it is less than one `part`-th of the most."""
         most = self._bounded()
         room = most - self.count
-        return room if room >= max(1, most // 2) else 0
+        return room if room >= max(1, most // part) else 0
 
     def put(self, runs: Sequence[Run]) -> None:
         """Take the runs of one reply in hand, and have their handlers called."""
@@ -165,8 +166,9 @@ class Hand:
         with self._lock:
             for run in runs:
                 handler = run.handler
-                is_single = handler is None or handler.batch is None
-                line = self._singles if is_single else self._batches.setdefault(handler.topic, deque())
+                line = self._singles
+                if handler is not None and handler.batch is not None:
+                    line = self._batches.setdefault(handler.topic, deque())
                 line.extend(zip(repeat(run), range(len(run.messages))))
         self.wake()
 

@@ -95,11 +95,11 @@ class Handling:
     # --- into the hand ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take ready items in hand: when there is room for half of those that may be, so that runs are not cut into
-        ever smaller ones, and when none waits there."""
+        """Take ready items in hand: when there is room for many, so that runs are not cut into ever smaller ones, and
+        when none waits there."""
         looked_at = 0
         while not self._is_over and looked_at < LOOKED_AT:
-            room = self._hand.room(for_few=True)  # grows with the first messages that come for the first time
+            room = self._hand.room(is_near=True)  # grows with the first messages that come for the first time
             taken = self._take(min(room, LOOKED_AT - looked_at))
             if not taken:
                 break

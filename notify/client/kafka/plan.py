@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from notify.client.handling.hand import Hand, Holder
+from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Handler, handler_of
+from notify.client.handling.runs import Holder
 from notify.errors import InvalidRequest
 from notify.kafka.groups import OWN_TOPICS, kafka_group
 
