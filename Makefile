@@ -154,7 +154,7 @@ crash-schedules: install
 
 # Producers and sweeps of stored bodies that are killed, for SECONDS=300: no message whose body a sweep has deleted.
 crash-store: install
-	$(PY) -m tests.crash.bodies --seconds $(or $(SECONDS),300)
+	$(PY) -m tests.crash.bodies --seconds $(or $(SECONDS),300) $(if $(KAFKA),--kafka)
 
 # Delayed messages that are cancelled and replaced at the instant of their release, on a server that is killed just then: none is
 # delivered and withdrawn. ROUNDS=60.

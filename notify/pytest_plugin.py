@@ -3,6 +3,8 @@ test once for each step that it takes and kills it there. Every pytest run loads
 
 from __future__ import annotations
 
+import inspect
+import unittest
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,10 +23,28 @@ PROCESS = "notify_process"
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARK}(causes=, effects=, database=, kafka=, real=False, most_steps=200, seconds=30): kill the test at each "
+        f"{MARK}(causes=, effects=, database=, kafka=, real=False, most_steps=200, seconds=): kill the test at each "
         f"step that it takes, see notify.testing.explore; it gets each of its processes as {PROCESS}. `database` and "
         "`kafka` may also be names of fixtures that give the URL.",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse marked tests that are not called as the mark needs it. A plug-in for coroutines, or unittest, would call
+    them once, and they would pass although nothing was explored."""
+    if item.get_closest_marker(MARK) is None or not isinstance(item, pytest.Function):
+        return
+    if item.cls is not None and issubclass(item.cls, unittest.TestCase):
+        pytest.fail(
+            f"the mark {MARK} is for pytest's tests, and this one is unittest's: call notify.testing.explore in it",
+            pytrace=False,
+        )
+    if inspect.iscoroutinefunction(item.function):
+        pytest.fail(
+            f"a test with the mark {MARK} is a plain function, without async: {PROCESS}.act also takes coroutine "
+            "functions",
+            pytrace=False,
+        )
 
 
 @pytest.fixture
@@ -57,16 +77,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     except ImportError as error:
         _fail_without_server(error, f"the mark {MARK}")
 
-    given = pyfuncitem.funcargs
-    arguments = {name: given[name] for name in pyfuncitem._fixtureinfo.argnames}
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     def service(process: Process) -> object:
         return pyfuncitem.obj(**(arguments | ({PROCESS: process} if PROCESS in arguments else {})))
 
     options = dict(mark.kwargs)
     for name in ("database", "kafka"):
-        if options.get(name) in given:
-            options[name] = given[options[name]]
+        if isinstance(options.get(name), str) and options[name].isidentifier():  # no URL is one
+            options[name] = pyfuncitem._request.getfixturevalue(options[name])
     explored = explore(service, **options)
     if explored.findings:
         pytest.fail(str(explored), pytrace=False)

@@ -49,7 +49,7 @@ def doctor(
     fresh_source: bool = typer.Option(False, "--new-source", help="Give a cloned database a new source id."),
     kafka: str = typer.Option("", "--kafka", help="Check this Kafka cluster (kafka://…) instead of a server."),
     role: str = typer.Option(
-        "", "--as", help="With --kafka: also check the rights of bridge:SOURCE, consumer:GROUP, server or audit."
+        "", "--as", help="With --kafka: also check the rights of bridge:SOURCE, consumer:GROUP, server, audit or sweep."
     ),
     as_json: bool = AS_JSON,
 ) -> None:

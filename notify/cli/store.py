@@ -26,7 +26,7 @@ from notify.kafka.records import SCHEME
 from notify.movers.outbox import OUTBOXES
 from notify.object_store.store import NEXT, Entry, Store
 from notify.protocol import ids
-from notify.protocol.large_bodies import FOLDER, MENTION, NAME, PLACE
+from notify.protocol.large_bodies import FOLDER, NAME, PLACE, mentioned
 from notify.protocol.wire import JSON
 from notify.runtime.databases import is_table_missing, within_schema
 from notify.runtime.guarantees import SELECT, Need, verify
@@ -41,6 +41,8 @@ LOOK = f"{FOLDER}/.sweep-"
 SHOWN = 20
 IN_ROWS = ("auto", "outbox")
 """The modes whose messages may stand in a database and nowhere else."""
+AT_SERVERS = ("half", "auto")
+"""The modes whose messages are at a server while they are undecided."""
 
 group = typer.Typer(no_args_is_help=True)
 
@@ -58,7 +60,8 @@ def sweep_store(
         "--url",
         envvar="NOTIFY_URL",
         show_default="http://127.0.0.1:7400",
-        help="A server (repeatable: those that are not in the registry of another). [env: NOTIFY_URL]",
+        help="A server (repeatable: those that are not in the registry of another), or Kafka (kafka://host:9092), for "
+        "messages that a relay or bridge moves there. [env: NOTIFY_URL]",
     ),
     dsn: list[str] = typer.Option(
         [],
@@ -100,15 +103,10 @@ def sweep_store(
 ) -> None:
     """Delete the bodies that no message names: of transactions that rolled back, and of messages that are gone.
 
-    It reads all that the servers store and the databases' rows first; if one of them does not answer, it deletes
-    nothing. Not for producer groups whose messages go to Kafka.
+    It reads the databases' rows, all that the servers store, and all records of Kafka first; if one of them does not
+    answer, it deletes nothing.
     """
     check_choice(schema, schemas)
-    if any(address.startswith(SCHEME) for address in url):
-        raise InvalidRequest(
-            "a sweep cannot read Kafka: let a lifecycle rule of the store delete bodies that are older than the "
-            "retention of the topics"
-        )
     sweep = Sweep(Store(store), group_name, min_age, gone=gone, logs=logs)
     swept = sweep.run(url, dsn, schema, schemas, dry_run=dry_run)
     if as_json:
@@ -161,16 +159,21 @@ class Sweep:
         entries = self._store.entries(FOLDER)
         bodies = {name: entry for name, entry in entries.items() if NAME.match(name) and self._is_meant(name)}
         old = {name for name, entry in bodies.items() if now - entry.written_at >= self._min_age}
+        kafkas = [url for url in urls if url.startswith(SCHEME)]
         if not dsns and not dry_run:
-            self._refuse_without_rows(old)
+            _refuse_without_rows(old)
+        if len(kafkas) == len(urls) and not dry_run:
+            _refuse_without_halves(old)
         unnamed = set(bodies)
-        # In the order in which a message moves: from a row to the server's half, and from there to a queue.
+        # In the order in which a message moves: from a row to the server's half, and from there to a queue or to Kafka.
         for dsn in dsns:
             _leave_out(unnamed, named_in_database(dsn, schema, schemas))
-        servers = servers_of(urls)
+        servers = servers_of([url for url in urls if url not in kafkas])
         if not dry_run:
             self._refuse_without_servers(servers)
         _leave_out(unnamed, named_on_servers(servers))
+        for url in kafkas:
+            _leave_out(unnamed, _named_in_kafka(url))
         if not (dry_run or self._gone):
             _refuse_strangers(old, set(bodies) - unnamed)
         unnamed &= old
@@ -193,15 +196,6 @@ class Sweep:
     def _is_meant(self, name: str) -> bool:
         return not self._groups or group_of(name) in self._groups
 
-    def _refuse_without_rows(self, names: Iterable[str]) -> None:
-        """Raises InvalidRequest if messages with these bodies may wait in a database, and none was named."""
-        waiting = sorted({group_of(name) for name in names if mode_of(name) in IN_ROWS})
-        if waiting:
-            raise InvalidRequest(
-                f"producers of {', '.join(waiting)} keep messages in their databases (mode outbox or auto): name all "
-                "of these with --dsn"
-            )
-
     def _refuse_without_servers(self, servers: Iterable[Server]) -> None:
         """Raises InvalidRequest or Unavailable if there may be a server with queues that does not run now."""
         listed = [server for server in servers if server.may_have_others]
@@ -215,6 +209,26 @@ class Sweep:
         there = sum(server.has_queues for server in listed)
         if there < self._logs:
             raise Unavailable(f"{there} of {self._logs} servers with queues are there: start the others first")
+
+
+def _refuse_without_rows(names: Iterable[str]) -> None:
+    """Raises InvalidRequest if messages with these bodies may wait in a database, and none was named."""
+    waiting = sorted({group_of(name) for name in names if mode_of(name) in IN_ROWS})
+    if waiting:
+        raise InvalidRequest(
+            f"producers of {', '.join(waiting)} keep messages in their databases (mode outbox or auto): name all "
+            "of these with --dsn"
+        )
+
+
+def _refuse_without_halves(names: Iterable[str]) -> None:
+    """Raises InvalidRequest if messages with these bodies may be undecided at a server, and only Kafka was named."""
+    undecided = sorted({group_of(name) for name in names if mode_of(name) in AT_SERVERS})
+    if undecided:
+        raise InvalidRequest(
+            f"producers of {', '.join(undecided)} keep undecided messages at servers (mode half or auto): name these "
+            "with --url, beside Kafka"
+        )
 
 
 def _refuse_strangers(old: set[str], named: set[str]) -> None:
@@ -298,7 +312,13 @@ def named_in_database(dsn: str, schema: str | None, schemas: str | None) -> Iter
 def _named_in_table(connection: sa.Connection, table: sa.Table) -> Iterator[set[str]]:
     naming = sa.select(table.c.body).where(table.c.headers.contains(PLACE, autoescape=True))
     for some in connection.execution_options(yield_per=100).scalars(naming).partitions():
-        yield {name.decode() for body in some for name in MENTION.findall(bytes(body or b""))}
+        yield {name for body in some for name in mentioned(bytes(body or b""))}
+
+
+def _named_in_kafka(url: str) -> Iterator[set[str]]:
+    from notify.kafka.stored_bodies import named_in_kafka  # needs the extra kafka
+
+    return named_in_kafka(url)
 
 
 class Server(NamedTuple):

@@ -138,6 +138,18 @@ def of_decider(topics: Iterable[str] = ("TOPIC",)) -> Needs:
     )
 
 
+def of_sweep() -> Needs:
+    """The needs of `notify store sweep`."""
+    return Needs(
+        "sweep of stored bodies",
+        (
+            Need(TOPIC, "*", ("Read",), "every record that may name a body"),
+            Need(CLUSTER, "kafka-cluster", ("Describe",), "the rights, which say whether topics are hidden"),
+            Need(GROUP, "notify-positions", ("Read",), "reading topics"),
+        ),
+    )
+
+
 def of_audit() -> Needs:
     """The needs of an audit of all topics and groups."""
     return Needs(

@@ -31,14 +31,19 @@ _NAME = (
 NAME = re.compile(_NAME + r"\Z")
 """The name of a body's object: `notify-bodies/{producer group}/{producer's mode}/{UUID}`. No other name is read, so
 that a message cannot lead a consumer out of the folder."""
-MENTION = re.compile(_NAME.encode())
-"""A name within any bytes. Storages find by it what they still name, whatever the state of the message."""
+_MENTION = re.compile(_NAME.replace("/", r"\\?/").encode())
+"""A name within any bytes. Some encoders of JSON, such as PHP's, write each slash of a text as `\\/`."""
 MENTION_BYTES = 256
 """More bytes than a name has."""
 STORED_BYTES = 256 << 20
 """The most bytes of a stored body: producers and consumers hold each in memory as a whole."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+
+
+def mentioned(data: bytes) -> set[str]:
+    """The names within any bytes. Storages find by it what they still name, whatever the state of the message."""
+    return {name.replace(b"\\", b"").decode() for name in _MENTION.findall(data)}
 
 
 class Reference(msgspec.Struct, frozen=True):

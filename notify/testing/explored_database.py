@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from notify.client.tables.definitions import half_message, is_waiting
+from notify.errors import InvalidRequest
 from notify.runtime.databases import has_table, use_explicit_begin
 from notify.testing.hooks import HOOKS
 
@@ -30,10 +31,41 @@ def engine_of(database: str) -> sa.Engine:
         from notify.testing.django_steps import engine_of_alias
 
         return engine_of_alias(database.removeprefix(DJANGO))
-    engine = sa.create_engine(database)
+    engine = sa.create_engine(_blocking(database))
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
     return engine
+
+
+_DRIVERS = {"postgresql": "+psycopg", "mysql": "+pymysql", "mariadb": "+pymysql"}
+"""The drivers that the extras of Notify bring."""
+
+
+def _blocking(database: str) -> sa.URL:
+    """A database's URL; one with a driver for asyncio gets a driver that blocks."""
+    url = sa.make_url(database)
+    if not url.get_dialect().is_async:
+        return url
+    kind = url.get_backend_name()
+    return url.set(drivername=kind + _DRIVERS.get(kind, ""))
+
+
+def given_database(database: object) -> str | None:
+    """The database that a test gives to `explore`. Raises InvalidRequest for one that the processes of a service cannot
+    share."""
+    if isinstance(database, sa.URL):
+        database = database.render_as_string(hide_password=False)
+    if database is None or (isinstance(database, str) and database.startswith(DJANGO)):
+        return database
+    if not isinstance(database, str):
+        raise InvalidRequest(f"database is a {type(database).__name__}: give the SQLAlchemy URL of a database")
+    url = sa.make_url(database)
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InvalidRequest(
+            "this database of SQLite is in memory, where the processes of a service cannot meet: leave database= out, "
+            "or name a file"
+        )
+    return database
 
 
 class ExploredDatabase:
@@ -108,6 +140,14 @@ class ExploredDatabase:
                 return 0
             return connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(is_waiting)) or 0
 
+    def has_delayed(self) -> bool:
+        """Whether the row of a message names an instant before which it is not delivered."""
+        with self._reading() as connection:
+            if not has_table(connection, half_message.name):
+                return False
+            delayed = sa.or_(half_message.c.delay.is_not(None), half_message.c.deliver_at.is_not(None))
+            return bool(connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(delayed)))
+
     def topics(self) -> list[str]:
         """The topics of all messages that have rows."""
         with self._reading() as connection:
@@ -130,6 +170,6 @@ class ExploredDatabase:
     def _engine(self) -> sa.Engine:
         """An engine whose connections are closed when they are given back."""
         is_djangos = self.url.startswith(DJANGO)
-        engine = engine_of(self.url) if is_djangos else sa.create_engine(self.url, poolclass=sa.NullPool)
+        engine = engine_of(self.url) if is_djangos else sa.create_engine(_blocking(self.url), poolclass=sa.NullPool)
         HOOKS.leave_out(engine)
         return engine

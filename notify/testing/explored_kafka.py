@@ -4,22 +4,56 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from notify.errors import Timeout
+from notify.client.consumer.consumer import AsyncConsumer, Consumer
+from notify.errors import InvalidRequest, Timeout
 from notify.kafka.cluster import Cluster
-from notify.kafka.groups import dead_letter_topic, retry_topic
+from notify.kafka.groups import OWN_TOPICS, dead_letter_topic, kafka_group, retry_topic
 from notify.kafka.records import ID, header, listed
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 60.0
 POLL_SECONDS = 0.5
 SILENT_SECONDS = 30.0
 """How long Kafka may give no record while partitions are read."""
+LEAVE_SECONDS = 30.0
+"""How long the group of a killed process may keep its members: Kafka waits for their sessions to end."""
+LEAVE_LOOK_SECONDS = 0.5
+"""The pause between two tries to move such a group."""
 Place = tuple[str, int]
 """A topic and a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExploredGroup:
+    """A consumer group of the service. `kafka_group`: the group in Kafka that has its positions. `topics`: what it
+    reads, names and patterns, with its topic of retries."""
+
+    name: str
+    kafka_group: str
+    topics: frozenset[str]
+
+    def reads(self, topic: str) -> bool:
+        is_own = topic.startswith((*OWN_TOPICS, "__"))
+        return topic in self.topics or (not is_own and any(fnmatchcase(topic, pattern) for pattern in self.topics))
+
+
+def group_of(consumer: AsyncConsumer | Consumer) -> ExploredGroup:
+    """The group of a consumer over Kafka. Raises InvalidRequest for one whose positions no later process continues."""
+    is_broadcast = any(handler.mode == "broadcast" for handler in consumer._handlers.values())
+    if is_broadcast and not consumer._is_named:
+        raise InvalidRequest(
+            f"group {consumer.group} has a broadcast topic: give the consumer an instance=, which a restarted process "
+            "has again"
+        )
+    retries = [] if is_broadcast else [retry_topic(consumer.group)]
+    in_kafka = kafka_group(consumer.group, consumer.instance if is_broadcast else None)
+    return ExploredGroup(consumer.group, in_kafka, frozenset([*consumer._handlers, *retries]))
 
 
 class ExploredKafka:
@@ -35,16 +69,20 @@ class ExploredKafka:
         """The offsets at which this run's records begin."""
         self._letters_before = 0
 
-    def begin(self, groups: Iterable[str], topics: Iterable[str]) -> None:
-        """A run begins."""
+    def begin(self, groups: Collection[ExploredGroup], topics: Iterable[str]) -> None:
+        """A run begins: no group gets what the run before has left. Raises Timeout if a group keeps its members."""
         self._begins = {place: self._ends(place)[1] for place in self._places(topics)}
         self._letters_before = self._letters(groups)
+        for group in groups:
+            left = [committed for committed in self._positions(group) if self._lag(committed)]
+            if left:
+                self._skip(group, left)
 
-    def unsettled(self, groups: Iterable[str], topics: Iterable[str]) -> int:
-        """How many records of these topics the groups have not settled, and of what waits for another attempt."""
-        return sum(self._lag(group, [*topics, retry_topic(group)]) for group in groups)
+    def unsettled(self, groups: Iterable[ExploredGroup]) -> int:
+        """How many records the groups have not settled, with those that wait for another attempt."""
+        return sum(self._lag(committed) for group in groups for committed in self._positions(group))
 
-    def dead_letters(self, groups: Iterable[str]) -> int:
+    def dead_letters(self, groups: Iterable[ExploredGroup]) -> int:
         """How many dead letters this run has made."""
         return self._letters(groups) - self._letters_before
 
@@ -80,23 +118,54 @@ class ExploredKafka:
         for client in (self._reader, *self._members.values()):
             client.close()
 
-    def _lag(self, group: str, topics: Iterable[str]) -> int:
-        member = self._members.get(group)
-        if member is None:
-            member = self._members[group] = self._cluster.consumer({"group.id": group})
-        lag = 0
-        partitions = [TopicPartition(*place) for place in self._places(topics)]
-        for committed in member.committed(partitions, timeout=CALL_SECONDS) if partitions else ():
-            first, end = self._ends((committed.topic, committed.partition))
-            lag += max(0, end - max(first, committed.offset))  # an offset below 0: nothing is committed
-        return lag
+    def _positions(self, group: ExploredGroup) -> list[TopicPartition]:
+        """Where a group is in each partition that it reads; an offset below 0: nothing is committed."""
+        partitions = [TopicPartition(*place) for place in self._places(filter(group.reads, self._topics()))]
+        committed: list[TopicPartition] = []
+        if partitions:
+            committed = self._member(group).committed(partitions, timeout=CALL_SECONDS)
+        return committed
 
-    def _letters(self, groups: Iterable[str]) -> int:
-        return sum(self._ends(place)[1] for place in self._places(map(dead_letter_topic, groups)))
+    def _lag(self, committed: TopicPartition) -> int:
+        first, end = self._ends((committed.topic, committed.partition))
+        return max(0, end - max(first, committed.offset))
+
+    def _skip(self, group: ExploredGroup, partitions: list[TopicPartition]) -> None:
+        """Move a group behind the last records of partitions. Kafka lets nobody do that while the group has members."""
+        moved = [TopicPartition(p.topic, p.partition, self._ends((p.topic, p.partition))[1]) for p in partitions]
+        until = time.monotonic() + LEAVE_SECONDS
+        while True:
+            try:
+                refused = self._member(group).commit(offsets=moved, asynchronous=False)
+                error = next((partition.error for partition in refused if partition.error is not None), None)
+            except KafkaException as raised:
+                error = raised.args[0]
+            if error is None:
+                return
+            if time.monotonic() > until:
+                raise Timeout(
+                    f"group {group.name} still has members {LEAVE_SECONDS:g} s after its process was killed, so that "
+                    f"the next run would get what this one has left: {error.str()}"
+                )
+            time.sleep(LEAVE_LOOK_SECONDS)
+
+    def _member(self, group: ExploredGroup) -> Any:
+        member = self._members.get(group.kafka_group)
+        if member is None:
+            member = self._members[group.kafka_group] = self._cluster.consumer({"group.id": group.kafka_group})
+        return member
+
+    def _letters(self, groups: Iterable[ExploredGroup]) -> int:
+        topics = {dead_letter_topic(group.name) for group in groups}
+        return sum(self._ends(place)[1] for place in self._places(topics))
+
+    def _topics(self) -> Any:
+        """The topics that there are, by name."""
+        return self._reader.list_topics(timeout=CALL_SECONDS).topics
 
     def _places(self, topics: Iterable[str]) -> list[Place]:
         """The partitions of those topics that there are."""
-        known = self._reader.list_topics(timeout=CALL_SECONDS).topics
+        known = self._topics()
         return [(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
 
     def _ends(self, place: Place) -> tuple[int, int]:

@@ -24,22 +24,36 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import sqlalchemy as sa
+
 from notify.errors import InvalidRequest, Timeout
 from notify.protocol.limits import check_between, check_whole
+from notify.runtime.extras import remedy
 from notify.server.running import Running
-from notify.testing.explored_database import ExploredDatabase, Rows
+from notify.testing.crashes import Crashed
+from notify.testing.explored_database import ExploredDatabase, Rows, given_database
 from notify.testing.hooks import HOOKS
 from notify.testing.server import InMemoryServer
-from notify.testing.service_process import Children, Explored, Kind, Observed, Process, Service, Threads
+from notify.testing.service_process import (
+    OF_ANOTHER,
+    Children,
+    Explored,
+    Kind,
+    Observed,
+    Process,
+    Service,
+    Threads,
+)
 from notify.testing.step import Fault, Step, faults_at
 
 if TYPE_CHECKING:
-    from notify.testing.explored_kafka import ExploredKafka
+    from notify.testing.explored_kafka import ExploredGroup, ExploredKafka
 
 __all__ = ["Exploration", "Finding", "Process", "explore"]
 
 MOST_STEPS = 200
-RUN_SECONDS = 30.0
+RUN_SECONDS, KAFKA_RUN_SECONDS = 30.0, 120.0
+"""How long a run may take; over Kafka a killed consumer keeps its partitions for some seconds."""
 TRIES = 3
 """How often a run is tried again in which the step did not come: threads may take turns in another order."""
 LOOK_SECONDS = 0.005
@@ -47,12 +61,13 @@ LOOK_SECONDS = 0.005
 IDLE_SECONDS = 0.1
 """After this time in which nothing happens, the clock is moved to when something is due."""
 HELD_SECONDS = 5.0
-"""After this time in which nothing happens to messages that a consumer holds, its leases expire."""
+"""After this time in which nothing happens to messages that a consumer holds, its leases expire; and checks that no
+producer has answered are asked again. Slow machines and databases take longer than IDLE_SECONDS for an answer."""
 LATE_SECONDS = 0.5
 """How long a step may come after everything is settled."""
 ROWS_SECONDS = 5.0
 """How long rows of an outbox may wait for a relay after everything else is settled."""
-KAFKA_SECONDS = 30.0
+KAFKA_SECONDS = 60.0
 """As ROWS_SECONDS, for a relay to Kafka, which first has to fence the one before."""
 KAFKA_LOOK_SECONDS = 0.1
 """The pause between two looks at what Kafka has."""
@@ -118,11 +133,11 @@ def explore(
     *,
     causes: Rows | None = None,
     effects: Rows | None = None,
-    database: str | None = None,
+    database: str | sa.URL | None = None,
     kafka: str | None = None,
     real: bool = False,
     most_steps: int = MOST_STEPS,
-    seconds: float = RUN_SECONDS,
+    seconds: float | None = None,
 ) -> Exploration:
     """Run a service once for each step of its act, kill it there, and judge what is left.
 
@@ -132,16 +147,19 @@ def explore(
     `django:` and the alias of one of Django's, whose rows are deleted and written again for each run; None: a new file
     of SQLite for each run. `kafka`: the URL (`kafka://host:port`) of brokers in which the service's topics and groups
     are this test's alone. `real`: processes are forked and killed by SIGKILL; otherwise they are threads of this
-    process. `most_steps` (1 to 10,000): an act with more is refused. `seconds` (1 to 3,600): a run that takes longer
-    ends.
+    process. `most_steps` (1 to 10,000): an act with more is refused. `seconds` (1 to 3,600; None: 30, and 120 over
+    Kafka): a run that takes longer ends.
 
-    Raises InvalidRequest for an act without steps, with too many, or without causes, Timeout for an act that does not
-    return, and what `service` raises where nothing was done to it.
+    Raises InvalidRequest for an act without steps, with too many, or without causes, and for what cannot be explored,
+    Timeout for an act that does not return, and what `service` raises where nothing was done to it.
     """
     check_whole("most_steps", most_steps, 1, 10_000)
+    if seconds is None:
+        seconds = RUN_SECONDS if kafka is None else KAFKA_RUN_SECONDS
     check_between("seconds", seconds, 1, 3600)
     if (causes is None) is not (effects is None):
         raise InvalidRequest("give both causes and effects: each cause has to have its effect once")
+    given = given_database(database)
     with ExitStack() as stack:
         kind: Kind = Children(service, kafka or "") if real else Threads(service, kafka or "")
         stack.callback(kind.close)
@@ -149,17 +167,23 @@ def explore(
             stack.enter_context(HOOKS.installed(explorer=threading.get_ident()))
         server = stack.enter_context(InMemoryServer())
         server.freeze()
-        explored_database = ExploredDatabase(database)
+        explored_database = ExploredDatabase(given)
         stack.callback(explored_database.close)
         explored_kafka: ExploredKafka | None = None
         if kafka is not None:
-            from notify.testing.explored_kafka import ExploredKafka
-
-            explored_kafka = ExploredKafka(kafka)
+            explored_kafka = _kafka_of(kafka)
             stack.callback(explored_kafka.close)
         return _Explorer(
             server, kind, explored_database, explored_kafka, causes, effects, most_steps, seconds
         ).explore()
+
+
+def _kafka_of(url: str) -> ExploredKafka:
+    try:
+        from notify.testing.explored_kafka import ExploredKafka
+    except ImportError as error:
+        raise InvalidRequest(f"kafka= cannot be explored: {remedy(error) or error}") from error
+    return ExploredKafka(url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +191,8 @@ class _Left:
     """The work that is still to be done at the server."""
 
     halves: int
+    asked: int
+    """How many of them producers are asked about, and have not answered."""
     unsettled: int
     leased: int
     """How many of the unsettled messages consumers hold."""
@@ -212,7 +238,7 @@ class _Explorer:
         self._kind = kind
         self._database = database
         self._kafka = kafka
-        self._groups: set[str] = set()
+        self._groups: set[ExploredGroup] = set()
         """The groups of consumers over Kafka, as they come to be known, and the topics of messages that have rows."""
         self._topics: set[str] = set()
         self._causes, self._effects = causes, effects
@@ -307,9 +333,16 @@ class _Explorer:
         committed = self._database.committed()
         messages = Counter(message.id for message in self._server.messages())
         if self._kafka is not None:
+            self._topics.update(self._database.topics())
+            if self._database.has_delayed():
+                raise InvalidRequest(
+                    "the act sends a delayed message: over Kafka a delay passes in real time, which the explorer does "
+                    "not wait for; let it send without delay, or explore it without kafka="
+                )
             messages.update({id: n for id, n in self._kafka.messages(self._topics).items() if id in committed})
             dead_letters = self._kafka.dead_letters(self._groups)
-            left = replace(left, unsettled=left.unsettled + self._unsettled(), dead_letters=dead_letters)
+            unsettled = left.unsettled + self._kafka.unsettled(self._groups)
+            left = replace(left, unsettled=unsettled, dead_letters=dead_letters)
         return _Ended(
             tuple(observed.steps),
             fault is None or fault.step in observed.steps,
@@ -343,7 +376,7 @@ class _Explorer:
                     left = self._server.inside(_left)  # a relay may have sent a message meanwhile, and marked its row
                     if left.is_nothing:
                         return left
-            elif observed.has_returned and quiet > (HELD_SECONDS if left.leased else IDLE_SECONDS):
+            elif observed.has_returned and quiet > (HELD_SECONDS if left.leased or left.asked else IDLE_SECONDS):
                 self._server.advance(left.due_seconds or MOVE_SECONDS)
                 moved_at = time.monotonic()
             time.sleep(LOOK_SECONDS)  # the pause between two looks
@@ -355,14 +388,10 @@ class _Explorer:
         if self._kafka is None:
             return True
         self._groups.update(observed.groups)
-        self._topics.update(self._database.topics())
-        if not self._unsettled():
+        if not self._kafka.unsettled(self._groups):
             return True
         time.sleep(KAFKA_LOOK_SECONDS)  # the pause between two looks
         return False
-
-    def _unsettled(self) -> int:
-        return 0 if self._kafka is None else self._kafka.unsettled(self._groups, self._topics)
 
     # --- judging ----------------------------------------------------------------------------------------------
 
@@ -408,6 +437,7 @@ def _shown(rows: Counter[Any]) -> str:
 async def _left(running: Running) -> _Left:
     core = running.core
     halves = await core.store.undecided(None, None, None, 1_000_000)
+    checking = [await core.store.checking(half.id) for half in halves]
     summary = await running.queues.groups.summary() or {}
     due_us = [half.next_check_us for half in halves]
     if (delayed_us := core.queues.next_due_us()) is not None:
@@ -415,6 +445,7 @@ async def _left(running: Running) -> _Left:
     until_us = min(due_us, default=0) - core.clock()
     return _Left(
         sum(len(half.messages) for half in halves),
+        sum(check is not None and check.token != 0 for check in checking),
         summary.get("lag", 0) + summary.get("delayed", 0),
         summary.get("leased", 0),
         summary.get("dead_letters", 0),
@@ -423,6 +454,9 @@ async def _left(running: Running) -> _Left:
 
 
 def _raise(error: object) -> None:
+    """Raise what a living process has raised."""
+    if isinstance(error, Crashed):
+        raise InvalidRequest(OF_ANOTHER) from error
     if isinstance(error, BaseException):
         raise error
     if error is not None:

@@ -267,14 +267,20 @@ def _cut(connection: Any) -> None:
         connection._tx.put_nowait((None, connection._conn.rollback))  # a cursor would keep it open after its end
         connection.stop()
         return
-    own_socket = getattr(connection, "_sock", None)  # PyMySQL's
-    if own_socket is not None:
-        own_socket.shutdown(socket.SHUT_RDWR)
-    elif hasattr(connection, "fileno"):
-        with socket.socket(fileno=os.dup(connection.fileno())) as copy:
-            copy.shutdown(socket.SHUT_RDWR)
-    else:
+    own_socket = _socket_of(connection)
+    if own_socket is None:
         connection.close()
+        return
+    with socket.socket(fileno=os.dup(own_socket.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
+def _socket_of(connection: Any) -> Any:
+    """The object that has the file descriptor of a driver's connection; None if the driver does not show it."""
+    if type(connection).__module__.startswith("asyncpg"):  # its `close` is a coroutine
+        return connection._transport.get_extra_info("socket")
+    own = getattr(connection, "_sock", None)  # PyMySQL's
+    return own or (connection if hasattr(connection, "fileno") else None)
 
 
 def _finish(connection: Any) -> None:

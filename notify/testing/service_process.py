@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener, Pipe
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import sqlalchemy as sa
 
@@ -42,12 +42,21 @@ from notify.testing.hooks import HOOKS
 from notify.testing.server import Entrance
 from notify.testing.step import Fault, Place, Step, place_of_caller
 
+if TYPE_CHECKING:
+    from notify.testing.explored_kafka import ExploredGroup
+
 T = TypeVar("T")
 START_SECONDS = 30.0
 """How long a consumer may take to subscribe, and a real process to start."""
 END_SECONDS = 10.0
 """How long the parts of dead processes may take to end."""
-Event = tuple[Literal["step"], Step] | tuple[Literal["group"], str] | tuple[Literal["returned"], bool, object]
+OF_ANOTHER = (
+    "this engine belongs to a process that was killed: make engines, producers and consumers in the function that each "
+    "process calls (process.engine, process.load), not once for all of them, as a fixture does"
+)
+Event = (
+    tuple[Literal["step"], Step] | tuple[Literal["group"], "ExploredGroup"] | tuple[Literal["returned"], bool, object]
+)
 
 
 class Process:
@@ -189,7 +198,12 @@ class ServiceRun:
         self._process = process = Process(self, database, is_restarted)
         error: BaseException | None = None
         try:
-            service(process)
+            result = service(process)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise InvalidRequest(
+                    "the service is a plain function, without async: process.act also takes coroutine functions"
+                )
         except BaseException as raised:
             error = raised
         self._tell(("returned", self._has_acted, error))
@@ -205,12 +219,14 @@ class ServiceRun:
             self._check_engine(getattr(part._inbox, "engine", None))
             self._parts.append(part)
             self._run_consumer(part)
-        elif isinstance(part, AsyncTransactionProducer):
+        elif isinstance(part, AsyncTransactionProducer | ThreadProducer):
             self._check_engine(part._plan.engine)
-            self.loop().run(part.start(), START_SECONDS)
-        elif isinstance(part, ThreadProducer):
-            self._check_engine(part._plan.engine)
-            part.outgoing.start()
+            if part.url != self.url and part._plan.mode != "outbox":
+                raise InvalidRequest(f"give the producer the address process.url; it has {part.url}")
+            if isinstance(part, ThreadProducer):
+                part.outgoing.start()
+            else:
+                self.loop().run(part.start(), START_SECONDS)
         else:
             raise InvalidRequest(f"run takes consumers and producers, not a {type(part).__name__}")
 
@@ -229,18 +245,16 @@ class ServiceRun:
 
     def _check_engine(self, engine: Any) -> None:
         if not HOOKS.owns(self, engine):
-            raise InvalidRequest(
-                "this engine belongs to a process that was killed: make engines, producers and consumers in the "
-                "function that each process calls (process.engine, process.load), not once for all of them"
-            )
+            raise InvalidRequest(OF_ANOTHER)
 
     def _run_consumer(self, consumer: Consumer | AsyncConsumer) -> None:
         if self.kafka and consumer.url == self.kafka:
             from notify.testing import kafka_steps
+            from notify.testing.explored_kafka import group_of
 
             kafka_steps.look()
             HOOKS.claim(consumer, self)
-            self._tell(("group", consumer.group))
+            self._tell(("group", group_of(consumer)))
         elif consumer.url != self.url:
             raise InvalidRequest(
                 f"give the consumer the address process.url, or process.kafka of an exploration with brokers; it has "
@@ -270,9 +284,8 @@ class ServiceRun:
     def abandon(self) -> None:
         """End the parts of this dead run, which cannot reach the server or a database any more."""
         for part in self._parts:
-            if isinstance(part, Consumer):
-                with contextlib.suppress(RuntimeError):  # its loop is closed already
-                    part._cut(signal.SIGTERM)
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                _cut(part)
         if self.kafka:
             for thread in self._threads:
                 thread.join(END_SECONDS)  # until it has left its group, the next process gets no partitions
@@ -289,6 +302,15 @@ class ServiceRun:
         if self._loop is not None:
             self._loop.close()
         HOOKS.close(self)
+
+
+def _cut(consumer: AsyncConsumer | Consumer) -> None:
+    """Have a consumer end without waiting for its handlers."""
+    if isinstance(consumer, Consumer):
+        consumer._cut(signal.SIGTERM)
+    elif consumer._loop is not None and consumer._consuming is not None:
+        consumer._is_cut = True
+        consumer._loop.call_soon_threadsafe(consumer._consuming.cancel)
 
 
 def _abandon(outgoing: ThreadOutgoing) -> None:
@@ -318,7 +340,7 @@ class Observed:
     """The explorer's knowledge of a run."""
 
     steps: list[Step] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
+    groups: list[ExploredGroup] = field(default_factory=list)
     """The groups of consumers over Kafka."""
     has_returned: bool = False
     """Whether the service's function has returned, or raised."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from notify.protocol.large_bodies import MENTION, MENTION_BYTES
+from notify.protocol.large_bodies import MENTION_BYTES, mentioned
 from notify.storage.log.disk import Disk
 from notify.storage.log.journal import Journal
 from notify.storage.log.segments import SET_ASIDE, Segment, Segments
@@ -62,7 +62,7 @@ def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) ->
             size = disk.size(fd)
             while position < end:
                 chunk = disk.read(fd, min(CHUNK_BYTES, end - position), position - segment.base)
-                found.update(name.decode() for name in MENTION.findall(chunk))
+                found |= mentioned(chunk)
                 left -= len(chunk)
                 if position + len(chunk) >= min(end, segment.base + size):
                     break
@@ -84,7 +84,7 @@ def search_set_aside(disk: Disk) -> set[str]:
         try:
             position = 0
             while chunk := disk.read(fd, CHUNK_BYTES, position):
-                found.update(each.decode() for each in MENTION.findall(chunk))
+                found |= mentioned(chunk)
                 position += len(chunk) if len(chunk) < CHUNK_BYTES else len(chunk) - MENTION_BYTES
         finally:
             disk.close(fd)

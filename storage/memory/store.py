@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from notify.protocol.large_bodies import MENTION
+from notify.protocol.large_bodies import mentioned
 from notify.runtime.clock import Clock, wall_clock
 from notify.storage.groups import Subscription
 from notify.storage.memory.groups import MemoryGroups
@@ -101,7 +101,7 @@ class MemoryStore:
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
         """See NamesBodies; all of them at once."""
         payloads = (*self._transactions.payloads(), *self._queues.payloads())
-        return {name.decode() for payload in payloads for name in MENTION.findall(payload)}, ""
+        return {name for payload in payloads for name in mentioned(payload)}, ""
 
     async def sync(self) -> None:
         """Memory is as durable as it gets."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.protocol import ids
-from notify.protocol.large_bodies import MENTION, PLACE
+from notify.protocol.large_bodies import PLACE, mentioned
 from notify.storage.hashing import tag_hash
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.storage.sql.rows import microseconds_of, payload_of
@@ -64,7 +64,7 @@ def stored_bodies(connection: Connection, after: str) -> tuple[set[str], str]:
         _t.transaction_id > after, _t.transaction_id <= names[-1], _t.headers.contains(PLACE, autoescape=True)
     )
     bodies = [bytes(body or b"") for body in connection.scalars(naming)]
-    found = {name.decode() for body in bodies for name in MENTION.findall(body)}
+    found = {name for body in bodies for name in mentioned(body)}
     return found, "" if len(names) < BODIES_AT_ONCE else str(names[-1])
 
 

@@ -1,9 +1,10 @@
-"""Large bodies under sweeps and kills: `python -m tests.crash.bodies --seconds 300`.
+"""Large bodies under sweeps and kills: `python -m tests.crash.bodies --seconds 300 [--kafka]`.
 
 Producers in modes half and outbox commit transactions whose bodies are all stored, some roll back, and all of them are
 killed again and again; those in mode half are stopped for longer than the sweep's age, too. Two sweeps, which are
 killed as well, delete all the time what is a few seconds old and named by nothing. At the end every committed message
-is delivered with its body, and a last sweep leaves no body that no message names.
+is delivered with its body, and a last sweep leaves no body that no message names. With `--kafka` the relay moves the
+outbox to Kafka, where some messages are delayed: they move from topic to topic while sweeps read them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,10 +31,12 @@ from sqlalchemy.orm import Session
 from notify.cli.store import Sweep
 from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer, create_tables
 from notify.client.bodies import sending
+from notify.client.tables.definitions import half_message
 from notify.errors import NotifyError
 from notify.movers.relay.relay import Relay
 from notify.object_store.store import Store
 from notify.protocol.large_bodies import FOLDER
+from notify.runtime.databases import RELAYED
 from notify.testing import forked
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -51,6 +54,8 @@ STOPPED_SECONDS = AGE_SECONDS + 2
 ROLLED_BACK = 0.3
 """The share of transactions that end with a rollback: half of them at the commit, with their bodies stored."""
 BODY_BYTES = 2_000
+DELAYED, DELAY_SECONDS = 0.5, 2.0
+"""The share of messages in Kafka that are delayed, and for how long."""
 NOTES = "swept"
 """The file of what sweeps have deleted."""
 
@@ -61,6 +66,13 @@ class Place:
 
     url: str
     directory: str
+    kafka: str = ""
+    """Where the relay moves messages to, instead of the server."""
+
+    @property
+    def urls(self) -> list[str]:
+        """Where messages are."""
+        return [self.url, self.kafka] if self.kafka else [self.url]
 
     @property
     def store(self) -> str:
@@ -95,7 +107,8 @@ def produce(place: Place, mode: Any, seed: int) -> None:
         with suppress(NotifyError, sa.exc.DBAPIError, ZeroDivisionError):
             with Session(engine) as session, session.begin():
                 session.add(Order(item=name))
-                producer.send(session, Message(TOPIC, name.ljust(BODY_BYTES)))
+                delay = DELAY_SECONDS if place.kafka and mode == "outbox" and chance.random() < DELAYED else None
+                producer.send(session, Message(TOPIC, name.ljust(BODY_BYTES), delay=delay))
                 if fate < ROLLED_BACK / 2:
                     raise ZeroDivisionError
         time.sleep(0.01)  # the pause between two transactions, so that a machine with few cores kills many
@@ -109,14 +122,34 @@ def sweep(place: Place) -> None:
 
 
 def once(place: Place) -> dict[str, Any]:
-    return Sweep(Store(place.store), ["half", "outbox"], AGE_SECONDS, gone=True).run([place.url], [place.dsn("outbox")])
+    if place.kafka:
+        purge(place)
+    return Sweep(Store(place.store), ["half", "outbox"], AGE_SECONDS, gone=True).run(place.urls, [place.dsn("outbox")])
+
+
+def purge(place: Place) -> None:
+    """Delete the rows of messages that are in Kafka, which alone names their bodies then."""
+    engine = make_engine(place.dsn("outbox"))
+    with suppress(sa.exc.DBAPIError), engine.begin() as connection:
+        connection.execute(sa.delete(half_message).where(half_message.c.relayed == RELAYED))
+    engine.dispose()
 
 
 def move(place: Place) -> None:
-    """Move the rows of the outbox until killed."""
+    """Move the rows of the outbox until killed, and what is delayed in Kafka."""
     logging.disable()
     engine = make_engine(place.dsn("outbox"))
-    asyncio.run(Relay(engine, place.url).run(interval=0.05))
+    with releasing(place):
+        asyncio.run(Relay(engine, place.urls[-1]).run(interval=0.05))
+
+
+def releasing(place: Place) -> AbstractContextManager[None]:
+    """Release what is due in Kafka."""
+    if not place.kafka:
+        return nullcontext()
+    from notify.movers.sinks.delays.releaser import releasing
+
+    return releasing(place.kafka)
 
 
 class Killed:
@@ -162,31 +195,42 @@ def committed(place: Place) -> set[str]:
 
 def read_all(place: Place, wanted: set[str]) -> tuple[set[str], int]:
     """The names in the bodies of all messages, and how often a body could not be read."""
-    consumer = Consumer(place.url, group="readers", store=place.store)
+    consumers = [Consumer(url, group="readers", store=place.store) for url in place.urls]
     got: set[str] = set()
 
-    @consumer.subscribe(TOPIC, start="earliest", max_attempts=2, retry_min=0.01)
     def on_message(message: ReceivedMessage) -> None:
         got.add(message.text.strip())
 
     def is_over() -> bool:
-        letters = admin(place.url, "GET", "groups/readers/dead-letters?max=1")["messages"]
-        return got >= wanted or bool(letters)
+        return got >= wanted or any(consumer.failed > 1 for consumer in consumers)
 
-    with running(consumer), suppress(AssertionError):
+    with ExitStack() as stack, suppress(AssertionError):
+        stack.enter_context(releasing(place))
+        for consumer in consumers:
+            consumer.subscribe(TOPIC, start="earliest", max_attempts=2, retry_min=0.01)(on_message)
+            stack.enter_context(running(consumer))
         eventually(is_over, "all messages")
-    return got, consumer.failed
+    return got, sum(consumer.failed for consumer in consumers)
 
 
-def run(seconds: float, seed: int, look: Callable[[Place], None] = lambda place: None) -> tuple[str, list[str]]:
+def run(
+    seconds: float, seed: int, look: Callable[[Place], None] = lambda place: None, *, over_kafka: bool = False
+) -> tuple[str, list[str]]:
     """Returns what was done, in words, and what was wrong. `look` is called before the messages are read: a test harms
     what must be noticed."""
     chance = random.Random(seed)
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bodies-"))
+        kafka = ""
+        if over_kafka:
+            from notify.cli.demo_shop.kafka import KafkaCluster
+
+            nodes = KafkaCluster(Path(directory) / "kafka").start()
+            stack.callback(nodes.stop)
+            kafka = nodes.url
         server = ServerProcess(Path(directory) / "data").start()
         stack.callback(server.stop)
-        place = Place(server.url, directory)
+        place = Place(server.url, directory, kafka)
         for mode in ("half", "outbox"):
             engine = make_engine(place.dsn(mode))
             create_tables(engine)
@@ -211,7 +255,7 @@ def run(seconds: float, seed: int, look: Callable[[Place], None] = lambda place:
         half, outbox = make_engine(place.dsn("half")), make_engine(place.dsn("outbox"))
         with TransactionProducer(place.url, group="half", engine=half):
             eventually(lambda: not _in_doubt(place.url), "checks to decide every half")
-        asyncio.run(Relay(outbox, place.url).run(once=True))
+        asyncio.run(Relay(outbox, place.urls[-1]).run(once=True))
         half.dispose()
         outbox.dispose()
         look(place)
@@ -238,9 +282,9 @@ def _in_doubt(url: str) -> bool:
     return bool(admin(url, "GET", "transactions?max=1")["transactions"])
 
 
-def campaign(seconds: float, seed: int) -> int:
+def campaign(seconds: float, seed: int, *, over_kafka: bool) -> int:
     print(f"seed {seed}", flush=True)
-    words, wrong = run(seconds, seed)
+    words, wrong = run(seconds, seed, over_kafka=over_kafka)
     for text in wrong:
         print(f"BROKEN: {text}")
     print(f"VERDICT: {'FAIL' if wrong else 'PASS'} {words}", flush=True)
@@ -251,9 +295,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--kafka", action="store_true", help="the relay moves the outbox to Kafka")
     given = parser.parse_args()
     ServerProcess.launch = staticmethod(forked.launch)
-    return judged(lambda: campaign(given.seconds, given.seed), most_seconds=2 * given.seconds + 3 * PATIENCE_SECONDS)
+    return judged(
+        lambda: campaign(given.seconds, given.seed, over_kafka=given.kafka),
+        most_seconds=2 * given.seconds + 5 * PATIENCE_SECONDS,
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,14 @@ def test_no_message_loses_its_body_to_a_sweep() -> None:
 
 @pytest.mark.long
 @pytest.mark.crash
+def test_no_message_in_kafka_loses_its_body_to_a_sweep() -> None:
+    pytest.importorskip("confluent_kafka")
+    _, wrong = bodies.run(60, seed=3, over_kafka=True)
+    assert wrong == []
+
+
+@pytest.mark.long
+@pytest.mark.crash
 def test_a_body_that_is_missing_is_found() -> None:
     """The planted fault: bodies of messages that are still in the log are deleted."""
 

@@ -15,11 +15,11 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import IntegrityError, close_old_connections, connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from notify.client import Message
+from notify.client import Message, WithdrawalOutcome
 from notify.client.django import transactions as listening
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.django_project import shop as shops
 from tests.support.django_project.shop import Shop
 
@@ -71,6 +71,27 @@ def test_messages_belong_to_their_savepoint(shop: Shop) -> None:
                 shop.order("a")
         shop.order("f")
     assert shop.delivered() == shop.items() == ["a", "d", "f"]
+
+
+def test_withdrawals_belong_to_their_savepoint(shop: Shop) -> None:
+    producer, topic = shop.producer, shop.topic
+    with shop.atomic():
+        names = ("kept", "cancelled", "first", "stays")
+        sent = {name: producer.send(Message(topic, name, delay=3600)) for name in names}
+    with shop.atomic():
+        with contextlib.suppress(ZeroDivisionError), shop.atomic():
+            undone = [producer.cancel(sent["kept"]), producer.replace(sent["stays"], Message(topic, "not sent"))]
+            raise ZeroDivisionError
+        with shop.atomic():
+            done = [producer.cancel(sent["cancelled"].id, topic=topic)]
+        done.append(producer.replace(sent["first"], Message(topic, "second", delay=60)))
+    assert [each.outcome() for each in undone] == [WithdrawalOutcome.ROLLED_BACK] * 2
+    assert [each.outcome() for each in done] == [WithdrawalOutcome.WITHDRAWN] * 2
+    with contextlib.suppress(ZeroDivisionError), shop.atomic():
+        producer.cancel(sent["kept"])
+        raise ZeroDivisionError
+    shop.server.advance(3601)
+    eventually(lambda: sorted(m.text for m in shop.messages()) == ["kept", "second", "stays"], "what is left of them")
 
 
 def test_the_first_message_is_sent_within_a_savepoint(shop: Shop) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from notify.errors import InvalidRequest, Timeout
 from notify.movers.relay.by_id import ById
 from notify.protocol.message import ReceivedMessage
 from notify.runtime.threads import in_thread
-from notify.testing import Exploration, Process, explore, explorer
+from notify.testing import Exploration, InMemoryServer, Process, explore, explorer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
 
 metadata = sa.MetaData()
 orders = sa.Table("orders", metadata, sa.Column("item", sa.String(50)))
 points = sa.Table("points", metadata, sa.Column("item", sa.String(50)))
+stock = sa.Table("stock", metadata, sa.Column("left", sa.Integer))
 CAUSES, EFFECTS = "SELECT item FROM orders", "SELECT item FROM points"
 Place = Callable[[sa.Engine, TransactionProducer], object]
 
@@ -150,12 +152,20 @@ def test_a_careful_shop_of_real_processes(notify_process: Process) -> None:
 
 async def place_async(engine: Any, producer: AsyncTransactionProducer) -> None:
     async with AsyncSession(engine) as session, session.begin():
+        await session.execute(stock.update().values(left=stock.c.left - 1))
         await session.execute(orders.insert().values(item="book"))
         await producer.send(session, Message("order.placed", "book"))
 
 
+ASYNC_DRIVERS = {"psycopg": "postgresql", "asyncpg": "postgresql"}
+
+
 @pytest.mark.long
-def test_a_careful_shop_of_coroutines(database_urls: Mapping[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS)
+def test_a_careful_shop_of_coroutines(driver: str, database_urls: Mapping[str, str], tmp_path: Path) -> None:
+    """A killed process whose connection is not cut would keep the row of the stock locked, also for the explorer."""
+    kind = ASYNC_DRIVERS[driver]
+
     def async_shop(process: Process) -> None:
         metadata.create_all(process.engine)
         create_tables(process.engine)
@@ -171,8 +181,14 @@ def test_a_careful_shop_of_coroutines(database_urls: Mapping[str, str], tmp_path
         process.run(producer, consumer)
         process.act(place_async, engine, producer)
 
-    with empty_database("postgresql", database_urls, tmp_path) as url:
-        seen = explored(async_shop, database=url)
+    with empty_database(kind, database_urls, tmp_path) as url:
+        given = sa.make_url(url)
+        engine = sa.create_engine(given)
+        metadata.create_all(engine)
+        with engine.begin() as connection:
+            connection.execute(stock.insert().values(left=100))
+        engine.dispose()
+        seen = explored(async_shop, database=given.set(drivername=f"{kind}+{driver}"))
     assert seen.findings == (), seen
     assert any("session.execute(orders" in step.code for step in seen.steps)
 
@@ -204,6 +220,26 @@ def test_a_relay_on_a_database_server(server_url: str) -> None:
     seen = explored(relaying, database=server_url)
     assert seen.findings == () and seen.missed == (), seen
     assert any(step.what.startswith("after the relay has sent") for step in seen.steps)
+
+
+@pytest.mark.long
+def test_a_slow_answer_to_a_check_is_waited_for() -> None:
+    """The clock was moved meanwhile, so that it was asked again, and each answer came too late: IN_DOUBT."""
+
+    def slow(process: Process) -> None:
+        producer = started(process)
+        if process.is_restarted:
+
+            @sa.event.listens_for(process.engine, "before_cursor_execute")
+            def wait(connection: Any, cursor: Any, statement: str, *given: Any) -> None:
+                if "half_message" in statement:
+                    time.sleep(3 * explorer.IDLE_SECONDS)  # how long the database takes
+
+        process.run(producer)
+        process.act(place, process.engine, producer)
+
+    seen = explore(slow, seconds=PATIENCE_SECONDS)
+    assert seen.findings == () and seen.runs, seen
 
 
 # --- planted faults -------------------------------------------------------------------------------------------
@@ -391,6 +427,22 @@ def test_an_act_without_steps() -> None:
 def test_an_act_without_causes() -> None:
     with pytest.raises(InvalidRequest, match="returned no row"):
         explored(shop, causes="SELECT item FROM orders WHERE 1 = 0", effects="SELECT item FROM points WHERE 1 = 0")
+
+
+def test_a_service_that_is_a_coroutine_function() -> None:
+    async def service(process: Process) -> None:
+        raise AssertionError("nobody awaits it")
+
+    with pytest.raises(InvalidRequest, match="a plain function, without async"):
+        explore(service)
+
+
+def test_a_producer_of_another_server(notify_server: InMemoryServer) -> None:
+    def elsewhere(process: Process) -> None:
+        process.run(TransactionProducer(notify_server.url, group="orders", engine=process.engine))
+
+    with pytest.raises(InvalidRequest, match=r"give the producer the address process\.url"):
+        explore(elsewhere)
 
 
 def test_causes_without_effects() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,6 +20,7 @@ from tests.support.commands import cli
 from tests.support.groups import Caller, bodies, is_subscribed, publish, running, subscribe
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import stop_if_running
+from tests.support.shipping import shipped
 
 HOLD: dict[str, Any] = {"max_attempts": 2, "on_exhausted": "hold", "retry_min": 0.01, "retry_max": 0.01}
 
@@ -152,6 +154,53 @@ def test_a_clean_stop_keeps_them_too(killed_server: ServerProcess, unique: str) 
     assert [row["key"] for row in held(url, unique)] == ["a"]
     fail(Caller(url, unique, "x"), unique, times=1)  # b1 has its attempts again
     assert held(url, unique) == before
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["backup", "shipped segments"])
+def test_held_keys_are_restored(way: str, tmp_path: Path, unique: str) -> None:
+    """With their reasons and counts; what waits for them waits, and a decision before that is not forgotten."""
+    server = ServerProcess(tmp_path / "data").start()
+    try:
+        subscribe(server.url, unique, unique, "ordered", **HOLD)
+        publish(server.url, unique, ["a1", "b1", "c1", "a2", "b2"], key=True)
+        fail(Caller(server.url, unique, "x"), unique)
+        decide(server.url, unique, "release", key="b")
+        decide(server.url, unique, "skip", key="c")
+        before = held(server.url, unique)
+        assert [row["key"] for row in before] == ["a"]
+        if way == "backup":
+            code, said = cli("backup", str(tmp_path / "copy"), "--url", server.url, "--reason", "r")
+            assert code == 0, said
+    finally:
+        server.stop()
+    words = [str(tmp_path / "copy")] if way == "backup" else ["--from", shipped(tmp_path / "data" / "log", tmp_path)]
+    code, said = cli("restore", *words, "--data-dir", str(tmp_path / "new"))
+    assert code == 0, said
+    restored = ServerProcess(tmp_path / "new").start()
+    try:
+        nothing_read = [row | {"waiting": 0} for row in before]
+        assert held(restored.url, unique) == nothing_read
+        caller = Caller(restored.url, unique, "x")
+        came = caller.receive(unique, wait=30)
+        assert bodies(came) == ["b1"] and caller.settle(came) == [200]
+        decide(restored.url, unique, "skip", key="a")
+        assert sorted(bodies(caller.receive(unique, wait=30))) == ["a2", "b2"]
+        letters = admin(restored.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+        assert sorted(letter["body"] for letter in letters) == ["a1", "c1"]
+    finally:
+        restored.stop()
+
+
+def test_a_purge_lets_its_key_go_on(notify_server: InMemoryServer, unique: str) -> None:
+    url = notify_server.url
+    subscribe(url, unique, unique, "ordered", **HOLD)
+    publish(url, unique, ["a1", "a2"], key=True)
+    fail(Caller(url, unique, "x"), unique)
+    admin(url, "POST", f"topics/{unique}/purge", {"before": "latest", "force": True, "reason": "a test's leftovers"})
+    assert held(url, unique) == []
+    publish(url, unique, ["a3"], key=True)
+    assert bodies(Caller(url, unique, "x").receive(unique, wait=30)) == ["a3"]
 
 
 def test_alarms_metrics_and_message(unique: str, monkeypatch: pytest.MonkeyPatch) -> None:

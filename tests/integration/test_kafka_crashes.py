@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
+from notify.client import (
+    AsyncConsumer,
+    Consumer,
+    Inbox,
+    Message,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
+from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
 from notify.testing import Exploration, Process, explore
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import running
 
 pytest.importorskip("confluent_kafka")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
@@ -56,19 +68,136 @@ def explored(kafka_url: str, name: str, *, has_inbox: bool, **options: Any) -> E
         process.relay()
         process.act(place, engine, producer)
 
-    rows = {"causes": "SELECT item FROM orders", "effects": "SELECT item FROM points"}
-    return explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **(rows | options))
+    return explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **(ROWS | options))
+
+
+ROWS: dict[str, Any] = {"causes": "SELECT item FROM orders", "effects": "SELECT item FROM points"}
+
+
+def careful(seen: Exploration, topic: str) -> None:
+    """No finding, after all that a message goes through."""
+    assert seen.findings == () and seen.missed == (), seen
+    whats = {step.what for step in seen.steps}
+    assert {
+        f"before the relay sends {topic}", f"after the relay has sent {topic}", "before COMMIT", "after COMMIT",
+        f"before the handler of {topic}", "before the commit of offsets", "after the commit of offsets",
+    } <= whats  # fmt: skip
 
 
 @pytest.mark.parametrize("real", [False, True])
 def test_each_step_over_kafka_is_tried(kafka_url: str, unique: str, real: bool) -> None:
-    seen = explored(kafka_url, unique, has_inbox=True, real=real)
-    assert seen.findings == () and seen.missed == (), seen
-    whats = {step.what for step in seen.steps}
-    assert {
-        f"before the relay sends {unique}", f"after the relay has sent {unique}", "before COMMIT", "after COMMIT",
-        f"before the handler of {unique}", "before the commit of offsets", "after the commit of offsets",
-    } <= whats  # fmt: skip
+    careful(explored(kafka_url, unique, has_inbox=True, real=real), unique)
+
+
+def ordering(process: Process, *topics: str) -> None:
+    """A process's relay, and an order with a message for each topic."""
+    producer = TransactionProducer(process.url, group=topics[0], engine=process.engine, mode="outbox")
+    process.relay()
+
+    def place() -> None:
+        with Session(process.engine) as session, session.begin():
+            session.execute(orders.insert().values(item="book"))
+            for topic in topics:
+                producer.send(session, Message(topic, "book"))
+
+    process.act(place)
+
+
+def test_each_step_of_coroutines_is_tried(kafka_url: str, unique: str) -> None:
+    def shop(process: Process) -> None:
+        metadata.create_all(process.engine)
+        create_tables(process.engine)
+        engine = create_async_engine(process.database.replace("sqlite:", "sqlite+aiosqlite:"))
+        use_explicit_begin(engine)
+        consumer = AsyncConsumer(process.kafka, group=unique, inbox=Inbox(engine))
+
+        @consumer.subscribe(unique, start="earliest")
+        async def book(message: ReceivedMessage, session: AsyncSession) -> None:
+            await session.execute(points.insert().values(item=message.text))
+
+        process.run(consumer)
+        ordering(process, unique)
+
+    seen = explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **ROWS)
+    careful(seen, unique)
+    assert any("session.execute(points" in step.code for step in seen.steps), seen.steps
+
+
+def test_a_group_waits_for_its_own_topics_only(kafka_url: str, unique: str) -> None:
+    """Each group was waited for in the topics of all: a run without a fault was UNDELIVERED after its seconds."""
+    topics = [f"{unique}.{name}" for name in ("first", "second")]
+
+    def shop(process: Process) -> None:
+        metadata.create_all(process.engine)
+        create_tables(process.engine)
+        consumers = [Consumer(process.kafka, group=topic, inbox=Inbox(process.engine)) for topic in topics]
+
+        @consumers[0].subscribe(f"{unique}.f*", start="earliest")
+        def book(message: ReceivedMessage, session: Session) -> None:
+            session.execute(points.insert().values(item=message.text))
+
+        @consumers[1].subscribe(topics[1], start="earliest")
+        def look(message: ReceivedMessage, session: Session) -> None:
+            session.execute(sa.select(points.c.item))
+
+        process.run(*consumers)
+        ordering(process, *topics)
+
+    seen = explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **ROWS)
+    assert seen.findings == (), seen
+
+
+def test_a_run_gets_nothing_that_the_one_before_has_left(kafka_url: str, unique: str) -> None:
+    """A message that fails again and again made effects in the runs that followed: GHOST."""
+    from notify.kafka.cluster import Cluster
+    from notify.testing.explored_kafka import ExploredKafka, group_of
+
+    consumer = Consumer(kafka_url, group=unique)
+    is_handled = threading.Event()
+
+    @consumer.subscribe(unique, start="earliest", retry_min=60)
+    def fail(message: ReceivedMessage) -> None:
+        is_handled.set()
+        raise ValueError("always")
+
+    group = group_of(consumer)
+    brokers = ExploredKafka(kafka_url)
+    sender = Cluster.of(kafka_url).producer({})
+    with running(consumer):
+        eventually(lambda: unique in brokers._topics(), "the topic of the consumer")
+        for _ in range(3):
+            sender.produce(unique, b"book")
+        sender.flush(PATIENCE_SECONDS)
+        assert is_handled.wait(PATIENCE_SECONDS)
+        eventually(lambda: brokers.unsettled([group]) >= 1, "what waits for another attempt")
+    brokers.begin([group], [unique])
+    assert brokers.unsettled([group]) == 0
+    brokers.close()
+
+
+def test_what_cannot_be_explored_over_kafka(kafka_url: str, unique: str) -> None:
+    def delaying(process: Process) -> None:
+        metadata.create_all(process.engine)
+        create_tables(process.engine)
+        producer = TransactionProducer(process.url, group=unique, engine=process.engine, mode="outbox")
+        process.relay()
+
+        def place() -> None:
+            with Session(process.engine) as session, session.begin():
+                producer.send(session, Message(unique, "book", delay=30))
+
+        process.act(place)
+
+    with pytest.raises(InvalidRequest, match="over Kafka a delay passes in real time"):
+        explore(delaying, kafka=kafka_url)
+
+    def broadcasting(process: Process) -> None:
+        consumer = Consumer(process.kafka, group=unique)
+        consumer.subscribe(unique, mode="broadcast")(lambda message: None)
+        process.run(consumer)
+
+    with pytest.raises(InvalidRequest, match="has a broadcast topic: give the consumer an instance="):
+        explore(broadcasting, kafka=kafka_url)
 
 
 def test_an_effect_without_an_inbox_happens_twice(kafka_url: str, unique: str) -> None:

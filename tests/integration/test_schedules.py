@@ -238,6 +238,25 @@ def test_a_change_while_it_runs(frozen: InMemoryServer, unique: str) -> None:
     ]
 
 
+def test_two_versions_of_a_service_declare_it_in_turns(frozen: InMemoryServer, unique: str) -> None:
+    """As processes of both start during a rolling deploy: each instant is one message, of the version that was last."""
+    for turn in range(8):
+        body = ("old", "new")[turn % 2]
+        assert declare(frozen.url, unique, unique, body, cron="0 * * * *")["changed"] is True
+        frozen.advance(1800)
+        assert declare(frozen.url, unique, unique, body, cron="0 * * * *")["changed"] is False
+    due = [f"01-01T{hour}:00" for hour in (13, 14, 15, 16)]
+    assert instants(frozen, unique) == due
+    assert [m.text for m in frozen.messages(unique)] == ["new"] * 4
+    # Other instants begin at each declaration; what both have in common is still one message.
+    for turn in range(8):
+        cron = ("0 * * * *", "*/30 * * * *")[turn % 2]
+        assert declare(frozen.url, unique, unique, "new", cron=cron)["changed"] is (turn > 0)
+        frozen.advance(900)
+    assert Counter(instants(frozen, unique)).most_common(1)[0][1] == 1
+    assert instants(frozen, unique)[4:] == ["01-01T16:30", "01-01T17:00", "01-01T17:30", "01-01T18:00"]
+
+
 def test_a_paused_schedule_sends_nothing_until_it_is_resumed(frozen: InMemoryServer, unique: str) -> None:
     declare(frozen.url, unique, unique, cron="0 * * * *", catch_up="all")
     dry = admin(frozen.url, "POST", f"schedules/{unique}/pause", {"dry_run": True})

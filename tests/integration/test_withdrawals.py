@@ -109,6 +109,28 @@ def test_what_send_returns_is_enough(shop: Shop) -> None:
             shop.producer.cancel(session, wrong, topic=shop.topic)
 
 
+def test_what_a_savepoint_has_undone_names_no_other_message(shop: Shop) -> None:
+    """The next message of the transaction got its id: to cancel the one that was undone cancelled the other."""
+    producer, topic = shop.producer, shop.topic
+    with shop.sessions.begin() as session:
+        kept = producer.send(session, Message(topic, "kept", delay=HOUR))
+    with shop.sessions.begin() as session:
+        with contextlib.suppress(ZeroDivisionError), session.begin_nested():
+            undone = producer.send(session, Message(topic, "undone", delay=HOUR))
+            not_cancelled = producer.cancel(session, kept)
+            raise ZeroDivisionError
+        with pytest.raises(InvalidRequest, match="its savepoint was rolled back"):
+            producer.cancel(session, undone)
+        other = producer.send(session, Message(topic, "other", delay=HOUR))
+        second = producer.replace(session, other, Message(topic, "second", delay=HOUR))
+    assert not_cancelled.outcome() is WithdrawalOutcome.ROLLED_BACK and second.outcome() is WITHDRAWN
+    for use in (lambda: undone.id, lambda: not_cancelled.id, lambda: cancellation(undone)):
+        with pytest.raises(InvalidRequest, match="its savepoint was rolled back"):
+            use()
+    shop.server.advance(HOUR + 1)
+    eventually(lambda: texts(shop.server, topic) == ["kept", "second"], "what is left of them")
+
+
 def test_without_a_transaction_and_without_the_topic(memory: InMemoryServer, unique: str) -> None:
     with TransactionProducer(memory.url, group=unique) as producer:
         message = producer.publish(Message(unique, "x", delay=HOUR))

@@ -33,7 +33,7 @@ from notify.testing.process import ServerProcess
 from tests.support.authority import Authority
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
-from tests.support.groups import lag, running, subscribe
+from tests.support.groups import is_subscribed, lag, running, subscribe
 from tests.support.http import admin, ask, call, post, refusal
 from tests.support.servers import process_of, stop_if_running
 from tests.support.shop import Base, Order, items, make_engine
@@ -358,6 +358,41 @@ def test_dead_letters_of_all_workers_are_listed_and_sent_again(server: ServerPro
     code, ended = cli("dead-letter", "redrive", "grave", "--all", "--reason", "r", "--url", server.url, "--json")
     assert (code, [job["done"] for job in ended["jobs"]]) == (0, [1, 1]), ended
     assert lag(server.url, "grave") == 2
+
+
+def test_held_keys_of_all_workers_are_decided_about(server: ServerProcess) -> None:
+    """Each worker holds its own; at the port they are one list."""
+    url, mended = server.url, threading.Event()
+    handled: dict[str, list[int]] = defaultdict(list)
+    consumer = Consumer(url, group="holding")
+
+    @consumer.subscribe("held", mode="ordered", start="earliest", max_attempts=1, on_exhausted="hold")
+    def handle(message: ReceivedMessage) -> None:
+        assert message.key is not None
+        number = message.json()["n"]
+        if number == 0 and not mended.is_set():
+            raise LookupError("no such account")
+        handled[message.key].append(number)
+
+    def listed() -> dict[str, dict[str, Any]]:
+        return {row["key"]: row for row in admin(url, "GET", "groups/holding/held-keys")["held"]}
+
+    with TransactionProducer(url, group="orders") as producer, running(consumer):
+        for n in range(2):
+            for key in KEYS:
+                producer.publish(Message("held", {"n": n}, key=key))
+        eventually(lambda: is_subscribed(url, "holding") and listed().keys() == set(KEYS), "all keys to be held")
+        rows = listed()
+        assert {rows[key]["worker"] for key in KEYS} == set(NAMES) and handled == {}
+        skipped = [KEYS[0], KEYS[-1]]
+        mended.set()
+        body = {"ids": [rows[key]["id"] for key in skipped], "reason": "booked by hand"}
+        items = admin(url, "POST", "groups/holding/held-keys/skip", body)["result"]["items"]
+        assert sorted((item["key"], item["status"]) for item in items) == sorted((key, 200) for key in skipped)
+        admin(url, "POST", "groups/holding/held-keys/release", {"all": True, "reason": "the accounts exist"})
+        wanted = {key: [1] if key in skipped else [0, 1] for key in KEYS}
+        eventually(lambda: handled == wanted, "all keys to go on")
+    assert listed() == {} and len(admin(url, "GET", "groups/holding/dead-letters")["messages"]) == 2
 
 
 def test_a_redrive_takes_at_most_max_letters_of_all_workers_together(server: ServerProcess) -> None:

@@ -81,7 +81,10 @@ def _findings() -> list[str]:
 
 def _rights_at_kafka() -> list[str]:
     rows = ["| role | resource | name | operations | for |", "|---|---|---|---|---|"]
-    for needs in (rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_decider(), rights.of_audit()):
+    for needs in (
+        rights.of_bridge(), rights.of_consumer(), rights.of_server(), rights.of_decider(), rights.of_sweep(),
+        rights.of_audit(),
+    ):  # fmt: skip
         for need in needs.needs:
             rows.append(f"| {needs.role} | {need.kind} | `{need.name}` | {', '.join(need.operations)} | {need.why} |")
     return rows

@@ -23,7 +23,7 @@ _KAFKA = "tests/integration/test_kafka_"
 TOGETHER = {
     "Kafka's sinks, consumers and delays": (
         *(f"{_KAFKA}{part}" for part in ("sink", "bridge", "consumer", "forgotten", "hanging", "odd_topics", "delays")),
-        *(f"{_KAFKA}{part}" for part in ("made_anew", "taken_back", "late")),
+        *(f"{_KAFKA}{part}" for part in ("made_anew", "taken_back", "late", "store_sweep")),
         "tests/integration/test_kafka.py",
         "tests/integration/test_layouts.py",
         "tests/integration/test_auto_everywhere.py",

@@ -243,6 +243,108 @@ def test_a_message_that_retention_dropped_holds_no_key() -> None:
     asyncio.run(go())
 
 
+def test_a_purge_lets_go_of_the_keys_of_what_it_dropped() -> None:
+    """Later messages of the key waited for a message that nobody could see, until the next start."""
+
+    async def go() -> None:
+        s = await scene("a1", "a2")
+        await fail(s, "a1")
+        s.store.trim("t", 0, 2)
+        s.delivery.dropped("t")
+        await put(s, "a3")
+        assert held(s) == []
+        assert list(await receive(s)) == ["a3"]
+        assert letters(s) == [] and s.store.progress("g", "t", 0).is_settled(0)
+
+    asyncio.run(go())
+
+
+def test_a_purge_below_a_held_message_leaves_it() -> None:
+    async def go() -> None:
+        s = await scene("b1", "a1", "a2")
+        assert await fail(s, "a1") == ["b1"]
+        s.store.trim("t", 0, 1)
+        s.delivery.dropped("t")
+        assert len(held(s)) == 1 and await receive(s) == {}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_topic_that_is_made_again_holds_nothing(restarts: bool) -> None:
+    async def go() -> None:
+        s = await scene("a1", "a2")
+        await fail(s, "a1")
+        await s.delivery.following.delete_topic("t")
+        assert "g" not in s.delivery.groups or held(s) == []
+        if restarts:
+            s.restart()
+        await s.delivery.following.subscribe(Subscription("g", "t", mode="ordered", on_exhausted="hold"), None)
+        await put(s, "a3")
+        assert (held(s), list(await receive(s))) == ([], ["a3"])
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_group_that_is_made_again_holds_nothing(restarts: bool) -> None:
+    async def go() -> None:
+        s = await scene("a1", "a2")
+        await fail(s, "a1")
+        await s.delivery.following.unsubscribe("g", "t")
+        if restarts:
+            s.restart()
+        again = Subscription("g", "t", mode="ordered", on_exhausted="hold", max_attempts=2)
+        await s.delivery.following.subscribe(again, "earliest")
+        assert (held(s), list(await receive(s))) == ([], ["a1"])
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_reset_ends_all_holds(restarts: bool) -> None:
+    async def go() -> None:
+        s = await scene("a1", "a2", "b1")
+        await fail(s, "a1")
+        subscription = s.store.subscription("g", "t")
+        assert subscription is not None
+        await s.delivery.following.reset(subscription, "earliest")
+        if restarts:
+            s.restart()
+        assert (held(s), sorted(await receive(s))) == ([], ["a1", "b1"])
+        await s.delivery.tick()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_mode_that_changes_to_and_fro_loses_nothing_and_keeps_the_order(restarts: bool) -> None:
+    """A message that failed in between is no longer held, and holds its key again if it fails again."""
+
+    async def go() -> None:
+        s = await scene("a1", "a2", "b1")
+        await fail(s, "a1")
+        ordered_again = s.store.subscription("g", "t")
+        assert ordered_again is not None
+        await s.delivery.following.subscribe(Subscription("g", "t", mode="shared", max_attempts=9), None)
+        came = await receive(s)
+        assert sorted(came) == ["a1", "a2"]
+        await settle(s, "retry", came["a1"])
+        if restarts:
+            s.restart()
+        await s.delivery.following.subscribe(ordered_again, None)
+        assert held(s) == []
+        await s.delivery.tick()
+        came = await receive(s)
+        assert list(came) == ["a1"]
+        await settle(s, "retry", came["a1"])
+        assert len(held(s)) == 1 and await receive(s) == {}
+        s.delivery.groups["g"].holds.skip(held(s)[0], "skipped", s.now_us)
+        assert list(await receive(s)) == ["a2"]
+
+    asyncio.run(go())
+
+
 def test_a_purged_message_is_settled_by_any_decision() -> None:
     async def go() -> None:
         s = await scene("a1", "a2")

@@ -22,16 +22,17 @@ ROLES: Mapping[str, Callable[[str, list[str]], Needs]] = {
     "consumer": rights.of_consumer,
     "server": lambda _name, _topics: rights.of_server(),
     "audit": lambda _name, _topics: rights.of_audit(),
+    "sweep": lambda _name, _topics: rights.of_sweep(),
 }
-NAMELESS = ("server", "audit")
+NAMELESS = ("server", "audit", "sweep")
 ASK_SECONDS = 10.0
 
 
 def needs_of(role: str, topics: list[str]) -> Needs:
-    """The needs of `bridge:SOURCE`, `consumer:GROUP`, `server` or `audit`. Raises InvalidRequest."""
+    """The needs of `bridge:SOURCE`, `consumer:GROUP`, `server`, `audit` or `sweep`. Raises InvalidRequest."""
     kind, _, name = role.partition(":")
     if kind not in ROLES or bool(name) == (kind in NAMELESS):
-        raise InvalidRequest(f"--as is bridge:SOURCE, consumer:GROUP, server or audit, not {role[:60]!r}")
+        raise InvalidRequest(f"--as is bridge:SOURCE, consumer:GROUP, server, audit or sweep, not {role[:60]!r}")
     if name:
         check_name("source" if kind == "bridge" else "group", name)
     return ROLES[kind](name, topics)

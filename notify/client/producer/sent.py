@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from notify.errors import InvalidRequest
 from notify.protocol.wire import PackedMessage
 
 
@@ -11,6 +12,8 @@ class Named(Protocol):
     """The messages of a transaction (`PendingMessages`)."""
 
     shard: str | None
+    dropped: list[PackedMessage]
+    """The messages that a rollback of the whole transaction discarded."""
 
     @property
     def messages(self) -> list[PackedMessage]:
@@ -38,9 +41,24 @@ class Sent:
         """The id that the message has if the transaction commits, for example to be stored with what it is about.
 
         A transaction whose id was read before its commit keeps it; in the rare case that it could commit under another
-        id only, its commit raises TransactionRefused, and may be retried.
+        id only, its commit raises TransactionRefused, and may be retried. Raises InvalidRequest if the message's
+        savepoint was rolled back: a later message of the transaction has the id then.
         """
-        return self._id if self._pending is None else f"{self._pending.name()}.{self._number}"
+        if self._pending is None:
+            return self._id
+        if self._is_undone:
+            raise InvalidRequest(
+                "this message was dropped as its savepoint was rolled back: it has no id", "invalid_id"
+            )
+        return f"{self._pending.name()}.{self._number}"
+
+    @property
+    def _is_undone(self) -> bool:
+        """Whether the message's savepoint was rolled back, so that it is none of its transaction's."""
+        if self._pending is None:
+            return False
+        at_number = self._pending.messages[self._number : self._number + 1]
+        return not any(packed is self._packed for packed in (*at_number, *self._pending.dropped))
 
     @property
     def topic(self) -> str:

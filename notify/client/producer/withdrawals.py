@@ -40,7 +40,7 @@ class WithdrawalOutcome(enum.StrEnum):
     UNDECIDED = "UNDECIDED"
     """The server does not know yet whether the withdrawal's own transaction is committed."""
     ROLLED_BACK = "ROLLED_BACK"
-    """The withdrawal's own transaction is rolled back: nothing is withdrawn."""
+    """The withdrawal's own transaction, or its savepoint, is rolled back: nothing is withdrawn."""
 
 
 OPEN = (WithdrawalOutcome.WAITING, WithdrawalOutcome.UNDECIDED)
@@ -116,7 +116,8 @@ class Withdrawal(_Asked[WithdrawalOutcome]):
         """The end of the withdrawal, once its transaction is committed; waits at most `timeout` seconds until that
         is decided, and returns UNDECIDED or WAITING if it is not. Raises WrongRole if the producer's server has no
         queues, Forbidden, and Unavailable."""
-        return self._ask(self, check_timeout(timeout))
+        timeout = check_timeout(timeout)
+        return WithdrawalOutcome.ROLLED_BACK if self._is_undone else self._ask(self, timeout)
 
 
 class AsyncWithdrawal(_Asked[Awaitable[WithdrawalOutcome]]):
@@ -126,7 +127,8 @@ class AsyncWithdrawal(_Asked[Awaitable[WithdrawalOutcome]]):
 
     async def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
         """The end of the withdrawal; see `Withdrawal.outcome`."""
-        return await self._ask(self, check_timeout(timeout))
+        timeout = check_timeout(timeout)
+        return WithdrawalOutcome.ROLLED_BACK if self._is_undone else await self._ask(self, timeout)
 
 
 def withdrawing(sent: Sent, ask: Callable[[Sent, float], WithdrawalOutcome]) -> Withdrawal:

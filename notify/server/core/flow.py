@@ -154,6 +154,7 @@ class Flow:
             if not topic.backlog or topic.backlog_policy is not Backlog.DROP_OLDEST:
                 continue
             queue_backlog = -(-topic.backlog // topic.queues)
+            has_dropped = False
             for queue in range(topic.queues):
                 start, end = queues.bounds(topic.name, queue)
                 floor = self._delivery.followers.floor(topic.name, queue)
@@ -161,6 +162,9 @@ class Flow:
                     continue
                 if queues.count(topic.name, queue, end - queue_backlog, end) == queue_backlog:  # no gap there
                     queues.trim(topic.name, queue, end - queue_backlog)
+                    has_dropped = True
+            if has_dropped:
+                self._delivery.dropped(topic.name)
 
 
 def retry_after(error: NotifyError) -> float | None:

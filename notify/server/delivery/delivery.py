@@ -175,6 +175,12 @@ class Delivery:
             group.give_back(handed, self._clock())
             self._waiters.serve(name)
 
+    def dropped(self, topic: str) -> None:
+        """Have the groups of a topic continue behind messages that were dropped from its queues."""
+        for name in self.followers.by_topic.get(topic, ()):
+            self.groups[name].dropped(topic)
+            self._waiters.serve(name)
+
     def serve(self, name: str) -> None:
         """Serve the waiting polls of a group whose held keys were decided about."""
         self._waiters.serve(name)

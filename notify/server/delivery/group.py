@@ -170,6 +170,12 @@ class Group:
                 self.turns.wake(cursor)
             queue += 1
 
+    def dropped(self, topic: str) -> None:
+        """Continue with the keys that were held by messages which were dropped from a topic's queues."""
+        for cursor in list(self.cursors.values()):
+            if cursor.topic == topic and isinstance(cursor, OrderedCursor) and cursor.let_go_dropped():
+                self.turns.wake(cursor)
+
     def unsubscribe(self, topic: str) -> None:
         served = topic
         for key in [key for key in self.cursors if key[0] == topic]:

@@ -175,6 +175,15 @@ class OrderedCursor(Cursor):
         self.held.pop(self._key_of[offset], None)
         self.come_back(offset, now_us)
 
+    def let_go_dropped(self) -> bool:
+        """End the holds by messages that were dropped from the queue: nobody can decide about them any more, and later
+        messages of their keys would wait for ever. Whether there were any."""
+        start = self._store.bounds(self.topic, self.queue)[0]
+        dropped = [offset for offset in self.held.values() if offset < start]
+        for offset in dropped:
+            self.release(offset, 0)  # it is settled as soon as it is looked for
+        return bool(dropped)
+
     def waiting_for(self, offset: int) -> int:
         """How many messages, of those read so far, wait for the key that the message at an offset holds."""
         return len(self._behind[self._key_of[offset]])

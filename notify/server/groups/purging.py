@@ -31,5 +31,6 @@ async def drop(core: Core, topic: Topic, preview: dict[str, Any]) -> dict[str, A
     """Carry out a purge as its preview shows it."""
     for row in preview["queues"]:
         core.queues.trim(topic.name, row["queue"], row["to"])
+    core.delivery.dropped(topic.name)
     await core.queues.sync()
     return preview
