@@ -377,7 +377,7 @@ def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     assert batch.next() and [m.text for m in batch.messages] == ["a", "b"]
     batch.failed(SystemExit(3))
     assert not batch.next() and hand.is_over
-    assert hand.fates == dict.fromkeys(range(4), "SystemExit ended the call of its batch")
+    assert hand.fates == dict.fromkeys(range(4), "the handler was not called: SystemExit")
 
 
 class _Noted:

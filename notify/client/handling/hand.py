@@ -17,7 +17,7 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from notify.client.bodies.reading import ReadMessage
-from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, reason_of
+from notify.client.handling.handlers import Handler, NotTried, Partial, handler_of, meant_by, reason_of
 from notify.client.handling.typed import Decoded, Read, calling
 from notify.protocol.latency import HANDLED, SLOWEST, WAITED, Histogram, written, written_slowest
 from notify.protocol.limits import digits
@@ -400,6 +400,11 @@ class Hand:
         """Have no further handler called."""
         self._is_over = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further handler is called."""
+        return self._is_over
+
     def close(self) -> None:
         """End, and settle nothing more: a handler in a thread may go on."""
         self._is_over = self._is_closed = True
@@ -418,6 +423,7 @@ class Hand:
         if error is None:
             self._returns.append((lot, began, ended))
         else:
+            error = meant_by(error)
             if not isinstance(error, Exception | asyncio.CancelledError):
                 self.end()  # the handler ends the process: none is called after it
             self._errors.append((lot, began, ended, error))
@@ -553,7 +559,9 @@ class Batch:
     def failed(self, error: BaseException) -> None:
         """This call has raised an error."""
         part = self._part
-        if len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
+        if isinstance(error, NotTried):
+            self.cut(error)
+        elif len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
             self._hand.note(self._lot[_slice(part)], error, self._began)
         elif not isinstance(error, Exception | asyncio.CancelledError):
             self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it

@@ -26,6 +26,11 @@ MEANING = {
         "Messages are waiting for a group, and none of its consumers has polled for a while (setting "
         "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
     ),
+    "unread_topic": (
+        "A group has running consumers, but none of them has asked for one of its topics for a while (setting "
+        "`alarm_no_consumer_seconds`), and messages of it are waiting: the service may have no handler for it any more. "
+        "Start a consumer with a handler for the topic, or unsubscribe the group from it (`notify group unsubscribe`)."
+    ),
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
         "are waiting. The alarm gives the reason. Repair the receiver, or give the group another address (`notify "
