@@ -118,6 +118,36 @@ def test_without_spark_or_java(trade: Trade, tmp_path: Path, monkeypatch: pytest
         assert code == 2 and "Java" in said["failed"]
 
 
+def no_user(_: int) -> Any:
+    raise KeyError
+
+
+def test_surroundings_in_which_spark_does_not_start(
+    trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark said only that its gateway exited, below a trace of Java's, or failed later in odd ways."""
+    java, spark = tmp_path / "java", tmp_path / "spark"
+    line = [*flags(trade, tmp_path / "report"), "--json"]
+
+    def said() -> str:
+        code, answer = cli(*line)
+        assert code == 2
+        return str(answer["failed"])
+
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    assert "where no bin/java is" in said()
+    (java / "bin").mkdir(parents=True)
+    (java / "bin" / "java").write_text("#!/bin/sh\necho 'Unrecognized option' >&2\nexit 1\n")
+    (java / "bin" / "java").chmod(0o755)
+    assert said().startswith("Java ended before Spark had started")
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    assert "a user without a name" in said()
+    (spark / "jars").mkdir(parents=True)
+    (spark / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(spark))
+    assert f"SPARK_HOME is {spark}, where no Spark" in said()
+
+
 @pytest.mark.parametrize("what", ["run", "explain", "watch"])
 def test_without_the_client_of_kafka(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was a traceback, and in JSON "a fault of the audit itself"."""

@@ -216,6 +216,22 @@ def test_a_handler_changes_no_context_variable_of_the_next() -> None:
     assert seen == ["as it was"] * 3 and session.failed == {}
 
 
+@pytest.mark.parametrize("batch", [None, 1])
+def test_a_handler_in_a_thread_changes_no_context_variable_of_the_next(batch: int | None) -> None:
+    """A tenant that a handler had set was that of the next message in its thread, too."""
+    import contextvars
+
+    seen: list[str] = []
+    variable = contextvars.ContextVar("variable", default="as it was")
+
+    def handle(messages: Any) -> None:
+        seen.append(variable.get())
+        variable.set("changed")
+
+    session, _ = handling(handle, delivered("abc"), concurrency=1, batch=batch)
+    assert seen == ["as it was"] * 3 and session.failed == {}
+
+
 def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
     async def run() -> str:
         cleaned: list[str] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 HORIZON_SECONDS = 5.0
 """While others wait, an instance holds at most as many messages as it finishes in this time."""
 AT_LEAST = 32

@@ -27,9 +27,9 @@ MEANING = {
         "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
     ),
     "unread_topic": (
-        "A group has running consumers, but none of them has asked for one of its topics for a while (setting "
-        "`alarm_no_consumer_seconds`), and messages of it are waiting: the service may have no handler for it any more. "
-        "Start a consumer with a handler for the topic, or unsubscribe the group from it (`notify group unsubscribe`)."
+        "Messages of a topic are waiting for a group, and none of its running consumers has asked for that topic for a "
+        "while (setting `alarm_no_consumer_seconds`): perhaps the service has no handler for it any more. Start a "
+        "consumer with a handler for the topic, or end the subscription on the group's page in the console."
     ),
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
