@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -590,7 +591,7 @@ class Consumer(_Consumer):
                 raise no_handler(message)
             if lies_outside(message.headers):
                 message = self._bodies.read(message)
-            self._call(handler, message)
+            contextvars.copy_context().run(self._call, handler, message)
         except BaseException as error:
             hand.note(lot, error, began)
         else:
@@ -600,7 +601,7 @@ class Consumer(_Consumer):
         batch = Batch(hand, lot, self._bodies.read_all([message_of(waiting) for waiting in lot]))
         while batch.next():
             try:
-                self._call_all(batch.messages, batch.function)
+                contextvars.copy_context().run(self._call_all, batch.messages, batch.function)
             except BaseException as error:
                 batch.failed(error)
             else:
