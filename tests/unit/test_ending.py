@@ -94,9 +94,17 @@ FORKING = """
 import multiprocessing, sys, time
 from notify.runtime.signals import heeding_signals
 
+processes = multiprocessing.get_context("fork")
+begun = processes.Event()
+
+def work():
+    begun.set()
+    time.sleep(3600)
+
 with heeding_signals(lambda: print("the parent is told", flush=True)):
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child = processes.Process(target=work)
     child.start()
+    begun.wait()  # Python forgets a signal that comes while it forks
     child.terminate()
     child.join(float(sys.argv[1]))
     print("code", child.exitcode, flush=True)
@@ -118,7 +126,7 @@ with heeding_signals(lambda: print("told", flush=True)):
 
 def test_a_child_that_a_handler_forks_ends_when_it_is_told() -> None:
     """It inherited what the consumer does at a signal, which ended nothing in the child: `terminate` had no effect."""
-    with Told(FORKING, str(PATIENCE_SECONDS)) as forking:
+    with Told(FORKING, str(PATIENCE_SECONDS / 2)) as forking:
         assert forking.end() == 0
     assert forking.output == f"code {-signal.SIGTERM}\n"
 
