@@ -326,7 +326,8 @@ def meant_by(error: BaseException) -> BaseException:
 
 def leaves_of(error: BaseException) -> list[BaseException]:
     """The errors of an ExceptionGroup, such as those of a TaskGroup's tasks, in their order; any other error itself."""
-    leaves, rest = [], [error]
+    leaves: list[BaseException] = []
+    rest = [error]
     while rest:
         each = rest.pop()
         if isinstance(each, BaseExceptionGroup):
