@@ -165,7 +165,7 @@ def test_the_root_of_a_new_volume_is_empty(tmp_path: Path) -> None:
 
 
 def test_the_records_of_a_data_directory_are_in_it_whatever_its_name_is(tmp_path: Path) -> None:
-    """What stood behind a question mark was taken for parameters of SQLite: the file was elsewhere."""
+    """SQLAlchemy took the part behind a question mark for parameters: the file was elsewhere."""
     directory = tmp_path / "a?b=c#d%20e"
     directory.mkdir()
     open_database(str(directory)).dispose()

@@ -66,7 +66,7 @@ INBOX_SECONDS = 60.0
 INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS = 0.1, 1.0
 """Short waits: a consumer that stops waits for their end."""
 INBOX_TELL_SECONDS = 10.0
-"""That the database does not answer is logged at most once in this time."""
+"""A database that does not answer is logged at most once in this time."""
 TURN_SECONDS = 0.001
 """After this time of quick handlers the other tasks of an event loop, and other greenlets, get their turn."""
 
