@@ -35,12 +35,21 @@ def proxied(engine: sa.Engine) -> Iterator[tuple[Proxy, sa.URL]]:
 
 @contextlib.contextmanager
 def consuming(consumer: Any) -> Iterator[None]:
-    """Run a consumer of either kind in a thread."""
+    """Run a consumer of either kind in a thread, and close its inbox's engine at the end."""
+    engine = consumer._inbox.engine
     if isinstance(consumer, Consumer):
         with running(consumer):
             yield
+        engine.dispose()
         return
-    thread = threading.Thread(target=lambda: asyncio.run(consumer.run()), daemon=True)
+
+    async def run() -> None:
+        try:
+            await consumer.run()
+        finally:
+            await engine.dispose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     try:
         yield
