@@ -22,7 +22,8 @@
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
     │   ├── ForeignAnswer         something else answered in a server's place: a proxy, a login page (503)
     │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
-    │   └── ObjectStoreFailed     an object store is unreachable, refuses, or lost an object (503)
+    │   ├── ObjectStoreFailed     an object store is unreachable, refuses, or lost an object (503)
+    │   └── InboxUnavailable      the database of an inbox did not answer before the handler was called
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)
     │   └── Corrupt               bytes on the disk differ from what was written
     ├── BodyUnavailable           a received message's body lies in a store that this consumer may not read, or is
@@ -188,6 +189,10 @@ class DiskFull(Unavailable):
 
 class ObjectStoreFailed(Unavailable):
     code = "object_store_failed"
+
+
+class InboxUnavailable(Unavailable):
+    code = "inbox_unavailable"
 
 
 class StorageFailed(NotifyError):

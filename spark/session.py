@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pyspark
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from notify.errors import Unavailable
@@ -70,8 +73,7 @@ def open_session(
     """
     if master.startswith("sc://"):
         return _connected(master)
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise Unavailable("the audit runs on Spark, which needs Java 17 or newer: install it or set JAVA_HOME")
+    _check_surroundings()
     # Workers run this interpreter even if the environment of the shell names another one.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -105,12 +107,38 @@ def open_session(
     children_before = _children()
     try:
         return builder.getOrCreate()
-    except BaseException:
+    except BaseException as error:
         # A JVM that is interrupted while it starts waits forever, even after this process has ended.
         for child in _children() - children_before:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        if isinstance(error, PySparkRuntimeError) and "JAVA_GATEWAY_EXITED" in str(error):
+            raise Unavailable(
+                "Java ended before Spark had started, and said why on standard error: perhaps it is older than 17, or "
+                f"has no room for --memory {memory}"
+            ) from error
         raise
+
+
+def _check_surroundings() -> None:
+    """Raises Unavailable for what Spark would refuse by a long trace of Java's, or by none."""
+    java_home, spark_home = os.environ.get("JAVA_HOME"), os.environ.get("SPARK_HOME")
+    if java_home and shutil.which(str(Path(java_home, "bin", "java"))) is None:
+        raise Unavailable(f"JAVA_HOME is {java_home}, where no bin/java is: correct it, or unset it")
+    if not java_home and shutil.which("java") is None:
+        raise Unavailable("the audit runs on Spark, which needs Java 17 or newer: install it or set JAVA_HOME")
+    if spark_home and not any(Path(spark_home).glob(f"jars/spark-core_*-{pyspark.__version__}*.jar")):
+        raise Unavailable(
+            f"SPARK_HOME is {spark_home}, where no Spark {pyspark.__version__} is, the version of pyspark here: unset "
+            "it, or install its version of pyspark"
+        )
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise Unavailable(
+            f"Spark does not run for a user without a name: add uid {os.getuid()} to /etc/passwd (in a container: of "
+            "its image, or when it starts), or run the audit as another user"
+        ) from None
 
 
 def _connected(address: str) -> SparkSession:

@@ -13,6 +13,9 @@ from notify.runtime.threads import in_thread
 PARTIAL = "restore.partial"
 """The folder of a restore's files until all of them are verified and on the disk."""
 
+OF_VOLUMES = "lost+found"
+"""A directory that ext4 makes in the root of each volume: one that has nothing else is empty."""
+
 
 def begun(data_dir: Path, *, goes_on: bool = False) -> Path:
     """Make the folder within a data directory for its files until `take_place`, and return its path. Raises
@@ -22,7 +25,7 @@ def begun(data_dir: Path, *, goes_on: bool = False) -> Path:
     keep the files of an interrupted restore.
     """
     partial = data_dir / PARTIAL
-    if data_dir.is_dir() and any(path != partial for path in data_dir.iterdir()):
+    if data_dir.is_dir() and {path.name for path in data_dir.iterdir()} - {PARTIAL, OF_VOLUMES}:
         raise InvalidRequest(f"{data_dir} is not empty: name an empty directory, or one that does not exist")
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not goes_on:

@@ -24,7 +24,7 @@ from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
 from notify.runtime.extras import remedy
-from notify.runtime.log_output import STDERR, discard
+from notify.runtime.log_output import STDERR, STDERR_FILE, discard
 from notify.runtime.signals import end_by
 
 
@@ -148,6 +148,7 @@ def main() -> None:
     Every flag has an environment variable: NOTIFY_BENCH_TRANSACTIONS_CLIENTS is --clients of `notify bench
     transactions`. Flags that several commands share, and settings, have shorter names, which --help shows.
     """
+    _open_standard_files()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller has closed the stream: discard the output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it is used until the end
@@ -170,6 +171,14 @@ def main() -> None:
     except OutputLost:  # of typer's own sentence about a wrong flag
         discard(sys.stderr)
         sys.exit(2)
+
+
+def _open_standard_files() -> None:
+    """Open the descriptors 0, 1 and 2 that the caller has closed. Otherwise a file of the log would get such a number,
+    and what a library writes to standard error would go into that file."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR_FILE:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _fail(why: str) -> NoReturn:

@@ -13,6 +13,7 @@ import select
 import sys
 from typing import TextIO
 
+STDERR_FILE = 2
 WAIT_SECONDS = 1.0
 """How long a line waits for a reader that does not read; then lines are lost, without a wait, until it reads again."""
 PIECE_CHARACTERS = 400

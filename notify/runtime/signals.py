@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAME_REQUEST_SECONDS = 0.1
@@ -55,10 +55,11 @@ class Signals:
         return noted
 
 
-def end_by(number: int) -> None:
+def end_by(number: int) -> NoReturn:
     """End this process by a signal's default action."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a container: the system keeps default actions from it
 
 
 @contextlib.contextmanager
@@ -86,8 +87,21 @@ def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = e
 
 @contextlib.contextmanager
 def _handled_by(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Within this context, each of these signals has its handler."""
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    """Within this context, each of these signals has its handler.
+
+    A child that is forked meanwhile inherits the handlers, which mean its parent: in the child the previous ones act.
+    Otherwise `Process.terminate()` of a handler of messages would not end its child.
+    """
+    home = os.getpid()
+
+    def heed(number: int, frame: object) -> None:
+        if os.getpid() == home:
+            handlers[number](number, frame)
+        else:
+            signal.signal(number, previous[number] or signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    previous: dict[int, Any] = {number: signal.signal(number, heed) for number in handlers}
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ def open_database(data_dir: str) -> Engine:
     """
     path = Path(data_dir) / "admin.db"
     path.touch(mode=0o600, exist_ok=True)
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 10})
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10})
     try:
         with engine.begin() as connection:
             connection.exec_driver_sql("BEGIN")  # one transaction for all tables, and so one sync

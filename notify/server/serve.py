@@ -25,7 +25,7 @@ from notify.protocol.workers import check_count, refuse_one_of_several
 from notify.runtime import tracing
 from notify.runtime.alive import beat, tell
 from notify.runtime.clock import steady_clock
-from notify.runtime.log_output import STDOUT
+from notify.runtime.log_output import STDERR_FILE, STDOUT
 from notify.runtime.signals import StopRequests, end_by
 from notify.runtime.urls import server_address
 from notify.runtime.visible import visible
@@ -47,7 +47,6 @@ log = structlog.get_logger("notify.server")
 QUOTED = frozenset(" \t=\r\n\"'")
 """structlog writes a text with one of these characters as Python's `repr` does, with escapes."""
 
-STDERR_FILE = 2
 STOP_SECONDS = 50.0
 """How long a server may take to stop. Its parts stop within some seconds each, unless a library hangs."""
 SWITCH_SECONDS = 0.0001

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +120,39 @@ def test_without_spark_or_java_an_audit_says_what_to_install(
         patch.delenv("JAVA_HOME", raising=False)
         code, said = cli(*flags(trade, tmp_path / "report"), "--json")
         assert code == 2 and "Java" in said["failed"]
+
+
+def no_user(_: int) -> Any:
+    raise KeyError
+
+
+def test_surroundings_in_which_spark_does_not_start(
+    trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark said only that its gateway exited, below a trace of Java's, or failed later in odd ways."""
+    java, spark = tmp_path / "java", tmp_path / "spark"
+    line = [*flags(trade, tmp_path / "report"), "--json"]
+
+    def said() -> str:
+        code, answer = cli(*line)
+        assert code == 2
+        return str(answer["failed"])
+
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    assert "where no bin/java is" in said()
+    (java / "bin").mkdir(parents=True)
+    (java / "bin" / "java").write_text("#!/bin/sh\necho 'Unrecognized option' >&2\nexit 1\n")
+    (java / "bin" / "java").chmod(0o755)
+    with warnings.catch_warnings():  # pyspark leaves its pipe to Java unclosed
+        warnings.simplefilter("ignore", ResourceWarning)
+        assert said().startswith("Java ended before Spark had started")
+        gc.collect()
+    monkeypatch.setattr("pwd.getpwuid", no_user)
+    assert "a user without a name" in said()
+    (spark / "jars").mkdir(parents=True)
+    (spark / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(spark))
+    assert f"SPARK_HOME is {spark}, where no Spark" in said()
 
 
 @pytest.mark.parametrize("what", ["run", "explain", "watch"])

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -145,6 +146,27 @@ def test_a_consumer_that_left_with_a_long_lease_does_not_count(watched: InMemory
         return names(watched) == {"no_consumers"}
 
     eventually(is_raised, "the alarm, though the lease goes on")
+
+
+def test_a_topic_that_no_running_consumer_asks_for_is_an_alarm(watched: InMemoryServer) -> None:
+    """A new version of a service that had dropped a handler left its messages waiting, and nothing said so."""
+    url = watched.url
+    for topic in ("kept", "dropped"):
+        subscribe(url, "workers", topic)
+        publish(url, topic, ["a"])
+    caller = Caller(url, "workers", "new")
+
+    def alarms() -> list[dict[str, Any]]:
+        watched.advance(30)
+        if received := caller.receive("kept"):
+            caller.settle(received)
+        return list(admin(url, "GET", "overview")["alarms"])
+
+    (alarm,) = eventually(alarms, "the alarm")
+    assert (alarm["name"], alarm["target"]) == ("unread_topic", "workers/dropped")
+    assert alarm["text"] == "No running consumer of group workers asks for topic dropped; 1 message is waiting"
+    caller.receive("dropped", max=1)
+    eventually(lambda: not admin(url, "GET", "overview")["alarms"], "the alarm to be cleared")
 
 
 def test_dead_letters_and_stuck_consumers_are_alarms_until_they_are_seen_to(watched: InMemoryServer) -> None:

@@ -31,7 +31,7 @@ from notify.client import (
 )
 from notify.client.handling.hand import IN_HAND_BYTES
 from notify.client.transport.http import HttpClient
-from notify.errors import BindingRefused, Unavailable
+from notify.errors import BindingRefused, DeadLetter, InvalidRequest, Unavailable
 from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -394,3 +394,72 @@ def test_threads_that_are_first_at_once_share_one_loop(server: ServerProcess, un
                 list(pool.map(publish, range(16)))
             name = f"notify-producer-{unique}"
             assert sum(thread.name == name for thread in threading.enumerate()) == 1
+
+
+def test_a_consumer_that_runs_is_not_run_again(notify_server: InMemoryServer, unique: str) -> None:
+    """Threads that shared one consumer mixed up what they had in hand, and a stop reached only the last of them."""
+    consumer = Consumer(notify_server.url, group=unique)
+    handled: list[str] = []
+    consumer.subscribe(unique, start="earliest")(lambda message: handled.append(message.text))
+    with running(consumer, subscribed=True):
+        with pytest.raises(InvalidRequest, match="running already"):
+            consumer.run(signals=False)
+        publish(notify_server.url, unique, ["a"])
+        eventually(lambda: handled == ["a"], "the message")
+    publish(notify_server.url, unique, ["b"])
+    with running(consumer):
+        eventually(lambda: handled == ["a", "b"], "the message after a second run")
+
+
+def test_an_async_consumer_that_runs_is_not_run_again(notify_server: InMemoryServer, unique: str) -> None:
+    consumer = AsyncConsumer(notify_server.url, group=unique)
+    handled: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest")
+    async def handle(message: ReceivedMessage) -> None:
+        handled.append(message.text)
+
+    async def run() -> None:
+        first = asyncio.ensure_future(consumer.run())
+        await asyncio.sleep(0)  # lets it begin
+        with pytest.raises(InvalidRequest, match="running already"):
+            await consumer.run()
+        await asyncio.to_thread(publish, notify_server.url, unique, ["a"])
+        await eventually_async(lambda: handled == ["a"], "the message")
+        consumer.stop()
+        await first
+
+    asyncio.run(run())
+
+
+def test_a_consumer_that_runs_takes_no_further_topic(notify_server: InMemoryServer, unique: str) -> None:
+    """Nothing of it was received, and nobody was told."""
+    consumer = Consumer(notify_server.url, group=unique)
+    consumer.subscribe(unique)(lambda message: None)
+    with running(consumer, subscribed=True), pytest.raises(InvalidRequest, match="before run"):
+        consumer.subscribe("another")
+    consumer.subscribe("another")(lambda message: None)
+
+
+def test_a_dead_letter_of_a_task_group_is_one(notify_server: InMemoryServer, unique: str) -> None:
+    """A TaskGroup raises a group, so that the message was retried 16 times, each time with its other tasks' effects."""
+    consumer = AsyncConsumer(notify_server.url, group=unique)
+
+    async def charge() -> None:
+        raise DeadLetter("an order without an item")
+
+    @consumer.subscribe(unique, start="earliest")
+    async def handle(message: ReceivedMessage) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(charge())
+
+    async def run() -> None:
+        running = asyncio.ensure_future(consumer.run())
+        await eventually_async(lambda: consumer.failed, "the failure")
+        consumer.stop()
+        await running
+
+    publish(notify_server.url, unique, ["a"])
+    asyncio.run(run())
+    (letter,) = admin(notify_server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
+    assert letter["headers"]["notify-dead-letter-reason"] == "an order without an item"

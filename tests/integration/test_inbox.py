@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
-from notify.errors import DeadLetter, InvalidRequest
+from notify.errors import DeadLetter, InboxUnavailable, InvalidRequest
 from notify.testing import InMemoryServer
 from notify.testing.statements import execute
 from tests.support.clock import PATIENCE_SECONDS
@@ -417,9 +417,10 @@ def test_a_lost_connection_is_an_error_of_sqlalchemy(shop_engine: sa.Engine, eng
     if not is_running:
         assert inbox.run("other", MESSAGE, noting)
         execute(engine_url, END_OF[kind].format(numbers[0]))
-    with pytest.raises(sa.exc.DBAPIError) as lost:
+    with pytest.raises(sa.exc.DBAPIError if is_running else InboxUnavailable) as lost:
         inbox.run("g", MESSAGE, noting)
-    assert lost.value.connection_invalidated
+    error = lost.value if is_running else lost.value.__cause__
+    assert isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
     assert inbox.run("g", MESSAGE, noting)
     assert len(items(shop_engine)) == (1 if is_running else 2)
 
@@ -445,8 +446,9 @@ def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path) -> None:
     use_explicit_begin(waiting)
     create_tables(holding)
     with holding.begin():
-        with pytest.raises(sa.exc.OperationalError, match="locked"):
+        with pytest.raises(InboxUnavailable, match="locked") as locked:
             Inbox(waiting).run("g", MESSAGE, effect)
+        assert isinstance(locked.value.__cause__, sa.exc.OperationalError)
 
         async def unused(message: ReceivedMessage, session: Any) -> None: ...
 
@@ -458,8 +460,9 @@ def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path) -> None:
             finally:
                 await engine.dispose()
 
-        with pytest.raises(sa.exc.OperationalError, match="locked"):
+        with pytest.raises(InboxUnavailable, match="locked") as locked:
             asyncio.run(run_async())
+        assert isinstance(locked.value.__cause__, sa.exc.OperationalError)
     for engine in (holding, waiting):
         engine.dispose()
 

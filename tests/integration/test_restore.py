@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from notify.cli.data_directory import begun
 from notify.object_store.store import Store
 from notify.server.database import open_database
 from notify.storage.groups import SettleKind, Subscription
@@ -155,6 +156,20 @@ def test_a_directory_that_is_not_empty_is_refused(shipped: Shipped) -> None:
     assert code == 2 and "is not empty" in told["text"]
     listed = manifest.load(Store(shipped.url))
     assert listed is not None and listed.generation == 1
+
+
+def test_the_root_of_a_new_volume_is_empty(tmp_path: Path) -> None:
+    """A restore to a new volume was refused, because ext4 had made a directory there."""
+    (tmp_path / "lost+found").mkdir()
+    assert begun(tmp_path).is_dir()
+
+
+def test_the_records_of_a_data_directory_are_in_it_whatever_its_name_is(tmp_path: Path) -> None:
+    """SQLAlchemy took the part behind a question mark for parameters: the file was elsewhere."""
+    directory = tmp_path / "a?b=c#d%20e"
+    directory.mkdir()
+    open_database(str(directory)).dispose()
+    assert (directory / "admin.db").stat().st_size > 0 and list(tmp_path.iterdir()) == [directory]
 
 
 def test_a_store_without_segments_is_refused(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ BOUNDS = {
     "names that `check_name` took, of 127 characters: topics and groups that exist, with their queues": """
         server/core/flow.py:gates server/delivery/followers.py:by_name server/delivery/followers.py:by_topic
         server/delivery/followers.py:_instances server/delivery/group.py:cursors server/delivery/group.py:before
+        server/delivery/instances.py:_of_topic server/watch/alarms.py:_unread_us
         server/delivery/owners.py:by_topic server/delivery/turns.py:_of_topic server/delivery/waiters.py:_by_group
         server/letters/failures.py:_counts server/watch/alarms.py:raised server/watch/alarms.py:_posted
         server/core/objectives.py:_samples

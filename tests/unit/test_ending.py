@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from notify.client import Message, TransactionProducer
 from notify.runtime import signals
 from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import lag
 from tests.support.told import CONSUMING, Told
 
@@ -85,3 +88,53 @@ def test_a_second_signal_ends_a_consumer_and_its_message_comes_again(memory: InM
         assert consumer.end() == 128 + signal.SIGTERM
     assert "ended" not in consumer.output and "Traceback" not in consumer.output
     assert lag(memory.url, "cut") == 1
+
+
+FORKING = """
+import multiprocessing, sys, time
+from notify.runtime.signals import heeding_signals
+
+processes = multiprocessing.get_context("fork")
+begun = processes.Event()
+
+def work():
+    begun.set()
+    time.sleep(3600)
+
+with heeding_signals(lambda: print("the parent is told", flush=True)):
+    child = processes.Process(target=work)
+    child.start()
+    begun.wait()  # Python forgets a signal that comes while it forks
+    child.terminate()
+    child.join(float(sys.argv[1]))
+    print("code", child.exitcode, flush=True)
+    child.kill()
+"""
+
+FIRST = """
+import os, signal, time
+from notify.runtime.signals import SAME_REQUEST_SECONDS, heeding_signals
+
+assert os.getpid() == 1
+with heeding_signals(lambda: print("told", flush=True)):
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(SAME_REQUEST_SECONDS)  # what comes sooner after another signal counts as the same one
+    signal.raise_signal(signal.SIGTERM)
+    print("went on", flush=True)
+"""
+
+
+def test_a_child_that_a_handler_forks_ends_when_it_is_told() -> None:
+    """It inherited what the consumer does at a signal, which ended nothing in the child: `terminate` had no effect."""
+    with Told(FORKING, str(PATIENCE_SECONDS / 2)) as forking:
+        assert forking.end() == 0
+    assert forking.output == f"code {-signal.SIGTERM}\n"
+
+
+def test_the_first_process_of_a_container_is_cut_by_the_second_signal() -> None:
+    """The system keeps the default action of a signal from it: it went on, and heeded no further signal."""
+    inside = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*inside, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("only root makes a namespace of processes here")
+    first = subprocess.run([*inside, sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert (first.returncode, first.stdout) == (128 + signal.SIGTERM, "told\n"), first.stderr

@@ -325,6 +325,22 @@ def test_a_handler_changes_no_context_variable_of_the_next() -> None:
     assert seen == ["as it was"] * 3 and session.failed == {}
 
 
+@pytest.mark.parametrize("batch", [None, 1])
+def test_a_handler_in_a_thread_changes_no_context_variable_of_the_next(batch: int | None) -> None:
+    """A tenant that a handler had set was that of the next message in its thread, too."""
+    import contextvars
+
+    seen: list[str] = []
+    variable = contextvars.ContextVar("variable", default="as it was")
+
+    def handle(messages: Any) -> None:
+        seen.append(variable.get())
+        variable.set("changed")
+
+    session, _ = handling(handle, delivered("abc"), concurrency=1, batch=batch)
+    assert seen == ["as it was"] * 3 and session.failed == {}
+
+
 def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
     async def run() -> str:
         cleaned: list[str] = []
@@ -486,7 +502,7 @@ def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     assert batch.next() and [m.text for m in batch.messages] == ["a", "b"]
     batch.failed(SystemExit(3))
     assert not batch.next() and hand.is_over
-    assert hand.fates == dict.fromkeys(range(4), "SystemExit ended the call of its batch")
+    assert hand.fates == dict.fromkeys(range(4), "the handler was not called: SystemExit")
 
 
 class _Noted:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +17,18 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import AsyncConsumer, Consumer, Inbox, Reader
-from notify.client.handling.handlers import REASON_CHARACTERS, TRACE_CHARACTERS, call_to_the_end, reason_of, trace_of
-from notify.errors import InvalidRequest
+from notify.client.handling.handlers import (
+    REASON_CHARACTERS,
+    TRACE_CHARACTERS,
+    call_to_the_end,
+    meant_by,
+    reason_of,
+    refuse_unfinished,
+    trace_of,
+)
+from notify.errors import DeadLetter, InvalidRequest
 from tests.support.callables import Awaited, async_generator, coroutine, generator, plain, wrapping_a_coroutine
+from tests.support.clock import PATIENCE_SECONDS
 
 URL = "http://127.0.0.1:9"
 
@@ -240,6 +252,61 @@ def test_a_trace_has_the_services_frames_with_their_source_and_the_causes() -> N
     place = lines.index(f'  File "{__file__}", line {parse.__code__.co_firstlineno + 1}, in parse')
     assert lines[place + 1] == "    return json.loads(text)"
     assert f"{Path('notify', 'client', 'handling')}" not in trace_of(raised(lambda: call_to_the_end(parse, "{")))
+
+
+def in_a_task_group(*raising: Callable[[], object]) -> BaseException:
+    async def call(function: Callable[[], object]) -> None:
+        function()
+
+    async def group() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for function in raising:
+                tasks.create_task(call(function))
+
+    return raised(lambda: asyncio.run(group()))
+
+
+def test_a_group_of_errors_has_the_reason_and_the_trace_of_its_first_one() -> None:
+    """The text of a group is "unhandled errors in a TaskGroup (1 sub-exception)", whatever failed."""
+    line = parse.__code__.co_firstlineno + 1
+    for count, more in ((1, ""), (3, " (and 2 more of the handler's tasks failed)")):
+        error = in_a_task_group(*[lambda: parse("{")] * count)
+        assert isinstance(error, ExceptionGroup)
+        reason = reason_of(error)
+        assert reason.startswith("JSONDecodeError: Expecting property name")
+        assert reason.endswith(f"{more} (at {__name__}.parse:{line})")
+        trace = trace_of(error)
+        assert f'  File "{__file__}", line {line}, in parse' in trace and "JSONDecodeError: Expecting" in trace
+    nested = ExceptionGroup("a", [ExceptionGroup("b", [ValueError("no")]), KeyError("k")])
+    assert reason_of(nested) == "ValueError: no (and 1 more of the handler's tasks failed)"
+
+
+def test_a_group_of_dead_letters_alone_is_a_dead_letter() -> None:
+    def give_up() -> None:
+        raise DeadLetter("an order without an item")
+
+    assert str(meant_by(in_a_task_group(give_up, give_up))) == "an order without an item"
+    mixed = in_a_task_group(give_up, lambda: parse("{"))
+    assert meant_by(mixed) is mixed
+    plain_error = ValueError("no")
+    assert meant_by(plain_error) is plain_error
+
+
+def test_a_future_that_a_plain_handler_returns_is_waited_for() -> None:
+    """Its message counted as handled before the work was done, and also when the work failed."""
+    is_done = threading.Event()
+
+    def work() -> None:
+        assert is_done.wait(PATIENCE_SECONDS)
+        raise ValueError("the bank is closed")
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        called = pool.submit(call_to_the_end, lambda: pool.submit(work))
+        assert not concurrent.futures.wait([called], 0.05).done
+        is_done.set()
+        assert str(called.exception(PATIENCE_SECONDS)) == "the bank is closed"
+    with pytest.raises(InvalidRequest, match="a Future, which was never awaited"):
+        refuse_unfinished(concurrent.futures.Future())
 
 
 def test_a_trace_may_have_a_frame_without_a_line_number() -> None:

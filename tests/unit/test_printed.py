@@ -230,3 +230,23 @@ def test_a_command_starts_where_its_output_was_a_file_and_is_a_pipe(
         os.close(writing)
     with os.fdopen(reading) as read:
         assert (ended.value.code, read.read().strip()) == (0, notify.__version__)
+
+
+CLOSED = """
+import os, sys
+for number in range(3):
+    os.close(number)
+sys.stdout = sys.stderr = None
+sys.argv = ["notify", "--version"]
+from notify.cli import main
+try:
+    main.main()
+except SystemExit:
+    pass
+os._exit(os.open(os.devnull, os.O_RDONLY))
+"""
+
+
+def test_no_file_gets_the_number_of_a_standard_stream_that_the_caller_has_closed() -> None:
+    """A segment of the log could be number 2, and what a library wrote to standard error went into it."""
+    assert subprocess.run([sys.executable, "-c", CLOSED], check=False).returncode > 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -14,7 +15,7 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, TypeVar
 
@@ -45,12 +46,13 @@ from notify.client.inbox.inbox import Inbox, check_inbox
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.client.threads.loop import LoopThread, instance_name
 from notify.client.transport.login import Shown, Token
-from notify.errors import InvalidRequest
+from notify.errors import InboxUnavailable, InvalidRequest
 from notify.kafka.records import SCHEME
 from notify.protocol.large_bodies import APART, lies_outside
 from notify.protocol.limits import LIMITS, Mode, OnExhausted, check_between, check_name, check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
+from notify.runtime.backoff import Backoff
 from notify.runtime.green import patched_by
 from notify.runtime.signals import heeding_signals
 
@@ -63,6 +65,20 @@ MOST_CONCURRENT = 10_000
 LEAST_IN_HAND = 32
 PLAIN = frozenset((*APART, tracing.HEADER)).isdisjoint
 """Whether a message with these headers needs no more than a call of its handler: it has its body, and no trace."""
+INBOX_SECONDS = 60.0
+"""How long a message waits with this consumer for the inbox's database; then another instance may get it."""
+INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS = 0.1, 1.0
+"""Short waits: a consumer that stops waits for their end."""
+INBOX_TELL_SECONDS = 10.0
+"""A database that does not answer is logged at most once in this time."""
+
+
+class Waits:
+    """The waits of one message for the inbox's database."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
+        self.until = hand.time() + INBOX_SECONDS
 
 
 class _Consumer:
@@ -140,6 +156,9 @@ class _Consumer:
         self._left: BaseException | None = None
         """SystemExit or another BaseException that a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._runs_in = 0
+        """The process in which this consumer runs; 0: it does not run."""
+        self._inbox_told_at = float("-inf")
         self.handled = 0
         self.failed = 0
 
@@ -192,8 +211,13 @@ class _Consumer:
         tenants named by it take turns: ten messages of one do not wait behind a million of another. Messages without
         the key or header are one tenant. Over Kafka this is refused.
 
-        Raises InvalidRequest for options that the server would refuse, and for a function with the wrong parameters.
+        Raises InvalidRequest for options that the server would refuse, for a function with the wrong parameters, and
+        while the consumer runs.
         """
+        if self._runs_in == os.getpid():
+            raise InvalidRequest(
+                f"the consumer is running: subscribe to {topic!r} before run(), or with another consumer"
+            )
         check_start(start)
         check_options(
             topic, mode, tags, max_attempts, max_deaths, (retry_min, retry_max), batch, self._batch,
@@ -223,6 +247,20 @@ class _Consumer:
         return min(max(self._concurrency * 2, LEAST_IN_HAND, largest * 2), LIMITS.max_messages)
 
     # --- the loop ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """Raises InvalidRequest if this consumer runs already: two runs would mix up what they have in hand."""
+        if self._runs_in == os.getpid():
+            raise InvalidRequest(
+                "this consumer is running already: for more handlers at a time give it a larger concurrency=, or make "
+                "another consumer"
+            )
+        self._runs_in = os.getpid()
+        try:
+            yield
+        finally:
+            self._runs_in = 0
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         raise TypeError("a shell says how the inbox's database is asked")
@@ -296,12 +334,24 @@ class _Consumer:
         if error is None:
             self.handled += messages
         elif isinstance(error, NotTried):
-            if not isinstance(error.cause, asyncio.CancelledError):
+            if not isinstance(error.cause, Exception | asyncio.CancelledError):
                 self._leave(error.cause)
         else:
             self.failed += messages
             if not isinstance(error, Exception | asyncio.CancelledError):
                 self._leave(error)
+
+    def _waits_for_inbox(self, hand: Hand, waits: Waits, error: InboxUnavailable) -> float:
+        """How many seconds to wait before a message is tried again whose handler was not called, because the inbox's
+        database does not answer: no attempt counts. Raises NotTried, which gives the message back, after INBOX_SECONDS:
+        another instance may reach the database; and once the consumer stops."""
+        wait, now = waits.backoff.next(), hand.time()
+        if hand.is_over or now + wait > waits.until:
+            raise NotTried(error) from error
+        if now - self._inbox_told_at >= INBOX_TELL_SECONDS:
+            self._inbox_told_at = now
+            log.warning("messages wait, and no attempt counts: %s", error)
+        return wait
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise `error` once all messages are settled."""
@@ -338,9 +388,10 @@ class AsyncConsumer(_Consumer):
         Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
         Forbidden, InvalidRequest if the inbox cannot work in its database.
         """
-        self._callers: dict[asyncio.Task[None], frozenset[Holder]] = {}
-        """The callers of handlers, and the holders of the messages of which each waits for the handler."""
-        left = await self._consume()
+        with self._running():
+            self._callers: dict[asyncio.Task[None], frozenset[Holder]] = {}
+            """The callers of handlers, and the holders of the messages of which each waits for the handler."""
+            left = await self._consume()
         if left is not None:
             raise left
 
@@ -436,16 +487,31 @@ class AsyncConsumer(_Consumer):
     async def _call(self, handler: Handler, message: ReceivedMessage) -> None:
         with tracing.processing(self.group, message):
             if self._inbox is not None:
-                await self._inbox.run_async(self.group, message, handler.handle)
+                await self._once_inbox_answers(self._inbox.run_async, message, handler.handle)
             else:
                 refuse_unfinished(await handler.handle(message))
 
     async def _call_all(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         with tracing.processing_batch(self.group, messages):
             if self._inbox is not None:
-                await self._inbox.run_batch_async(self.group, messages, function)
+                await self._once_inbox_answers(self._inbox.run_batch_async, messages, function)
             else:
                 refuse_unfinished(await function(messages))
+
+    async def _once_inbox_answers(self, run: Callable[..., Awaitable[object]], *work: Any) -> None:
+        """Have the inbox run a handler, and wait meanwhile if its database does not answer."""
+        waits: Waits | None = None
+        while True:
+            try:
+                await run(self.group, *work)
+                return
+            except InboxUnavailable as error:
+                hand = self._hand
+                if hand is None:
+                    raise
+                waits = waits or Waits(hand)
+                wait = self._waits_for_inbox(hand, waits, error)
+            await asyncio.sleep(wait)
 
 
 class Consumer(_Consumer):
@@ -465,10 +531,10 @@ class Consumer(_Consumer):
         if signals and threading.current_thread() is threading.main_thread():
             heeding = heeding_signals(self.stop, self._cut)
             self._announce = functools.partial(announce, log, is_seen=True)
-        thread = LoopThread(f"notify-consumer-{self.group}")
-        self._pool = HandlerThreads(self._concurrency, "notify-handler")
-        self._asking = HandlerThreads(1, "notify-inbox")  # a turn among handlers may come late
-        with heeding:
+        with self._running(), heeding:
+            thread = LoopThread(f"notify-consumer-{self.group}")
+            self._pool = HandlerThreads(self._concurrency, "notify-handler")
+            self._asking = HandlerThreads(1, "notify-inbox")  # a turn among handlers may come late
             try:
                 left = thread.run(self._consume())
             finally:
@@ -514,10 +580,11 @@ class Consumer(_Consumer):
         try:
             if handler is None:
                 raise no_handler(message)
+            context = contextvars.copy_context()
             if self._inbox is None and PLAIN(message.headers):
-                call_to_the_end(handler.call if handler.read is None else handler.handle, message)
+                context.run(call_to_the_end, handler.call if handler.read is None else handler.handle, message)
             else:
-                self._call(handler, self._bodies.read(message))
+                context.run(self._call, handler, self._bodies.read(message))
         except BaseException as error:
             call.error = error
 
@@ -525,7 +592,7 @@ class Consumer(_Consumer):
         batch = Batch(hand, lot, self._bodies.read_all(messages_of(lot)))
         while batch.next():
             try:
-                self._call_all(batch.messages, batch.function)
+                contextvars.copy_context().run(self._call_all, batch.messages, batch.function)
             except BaseException as error:
                 batch.failed(error)
             else:
@@ -535,11 +602,27 @@ class Consumer(_Consumer):
         if self._inbox is None:
             tracing.traced(call_to_the_end, self.group, message)(handler.handle, message)
         else:
-            tracing.traced(self._inbox.run, self.group, message)(self.group, message, handler.handle)
+            run = tracing.traced(self._inbox.run, self.group, message)
+            self._once_inbox_answers(run, message, handler.handle)
 
     def _call_all(self, messages: Sequence[ReceivedMessage], function: Callable[..., Any]) -> None:
         with tracing.processing_batch(self.group, messages):
             if self._inbox is not None:
-                self._inbox.run_batch(self.group, messages, function)
+                self._once_inbox_answers(self._inbox.run_batch, messages, function)
             else:
                 call_to_the_end(function, messages)
+
+    def _once_inbox_answers(self, run: Callable[..., object], *work: Any) -> None:
+        """Have the inbox run a handler, and wait meanwhile if its database does not answer."""
+        waits: Waits | None = None
+        while True:
+            try:
+                run(self.group, *work)
+                return
+            except InboxUnavailable as error:
+                hand = self._hand
+                if hand is None:  # the consumer has ended without this handler
+                    raise
+                waits = waits or Waits(hand)
+                wait = self._waits_for_inbox(hand, waits, error)
+            time.sleep(wait)

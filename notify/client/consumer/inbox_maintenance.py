@@ -29,9 +29,6 @@ INBOX_PAUSE_SECONDS = 0.2
 """The pause between two batches of a purge, so that the purge takes little of the database's time."""
 INBOX_WAIT_SECONDS = 0.5
 INBOX_WAIT_MAX_SECONDS = 10.0
-AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
-"""Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
-"""
 NOT_KEPT = "the inbox was not purged, or the purge was not reported to the servers; trying again later"
 
 
@@ -50,7 +47,7 @@ class InboxMaintenance:
             try:
                 await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
                 return
-            except AWAY as error:
+            except self._inbox.away as error:
                 wait = backoff.next()
                 log.warning("the inbox's database is unreachable, trying again in %.1f s: %s", wait, reason_of(error))
             with contextlib.suppress(TimeoutError):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import django.db
 import sqlalchemy as sa
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from notify.client.django.engine import django_engine_of, django_errors
 from notify.client.django.tables import MAKE_TABLES
-from notify.client.inbox.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
+from notify.client.inbox.inbox import AWAY, PURGE_AFTER_SECONDS, Finish, Inbox
 from notify.client.inbox.rows import Guard, has_ended
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
@@ -27,6 +28,7 @@ class DjangoInbox(Inbox):
 
     gives_session = False
     make_tables = MAKE_TABLES
+    away: ClassVar[tuple[type[Exception], ...]] = (*AWAY, django.db.OperationalError, django.db.InterfaceError)
 
     def __init__(
         self,

@@ -90,7 +90,9 @@ class Batch:
     def failed(self, error: BaseException) -> None:
         """This call has raised an error."""
         part = self._part
-        if len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
+        if isinstance(error, NotTried):
+            self.cut(error)
+        elif len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
             self._hand.note(self._lot[_slice(part)], error, self._began)
         elif not isinstance(error, Exception | asyncio.CancelledError):
             self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it

@@ -17,6 +17,7 @@ from itertools import repeat
 
 from msgspec import Struct
 
+from notify.client.handling.handlers import meant_by
 from notify.client.handling.runs import Holder, Run, Waiting, ranges_of
 
 log = logging.getLogger("notify.consumer")
@@ -235,7 +236,7 @@ class Hand:
             began = call.ended = clock()
             noted.append(call)
             if call.error is not None:
-                self._look_at(call.error)
+                call.error = self._meant(call.error)
             if not self._is_told:
                 self._tell_of_noted()
             if began >= until or self._batches:
@@ -305,6 +306,11 @@ class Hand:
         """Have no further handler called."""
         self._is_over = True
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no further handler is called."""
+        return self._is_over
+
     def close(self) -> None:
         """End, and settle nothing more: a handler in a thread may go on."""
         self._is_over = self._is_closed = True
@@ -320,16 +326,18 @@ class Hand:
         """Note that the handler of these messages has returned, or that it raised an error. `began`: when it was called
         (`clock`); 0: the call does not count as one of the handler."""
         ended = self.clock()
-        self._noted.extend([Call(run, place, began, ended, error) for run, place in lot])
         if error is not None:
-            self._look_at(error)
+            error = self._meant(error)
+        self._noted.extend([Call(run, place, began, ended, error) for run, place in lot])
         if not self._is_told:
             self._tell_of_noted()
 
-    def _look_at(self, error: BaseException) -> None:
-        """If a handler ends the process, no other is called after it."""
+    def _meant(self, error: BaseException) -> BaseException:
+        """The error that a handler means by the one that it raised. If it ends the process, no other is called after it."""
+        error = meant_by(error)
         if not isinstance(error, Exception | asyncio.CancelledError):
             self.end()
+        return error
 
     def _tell_of_noted(self) -> None:
         self._is_told = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import inspect
 import linecache
@@ -205,11 +206,11 @@ def check_callable(
 
 
 def refuse_unfinished(result: object) -> None:
-    """Raises InvalidRequest if a handler returned a coroutine or generator instead of doing its work, such as a lambda
-    that calls a coroutine function: the message would count as handled although nothing was done."""
+    """Raises InvalidRequest if a handler returned a coroutine, generator or Future instead of doing its work, such as a
+    lambda that calls a coroutine function: the message would count as handled although nothing was done."""
     if result is None:
         return
-    if not (inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator)):
+    if not (inspect.isawaitable(result) or isinstance(result, Generator | AsyncGenerator | concurrent.futures.Future)):
         return
     if inspect.iscoroutine(result) or isinstance(result, Generator):
         result.close()
@@ -236,10 +237,11 @@ class Partial(DeadLetter, InvalidRequest):
 
 
 class NotTried(Exception):
-    """The handler did not get the message: it is given back without using up an attempt. `cause`: the reason."""
+    """The handler did not get the message: it is given back without using up an attempt. `cause`: the reason, such as
+    a SystemExit that ended the call of its batch, or an inbox's database that does not answer."""
 
     def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__} ended the call of its batch")
+        super().__init__(f"the handler was not called: {type(cause).__name__}")
         self.cause = cause
 
 
@@ -303,26 +305,52 @@ def begin_in_own_context(function: Callable[..., Any], *arguments: Any) -> Await
 
 
 def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a plain handler. Raises the handler's exception, and InvalidRequest if it returned a coroutine or generator
-    instead of doing its work."""
+    """Call a plain handler, and wait for the end of a Future that it returns, such as that of work for a pool of its
+    own. Raises the exception of either, and InvalidRequest if it returned a coroutine or generator instead of doing its
+    work."""
     try:
         result = function(*arguments)
+        while isinstance(result, concurrent.futures.Future):
+            result = result.result()
     except StopIteration as error:  # a future cannot hold it: the message would never be settled
         raise RuntimeError("the handler raised StopIteration") from error
     if result is not None:
         refuse_unfinished(result)
 
 
+def meant_by(error: BaseException) -> BaseException:
+    """The DeadLetter if a group of errors has nothing else: a task of the handler's raised it. Otherwise the error."""
+    leaves = leaves_of(error)
+    return leaves[0] if all(isinstance(leaf, DeadLetter) for leaf in leaves) else error
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The errors of an ExceptionGroup, such as those of a TaskGroup's tasks, in their order; any other error itself."""
+    leaves: list[BaseException] = []
+    rest = [error]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, BaseExceptionGroup):
+            rest += reversed(each.exceptions)
+        else:
+            leaves.append(each)
+    return leaves
+
+
 def reason_of(error: BaseException, *, named: bool = True) -> str:
     """The text of an error, bounded, and without the characters that a storage refuses: lone surrogates and NUL.
 
     `named`: put the error's class before the text, and the place where it was raised behind it, such as
-    `(at shop.points.add:41)`. The server groups failures by class and place.
+    `(at shop.points.add:41)`. The server groups failures by class and place. For an ExceptionGroup these are its first
+    error's: the text of a group says only how many there are.
     """
-    text, place = _said_by(error), ""
+    first, *others = leaves_of(error)
+    text, place = _said_by(first), ""
+    if others:
+        text += f" (and {len(others)} more of the handler's tasks failed)"
     if named:
-        text = f"{type(error).__name__}: {text}"
-        place = place_of(error)
+        text = f"{type(first).__name__}: {text}"
+        place = place_of(first)
     return _plain(text, REASON_CHARACTERS - len(place)) + place
 
 
@@ -343,6 +371,7 @@ def trace_of(error: BaseException) -> str:
     Python's own formatting asks for the state of each file and parses each line, every time. When a database is away,
     thousands of messages fail at once, and the consumer's event loop would do nothing else.
     """
+    error = leaves_of(error)[0]
     parts: list[str] = []
     step: BaseException | None = error
     while step is not None and len(parts) < 2 * TRACE_CAUSES:
@@ -398,6 +427,7 @@ def place_of(error: BaseException) -> str:
     This is the innermost frame that belongs neither to Python nor to an installed package. If there is no such frame,
     because the service itself is an installed package, it is the first frame outside of this SDK.
     """
+    error = leaves_of(error)[0]
     first_outside = innermost_own = None
     step: TracebackType | None = error.__traceback__
     for _ in range(MOST_FRAMES):

@@ -20,10 +20,17 @@ from notify.client.handling.handlers import call_to_the_end, refuse_unfinished
 from notify.client.inbox.rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.tables.definitions import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
 from notify.client.tables.old_rows import CLOCK_SKEW, DAY, instant_before, note_purged
-from notify.errors import InvalidRequest
+from notify.errors import InboxUnavailable, InvalidRequest
 from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
-from notify.runtime.databases import check_engine, has_table, in_transaction, in_transaction_async, roll_back_driver
+from notify.runtime.databases import (
+    check_engine,
+    has_table,
+    in_transaction,
+    in_transaction_async,
+    reason_of,
+    roll_back_driver,
+)
 from notify.runtime.guarantees import verify, verify_once
 from notify.runtime.schemas import found_in, named_by, naming
 
@@ -34,6 +41,9 @@ MOST_PURGED = 10_000
 """The most rows that a transaction of a purge deletes."""
 MAY_COMMIT = "notify_inbox_may_commit"
 Finish = Callable[[Guard | None], None]
+AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
+"""Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
+"""
 TURN_SECONDS = 60.0
 """How long a handler waits for its turn at SQLite's one writer; then SQLite's own lock decides."""
 
@@ -143,6 +153,8 @@ class Inbox:
     """Whether handlers get a session besides the message."""
     make_tables: ClassVar[str] = MAKE_TABLES
     """The part of an error text that says how to create Notify's tables."""
+    away: ClassVar[tuple[type[Exception], ...]] = AWAY
+    """The errors of a database that does not answer now."""
 
     def __init__(
         self, engine: Any, *, schema: str | None = None, purge_after: float | None = PURGE_AFTER_SECONDS
@@ -199,7 +211,8 @@ class Inbox:
         """Call `handler(message, session)` and commit its effect; False if the message took effect before.
 
         An exception of the handler rolls back the effect and the inbox row, and is raised here. Raises InvalidRequest
-        if the handler ends the session's transaction itself, or returns a coroutine instead of doing its work.
+        if the handler ends the session's transaction itself, or returns a coroutine instead of doing its work, and
+        InboxUnavailable if the database did not answer before the handler was called.
         """
         return bool(self._run(group, (message,), lambda fresh, *session: handler(fresh[0], *session)))
 
@@ -227,6 +240,8 @@ class Inbox:
                     call_to_the_end(handle, fresh, *session)
                     finish(guard)
         except BaseException as error:
+            if guard is None and isinstance(error, self.away):
+                raise _unavailable(error) from error
             if guard is not None and guard.is_lost:
                 refuse_partial(self.call(is_claimed, group, fresh), error)
             raise
@@ -307,10 +322,16 @@ class Inbox:
                         await session.run_sync(_give_up, transaction, error)
                     raise
         except BaseException as error:
+            if guard is None and isinstance(error, self.away):
+                raise _unavailable(error) from error
             if guard is not None and guard.is_lost:
                 refuse_partial(await self.call_async(is_claimed, group, fresh), error)
             raise
         return fresh
+
+
+def _unavailable(error: BaseException) -> InboxUnavailable:
+    return InboxUnavailable(f"the inbox cannot use its database now: {reason_of(error)}")
 
 
 def _session(engine: Any) -> Any:

@@ -17,7 +17,7 @@ from notify.server.delivery.answers import Answers
 from notify.server.delivery.cursor import Cursor, is_full
 from notify.server.delivery.fair import FairCursor, FairOrderedCursor
 from notify.server.delivery.holds import Holds
-from notify.server.delivery.instances import Instance, Instances
+from notify.server.delivery.instances import Instance, Instances, Readers
 from notify.server.delivery.leases import Handed, Leases
 from notify.server.delivery.ordered import OrderedCursor
 from notify.server.delivery.owners import Owner, Owners
@@ -115,6 +115,7 @@ class Group:
         self.is_to_be_served = False
         """A call that serves its waiting polls again is scheduled, because it has skipped messages."""
         self.instances = Instances()
+        self.readers = Readers()
         self._held = Leases(name, lease_ids, holders)
         self._owners = Owners()
         self._retries = Retries()
@@ -155,6 +156,7 @@ class Group:
         """Remove a cursor of the group."""
         self.turns.drop(cursor)
         del self.cursors[(cursor.topic, cursor.queue)]
+        self.readers.forget(cursor.topic)
         if self.has_broadcast:
             self.has_broadcast = "broadcast" in self.modes().values()
 
@@ -209,6 +211,8 @@ class Group:
         self.has_skipped = False
         self.wait_seconds = 0.0
         instance = self.instances.asking(name, now_us)
+        asked = topics if topics is None else [topic for topic in topics if (topic, 0) in self.cursors]
+        self.readers.note(instance, asked, now_us)
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
             return handed

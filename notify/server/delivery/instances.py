@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 HORIZON_SECONDS = 5.0
 """While others wait, an instance holds at most as many messages as it finishes in this time."""
 AT_LEAST = 32
@@ -182,6 +184,41 @@ class Instances(dict[str, Instance]):
         idle = next((name for name, i in self.items() if not i.in_flight), None)
         if idle is not None:
             del self[idle]
+
+
+class Readers:
+    """By topic of a group, an instance that asks for its messages. A topic can have none although the group has running
+    consumers: a new version of the service has no handler for it any more."""
+
+    __slots__ = ("_of_all", "_of_topic")
+
+    def __init__(self) -> None:
+        self._of_topic: dict[str, Instance] = {}
+        self._of_all: Instance | None = None
+        """One that asks for all topics."""
+
+    def note(self, instance: Instance, topics: Iterable[str] | None, now_us: int) -> None:
+        """Note that the instance asks for these topics of the group; None: for all."""
+        if topics is None:
+            if not _is_active(self._of_all, now_us):
+                self._of_all = instance
+            return
+        for topic in topics:
+            reader = self._of_topic.get(topic)
+            if reader is not instance and not _is_active(reader, now_us):
+                self._of_topic[topic] = instance
+
+    def has(self, topic: str, now_us: int) -> bool:
+        """Whether a running instance asks for the topic."""
+        return _is_active(self._of_topic.get(topic), now_us) or _is_active(self._of_all, now_us)
+
+    def forget(self, topic: str) -> None:
+        """The group does not follow the topic any more."""
+        self._of_topic.pop(topic, None)
+
+
+def _is_active(instance: Instance | None, now_us: int) -> bool:
+    return instance is not None and now_us - instance.seen_us <= ACTIVE_US
 
 
 def states(instances: dict[str, Instance], now_us: int) -> dict[str, str]:

@@ -267,8 +267,12 @@ class OwnGroups:
 
 def _state(group: Group, dead_letters: int, now_us: int, oldest: float | None) -> GroupState:
     lags: dict[str, int] = {}
+    unread: set[str] = set()
     for cursor in group.cursors.values():
-        lags[cursor.topic] = lags.get(cursor.topic, 0) + cursor.lag()
+        lag = cursor.lag()
+        lags[cursor.topic] = lags.get(cursor.topic, 0) + lag
+        if lag and not group.readers.has(cursor.serves, now_us):
+            unread.add(cursor.serves)
     consumers = Counter(states(group.instances, now_us).values())
     seen_us = max((i.seen_us for i in group.instances.values()), default=0)
     held = [h.hold.since_us for h in group.holds]
@@ -284,6 +288,7 @@ def _state(group: Group, dead_letters: int, now_us: int, oldest: float | None) -
         held_since_us=min(held, default=0),
         held_up=held_up,
         oldest_seconds=oldest,
+        unread=sorted(unread),
     )
 
 

@@ -26,6 +26,11 @@ MEANING = {
         "Messages are waiting for a group, and none of its consumers has polled for a while (setting "
         "`alarm_no_consumer_seconds`). Start its consumers, or pause the group."
     ),
+    "unread_topic": (
+        "Messages of a topic are waiting for a group, and none of its running consumers has asked for that topic for a "
+        "while (setting `alarm_no_consumer_seconds`): perhaps the service has no handler for it any more. Start a "
+        "consumer with a handler for the topic, or end the subscription on the group's page in the console."
+    ),
     "push": (
         "Calls of a group's webhook have failed for a while (setting `alarm_no_consumer_seconds`), and its messages "
         "are waiting. The alarm gives the reason. Repair the receiver, or give the group another address (`notify "

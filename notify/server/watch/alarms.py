@@ -68,6 +68,8 @@ class Alarms:
         """The raised alarms that were logged and posted: all except the silenced ones."""
         self._seen_us: dict[str, int] = {}
         """When each group that has a lag was first seen with a lag."""
+        self._unread_us: dict[tuple[str, str], int] = {}
+        """Since when each group and topic has messages for which no consumer asks, although the group has consumers."""
         self._ailing_us: dict[str, int] = {}
         """Since when each group has a consumer that is stuck or slow."""
         self._lags: dict[str, deque[tuple[int, int]]] = {}
@@ -184,6 +186,15 @@ class Alarms:
         for by_group in (self._seen_us, self._ailing_us):
             for name in by_group.keys() - names:
                 del by_group[name]
+        unread = {
+            (group.name, topic): group.lags.get(topic, 0)
+            for group in groups if most_us and group.has_consumer and not group.is_paused for topic in group.unread
+        }  # fmt: skip
+        self._unread_us = {key: self._unread_us.get(key, now_us) for key in unread}
+        for (name, topic), lag in unread.items():
+            if now_us - self._unread_us[(name, topic)] > most_us:
+                text = f"No running consumer of group {name} asks for topic {topic}; {_are(lag, 'message')} waiting"
+                yield "unread_topic", f"{name}/{topic}", text
         for group in groups:
             name, lag, is_alone = group.name, group.lag, False
             if lag and not group.is_paused and most_us:

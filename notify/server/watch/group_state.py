@@ -29,6 +29,8 @@ class GroupState:
     """Its queues, as topic/number, that are read no further because of held keys."""
     oldest_seconds: float | None = None
     """The age of its oldest message that is not settled, in seconds; None if none is, or no objective asks."""
+    unread: Sequence[str] = ()
+    """Its topics with messages for which no running consumer asks."""
     is_whole: bool = True
     """Whether the lag includes all partitions."""
 

@@ -1,0 +1,207 @@
+"""The inbox's database goes away: no handler is called meanwhile, and no attempt counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from notify.client import AsyncConsumer, Consumer, Inbox
+from notify.client.consumer import consumer as consumers
+from notify.testing import InMemoryServer
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import lag, publish, running
+from tests.support.http import admin
+from tests.support.proxy import Proxy, unencrypted
+from tests.support.shop import make_engine
+
+Got = list[tuple[str, int]]
+
+
+@pytest.fixture
+def proxied(engine: sa.Engine) -> Iterator[tuple[Proxy, sa.URL]]:
+    """A proxy in front of a database with an inbox, and its URL."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite is a file, which does not go away")
+    with Proxy(engine.url.host or "", engine.url.port or 0) as proxy:
+        yield proxy, unencrypted(engine.url).set(host="127.0.0.1", port=proxy.port)
+
+
+@contextlib.contextmanager
+def consuming(consumer: Any) -> Iterator[None]:
+    """Run a consumer of either kind in a thread, and close its inbox's engine at the end."""
+    engine = consumer._inbox.engine
+    if isinstance(consumer, Consumer):
+        with running(consumer):
+            yield
+        engine.dispose()
+        return
+
+    async def run() -> None:
+        try:
+            await consumer.run()
+        finally:
+            await engine.dispose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        consumer.stop()
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def dead_letters(url: str, group: str) -> Any:
+    return admin(url, "GET", f"groups/{group}/dead-letters")["messages"]
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> bool:
+    return any("no attempt counts" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("batch", [None, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
+def test_what_waits_while_the_database_is_away_is_no_dead_letter(
+    notify_server: InMemoryServer,
+    proxied: tuple[Proxy, sa.URL],
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
+    is_async: bool,
+    batch: int | None,
+) -> None:
+    """Each try counted as a failed attempt: an outage made dead letters of messages that no handler ever had, and later
+    messages of their keys overtook them."""
+    proxy, url = proxied
+    got: Got = []
+
+    def note(messages: Any) -> None:
+        got.extend([(m.text, m.attempt) for m in (messages if batch else [messages])])
+
+    def handle(messages: Any, session: Any) -> None:
+        note(messages)
+
+    async def handle_async(messages: Any, session: Any) -> None:
+        note(messages)
+
+    if is_async:
+        drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+        engine: Any = create_async_engine(url.set(drivername=drivers[url.get_backend_name()]))
+    else:
+        engine = sa.create_engine(url)
+    consumer: Any = (AsyncConsumer if is_async else Consumer)(notify_server.url, group=unique, inbox=Inbox(engine))
+    options: Any = {"mode": "ordered", "start": "earliest", "batch": batch, "max_attempts": 1}
+    consumer.subscribe(unique, **options)(handle_async if is_async else handle)
+    publish(notify_server.url, unique, ["a0", "b0"], key=True)
+    with consuming(consumer):
+        eventually(lambda: consumer.handled == 2, "the first messages to be committed")
+        proxy.close()
+        publish(notify_server.url, unique, ["a1", "a2", "b1"], key=True)
+        eventually(lambda: warned(caplog), "the warning")
+        assert len(got) == 2 and consumer.failed == 0
+        proxy.reopen()
+        eventually(lambda: lag(notify_server.url, unique) == 0, "the messages to be handled")
+    assert sorted(got[2:]) == [("a1", 1), ("a2", 1), ("b1", 1)] and consumer.failed == 0
+    assert [text for text, _ in got if text[0] == "a"] == ["a0", "a1", "a2"]
+    assert dead_letters(notify_server.url, unique) == []
+
+
+def test_a_stop_gives_back_what_waits_for_the_database(
+    notify_server: InMemoryServer, proxied: tuple[Proxy, sa.URL], unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy, url = proxied
+    engine = sa.create_engine(url)
+    consumer = Consumer(notify_server.url, group=unique, inbox=Inbox(engine))
+    got: Got = []
+
+    @consumer.subscribe(unique, start="earliest", max_attempts=1)
+    def handle(message: Any, session: Any) -> None:
+        got.append((message.text, message.attempt))
+
+    publish(notify_server.url, unique, ["a"])
+    with running(consumer):
+        eventually(lambda: consumer.handled, "the first message to be committed")
+        proxy.close()
+        publish(notify_server.url, unique, ["b"])
+        eventually(lambda: warned(caplog), "the warning")
+    proxy.reopen()
+    with running(consumer):
+        eventually(lambda: lag(notify_server.url, unique) == 0, "the second message to be handled")
+    assert got == [("a", 1), ("b", 1)] and dead_letters(notify_server.url, unique) == []
+    engine.dispose()
+
+
+def test_a_message_that_waited_for_long_is_given_to_another_instance(
+    notify_server: InMemoryServer,
+    proxied: tuple[Proxy, sa.URL],
+    engine: sa.Engine,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one instance of several may have lost its way to the database."""
+    monkeypatch.setattr(consumers, "INBOX_SECONDS", 0.0)
+    proxy, url = proxied
+    cut_off, other = sa.create_engine(url), make_engine(engine.url.render_as_string(hide_password=False))
+    got: Got = []
+
+    def consumer_of(database: sa.Engine) -> Consumer:
+        consumer = Consumer(notify_server.url, group=unique, inbox=Inbox(database))
+
+        @consumer.subscribe(unique, start="earliest", max_attempts=1)
+        def handle(message: Any, session: Any) -> None:
+            got.append((message.text, message.attempt))
+
+        return consumer
+
+    publish(notify_server.url, unique, ["a"])
+    first = consumer_of(cut_off)
+    with running(first):
+        eventually(lambda: first.handled, "the first message to be committed")
+        proxy.close()
+        publish(notify_server.url, unique, ["b"])
+        with running(consumer_of(other)):
+            eventually(lambda: lag(notify_server.url, unique) == 0, "the second message to be handled")
+    assert got == [("a", 1), ("b", 1)] and first.failed == 0
+    cut_off.dispose()
+    other.dispose()
+
+
+def test_a_pool_with_fewer_connections_than_handlers_costs_no_attempt(
+    notify_server: InMemoryServer, engine: sa.Engine, unique: str
+) -> None:
+    """A handler that held a connection for longer than the pool's time-out used up the attempts of the others."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("on SQLite handlers take turns")
+    small = sa.create_engine(engine.url, pool_size=1, max_overflow=0, pool_timeout=0.01)
+    consumer = Consumer(notify_server.url, group=unique, inbox=Inbox(small), concurrency=4)
+    got: Got = []
+    may_end, begun = threading.Event(), threading.Semaphore(0)
+    waits = consumer._waits_for_inbox
+
+    def counted(*arguments: Any) -> float:
+        begun.release()
+        return waits(*arguments)
+
+    consumer._waits_for_inbox = counted  # type: ignore[method-assign]
+
+    @consumer.subscribe(unique, start="earliest", max_attempts=1)
+    def handle(message: Any, session: Any) -> None:
+        assert may_end.wait(PATIENCE_SECONDS)
+        got.append((message.text, message.attempt))
+
+    publish(notify_server.url, unique, ["a", "b", "c"])
+    with running(consumer):
+        for _ in range(4):
+            assert begun.acquire(timeout=PATIENCE_SECONDS), "another handler did not wait for a connection"
+        may_end.set()
+        eventually(lambda: lag(notify_server.url, unique) == 0, "the messages to be handled")
+    assert sorted(got) == [("a", 1), ("b", 1), ("c", 1)] and consumer.failed == 0
+    small.dispose()
