@@ -6,7 +6,7 @@ DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
 
-.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store crash-withdraw matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
+.PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store crash-withdraw matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-long-query bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
 
 # No more than the site needs, neither Spark nor browsers; ruff breaks the lines of signatures.
@@ -167,10 +167,12 @@ crash-proxy: install
 	$(PY) -m tests.crash.proxy --seconds $(or $(SECONDS),300)
 
 # Producers in mode auto, whose server is killed every 5 s and stays away for up to 2 s, for SECONDS=600 on each database, or on
-# DATABASE=mysql: every commit succeeds within its bound, and nothing is lost, doubled or out of order.
+# DATABASE=mysql: every commit succeeds within its bound, and nothing is lost, doubled or out of order. OUTAGE=120: the server
+# is away once for so long; MOVER=relay or bridge (not on SQLite): it sends what killed producers have left behind.
 crash-auto: install
-	set -e; for database in $(or $(DATABASE),sqlite postgresql mysql); do \
-		$(PY) -m tests.crash.auto --database $$database --seconds $(or $(SECONDS),600); \
+	set -e; for database in $(or $(DATABASE),$(if $(filter bridge,$(MOVER)),,sqlite) postgresql mysql); do \
+		$(PY) -m tests.crash.auto --database $$database --seconds $(or $(SECONDS),600) \
+			$(if $(OUTAGE),--outage $(OUTAGE),) $(if $(MOVER),--mover $(MOVER),); \
 	done
 
 # A bridge killed 200 times while its source rotates, changes its table, restarts and fails over; DATABASE=mariadb or mysql:
@@ -296,6 +298,11 @@ bench-backlog: install
 # SQL storage beside the database's own ceiling, and the bridge: 4 minutes.
 bench-sql: install
 	$(PY) -m tools.bench sql
+
+# Commits a second, dead rows and the log of PostgreSQL under a long query, with a relay, a bridge, and a bridge without rows:
+# SECONDS=600 each, RATE=500 commits a second. Half an hour.
+bench-long-query: install
+	$(PY) -m tools.bench long_query --seconds $(or $(SECONDS),600) --rate $(or $(RATE),500)
 
 # What is here beside BASE=<revision>, as ratios of BENCH='transactions --clients 128' run PAIRS=9 times each: 6 minutes.
 compare: install

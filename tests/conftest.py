@@ -31,11 +31,14 @@ from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import (
     MARIADB_11,
     MOST,
+    POSTGRESQL_18,
     drop_slots,
+    empty_binlog,
     empty_database,
     mariadb11_home,
     own_mariadb,
     own_mysql,
+    postgresql18_programs,
 )
 from tests.support.kafka import KafkaNode
 from tests.support.own_server import own_server
@@ -143,6 +146,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.path.name == "test_bridge_events.py":
             kinds.append(pytest.param(MARIADB_11, marks=pytest.mark.long))
         metafunc.parametrize("binlog_server", kinds, indirect=True)
+    if "wal_server" in metafunc.fixturenames and metafunc.definition.path.name == "test_wal_bridge_events.py":
+        servers = ["postgresql", pytest.param(POSTGRESQL_18, marks=pytest.mark.long)]
+        metafunc.parametrize("wal_server", servers, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -172,21 +178,19 @@ def binlog_server(request: pytest.FixtureRequest, binlog_servers: Callable[[str]
 @pytest.fixture
 def binlog_url(binlog_server: BinlogServer) -> Iterator[str]:
     """An empty database and an empty binlog; the server's variables are restored afterwards."""
-    name = "d" + uuid.uuid4().hex[:10]
-    binlog_server.forget_binlogs()
-    binlog_server.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
-    yield sa.make_url(binlog_server.url).set(database=name).render_as_string(hide_password=False)
-    binlog_server.restore_variables()
-    binlog_server.execute(f"DROP DATABASE {name}")
+    with empty_binlog(binlog_server) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def wal_server() -> Iterator[PostgreSqlServer]:
-    """A separate PostgreSQL for bridges, whose log is decoded logically: tests change its settings."""
+def wal_server(request: pytest.FixtureRequest) -> Iterator[PostgreSqlServer]:
+    """A separate PostgreSQL for bridges, whose log is decoded logically: tests change its settings. The parameter says
+    which: this machine's, or PostgreSQL 18."""
     settings = ("wal_level=logical", "max_replication_slots=40", "max_wal_senders=40", "max_prepared_transactions=10")
 
     def start(directory: Path) -> PostgreSqlServer:
-        return PostgreSqlServer(directory, durable=False, settings=settings).create()
+        programs = postgresql18_programs() if getattr(request, "param", "") == POSTGRESQL_18 else None
+        return PostgreSqlServer(directory, durable=False, settings=settings, programs=programs).create()
 
     with own_server("wal", start) as server, setting(server, "max_slot_wal_keep_size", "2GB"):
         yield server

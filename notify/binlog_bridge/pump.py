@@ -23,7 +23,7 @@ from notify.binlog_bridge.announcing import Announcing, mover_of
 from notify.binlog_bridge.backfill import Backfill
 from notify.binlog_bridge.candidates import PURGED_SECONDS, Candidates
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Superseded, TargetAway, Unfit, Unreadable
-from notify.binlog_bridge.kinds import log_of, position_of
+from notify.binlog_bridge.kinds import end_of_log, log_of, position_of
 from notify.binlog_bridge.left_behind import LeftBehindRows
 from notify.binlog_bridge.listed import Listed, Retrying
 from notify.binlog_bridge.log import Position
@@ -44,7 +44,7 @@ from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
-from notify.runtime.databases import CLIENT_KEEPALIVE, mover_options, reason_of, shown_url, within_schema
+from notify.runtime.databases import CLIENT_KEEPALIVE, is_denied, mover_options, reason_of, shown_url, within_schema
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
 from notify.storage.sql.engines import make_engine
@@ -116,6 +116,8 @@ class Bridge:
         self._returned: dict[str, Refusal] = {}
         """Refusals of transactions that came back with a dump, and whose parts were read, but not their commit yet."""
         self._clock_offset_us = 0
+        self._end: Position | None = None
+        """Where a run with `once` ends: the end of the log when it began."""
 
     @property
     def _engine(self) -> Engine:
@@ -124,9 +126,10 @@ class Bridge:
     # --- the whole --------------------------------------------------------------------------------------------
 
     async def run(self, *, once: bool = False, fill: bool = False, fill_since_us: int | None = None) -> Totals:
-        """Run until cancelled, or with `once` until the source has been silent for a second. `fill`: backfill first.
+        """Run until cancelled, or with `once` until all is moved that was committed when it began.
 
-        `fill_since_us`: the start of the backfill, by the source's clock; None: the queue's position decides it.
+        `fill`: backfill first. `fill_since_us`: the start of the backfill, by the source's clock; None: the queue's
+        position decides it.
         Raises Superseded or InvalidRequest; once every candidate was refused, Purged, Unreadable or Unfit: an operator
         has to resolve them.
         """
@@ -134,6 +137,7 @@ class Bridge:
         sink = open_sink(self._queue_url)
         self._known_seconds = IDS_RETENTION_SECONDS if isinstance(sink, PutsById) else OPEN_SECONDS
         self._showing = Showing(sink)
+        self._end = None
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
             while True:
@@ -364,7 +368,9 @@ class Bridge:
     # --- one connection to the source -------------------------------------------------------------------------
 
     async def _session(self, sink: Sink, epoch: int, text: str, once: bool) -> None:
-        """Move messages from a position on until the connection ends, or with `once` until the source is silent."""
+        """Move messages from a position on until the connection ends, or with `once` up to the end of the log."""
+        if once:
+            await in_thread(self._note_end)
         reading = self._reading(position_of(text))
         self._returned = {}
         self._has_read(self._newest_us(text))
@@ -392,7 +398,8 @@ class Bridge:
                         task.result()  # raises: it ends only by a fault of the bridge
                 batch, newest_us = read or (None, 0)
                 listed.read(text, is_caught_up=batch is None and bool(reading.caught_up_us))
-                if not has_parts_open and listed.is_passed:
+                may_retry = not has_parts_open and listed.is_passed
+                if may_retry:
                     text = await retrying.send(epoch, text)
                 if batch is None:
                     caught_up_us = reading.caught_up_us
@@ -400,6 +407,8 @@ class Bridge:
                         self._has_read(caught_up_us + self._clock_offset_us)
                     if once and caught_up_us and not waiting:
                         return
+                elif once and not waiting and may_retry and self._is_at_end(text):
+                    return  # what was read now is later, and a source that is written all the time is never silent
                 elif not _has_content(batch):
                     waiting = batch.position
                     if time.monotonic() - posted < IDLE_SECONDS:
@@ -423,6 +432,23 @@ class Bridge:
             await reading.close()
             # Else the engine would be disposed of while a thread of it still reads.
             await asyncio.wait(background)
+
+    def _note_end(self) -> None:
+        """Note where a run with `once` ends. A candidate that does not have the end of an earlier one has its own."""
+        try:
+            with self._engine.connect() as connection:
+                end = end_of_log(connection)
+        except sa.exc.DBAPIError as error:
+            if not is_denied(error.orig):
+                raise
+            return  # a PostgreSQL whose role may not ask: it ends once the source is silent
+        if self._end is None or not end.reaches(self._end):
+            self._end = end
+
+    def _is_at_end(self, text: str) -> bool:
+        """Whether a stored position is at the end that the log had, or beyond it."""
+        position = position_of(text)
+        return position is not None and self._end is not None and position.reaches(self._end)
 
     async def _append(self, sink: Sink, batch: PackedBridgeBatch, newest_us: int) -> None:
         """Post a batch, and update the totals."""

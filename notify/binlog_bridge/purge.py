@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -53,8 +54,9 @@ async def purge_moved(
     try:
         if name is None:
             name = await in_thread(_source, engine)
+        cutoff = await in_thread(_instant_before, engine, older_than)
         while True:
-            transaction_ids, end = await in_thread(_old, engine, older_than)
+            transaction_ids, end = await in_thread(_old, engine, cutoff)
             if not transaction_ids or not await _has_passed(sink, name, end, engine):
                 return rows
             rows += await in_thread(_delete, engine, transaction_ids, older_than)
@@ -107,14 +109,19 @@ def _source(engine: Engine) -> str:
         return source_name(connection)
 
 
-def _old(engine: Engine, older_than: float) -> tuple[list[str], Position]:
-    """Ids of old waiting rows that are not on the list; and the end of the log after they were read."""
+def _instant_before(engine: Engine, seconds: float) -> datetime:
+    with engine.connect() as connection:
+        return instant_before(connection, seconds)
+
+
+def _old(engine: Engine, cutoff: datetime) -> tuple[list[str], Position]:
+    """Ids of waiting rows from before an instant, without those on the list; and the end of the log after that."""
     columns = half_message.c
     with engine.connect() as connection:
         wanted = sa.select(columns.transaction_id).where(
             is_waiting,
             columns.message_no == 0,
-            columns.created_at < instant_before(connection, older_than),
+            columns.created_at < cutoff,
             _is_not_listed(connection),
         )
         transaction_ids = [

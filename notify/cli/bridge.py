@@ -59,7 +59,7 @@ def bridge(
         help="Remove a bridge on PostgreSQL: drop its slot and publications, and end. --dry-run shows them first.",
     ),
     dry_run: bool = DRY_RUN,
-    once: bool = typer.Option(False, "--once", help="Stop when all present transactions are moved."),
+    once: bool = typer.Option(False, "--once", help="Stop once all is moved that was committed at the start."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Move committed messages from databases' logs to a queue server, exactly once and in commit order, and send what

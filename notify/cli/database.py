@@ -87,7 +87,7 @@ def relay(
         help="Seconds between polls of an empty outbox where no commit wakes the relay. Above 300 the relay closes its "
         "sessions between polls, so that a database can pause.",
     ),
-    once: bool = typer.Option(False, "--once", help="Stop when the outbox is empty."),
+    once: bool = typer.Option(False, "--once", help="Stop once all is moved that waited at the start."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Move outbox messages (mode=outbox) from a database to the server, and send what producers in mode=auto have left

@@ -120,7 +120,7 @@ def _decide(
         raise typer.Exit(1 if answer["not_on_the_list"] or has_failed else 0)
     done: list[str] = []
     with _database(dsn, schema) as engine:
-        chosen = list(ids) or _waiting(engine)
+        chosen = list(ids) or _all_waiting(engine)
         for begin in range(0, len(chosen), refused.MOST_AT_ONCE):
             with engine.connect() as connection:
                 done += decide(connection, chosen[begin : begin + refused.MOST_AT_ONCE], signed(reason))
@@ -132,15 +132,9 @@ def _decide(
     raise typer.Exit(1 if missing else 0)
 
 
-def _waiting(engine: sa.Engine) -> list[str]:
-    """The ids of all transactions that wait for a decision."""
-    ids: list[str] = []
+def _all_waiting(engine: sa.Engine) -> list[str]:
     with engine.connect() as connection:
-        while rows := refused.listed(
-            connection, state=refused.WAITING, after=ids[-1] if ids else "", limit=refused.MOST_AT_ONCE
-        ):
-            ids += [row["transaction_id"] for row in rows]
-    return ids
+        return refused.all_waiting(connection)
 
 
 @contextlib.contextmanager

@@ -224,13 +224,19 @@ class _Reading:
     def records(self, start: int) -> Iterator[Message]:
         """The committed records from an offset on. Raises KafkaException; Unavailable if no record arrives for long."""
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        until = max(self.end, self._until)
         deadline = time.monotonic() + CALL_SECONDS
         while time.monotonic() < deadline:
             for message in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
                 error = message.error()
                 if error is None:
+                    # A topic that is written all the time has no moment at which the client reports its end.
+                    offset = message.offset() or 0
+                    if offset < until:
+                        yield message
+                    if offset + 1 >= until:
+                        return
                     deadline = time.monotonic() + CALL_SECONDS
-                    yield message
                 elif error.code() == KafkaError._PARTITION_EOF:
                     if (message.offset() or 0) >= self._until:
                         return

@@ -210,6 +210,12 @@ def count(connection: Connection) -> int:
     return int(connection.execute(sa.select(sa.func.count()).where(_r.state == WAITING)).scalar_one())
 
 
+def all_waiting(connection: Connection) -> list[str]:
+    """The ids of all transactions that wait for an operator, in one look: pages may not end while more are refused."""
+    query = sa.select(_r.transaction_id).where(_r.state == WAITING).order_by(_r.transaction_id)
+    return [str(transaction_id) for transaction_id in connection.scalars(query)]
+
+
 def report(connection: Connection) -> RefusedReport:
     """The number of transactions that wait for an operator, and the first of them, for a server's report."""
     lines = [

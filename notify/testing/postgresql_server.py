@@ -18,13 +18,15 @@ from notify.testing.reachable import NotAvailable, wait_for
 class PostgreSqlServer:
     """A PostgreSQL server in a directory."""
 
-    def __init__(self, directory: Path, *, durable: bool = True, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, durable: bool = True, settings: Sequence[str] = (), programs: Path | None = None
+    ) -> None:
         """Raises NotAvailable if PostgreSQL is not installed.
 
         Without `durable` the server does not sync: its data survives kill -9, but not a loss of power. `settings`:
-        further settings, as `name=value`.
+        further settings, as `name=value`. `programs`: the directory of another version's.
         """
-        self._programs = self.programs()
+        self._programs = programs or self.programs()
         self._settings = [word for setting in settings for word in ("-c", setting)]
         self._unsynced = [] if durable else ["-c", "fsync=off", "-c", "full_page_writes=off"]
         self.directory = directory

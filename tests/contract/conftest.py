@@ -16,6 +16,7 @@ from notify.storage.topics import Topic
 from tests.contract.stores import T0, Bench, Scenario, SqlBench
 from tests.support.databases import DATABASES, MOST, empty_database
 from tests.support.servers import make_storage
+from tests.support.targets import Kafka, QueueServer, Target
 
 Runner = Callable[[Scenario], None]
 
@@ -89,3 +90,14 @@ def transactions(
         return runner(lambda: SqlBench(request.param, tmp_path, url))
     write_frames_on_the_loop(monkeypatch, request.param)
     return runner(lambda: Bench(request.param, tmp_path / "log"))
+
+
+@pytest.fixture(params=["queue server", "Kafka"])
+def target(request: pytest.FixtureRequest, unique: str) -> Iterator[Target]:
+    made: QueueServer | Kafka
+    if request.param == "Kafka":
+        made = Kafka(request.getfixturevalue("kafka_node"), unique)
+    else:
+        made = QueueServer(request.getfixturevalue("server"), unique)
+    yield made
+    made.close()

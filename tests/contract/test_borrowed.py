@@ -27,7 +27,7 @@ from notify.client.inbox.inbox import check as check_inbox
 from notify.client.inbox.rows import Guard, claim, claim_all
 from notify.client.tables.definitions import SENDS, half_message, notify_source
 from notify.client.tables.half_rows import MODES, HalfRows
-from notify.client.tables.old_rows import delete_transactions, note_purged, oldest_transactions
+from notify.client.tables.old_rows import delete_transactions, instant_before, note_purged, oldest_transactions
 from notify.client.tables.schemas import Places
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
@@ -324,7 +324,7 @@ def sending(connection: sa.Connection) -> None:
 
 def purging(connection: sa.Connection) -> int:
     with connection.begin():
-        old = oldest_transactions(connection, 0.0, 10, waiting=True)
+        old = oldest_transactions(connection, instant_before(connection, 0.0), 10, waiting=True)
         note_purged(connection, notify_source.c.rows_from, 1e9)
         return delete_transactions(connection, [row.id for row in old])
 

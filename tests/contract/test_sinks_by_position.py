@@ -1,13 +1,8 @@
-"""Every sink stores a source's batches once, in order, each with its position: queue servers and Kafka.
-
-`Target` is what the suite needs of a kind of target.
-"""
+"""Every sink stores a source's batches once, in order, each with its position: queue servers and Kafka."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import pytest
 
@@ -16,89 +11,8 @@ from notify.movers.sinks.sink import Sink
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
-from notify.testing.process import ServerProcess
-from tests.support.groups import bodies, drain, subscribe
-from tests.support.kafka import KafkaNode, committed, patient_sink
-from tests.support.kafka_proxy import Api, Fault, Which
-from tests.support.proxy import Proxy
-
-
-class Target(Protocol):
-    """One kind of target, and a topic of this test."""
-
-    url: str
-    topic: str
-
-    def delivered(self, count: int) -> list[str]:
-        """The bodies of all messages that consumers see, queue by queue; waits until there are so many."""
-        ...
-
-    def proxied(self) -> str:
-        """The URL by which `cut` can cut connections."""
-        ...
-
-    def cut(self, *, answer: bool) -> Callable[[], bool]:
-        """Cut the connection when the next batch is stored, before or after the target has done it; whether it was."""
-        ...
-
-
-class QueueServer:
-    """A queue server."""
-
-    def __init__(self, server: ServerProcess, topic: str) -> None:
-        self.url, self.topic = server.url, topic
-        self._proxy: Proxy | None = None
-        subscribe(self.url, topic, topic)
-
-    def delivered(self, count: int) -> list[str]:
-        return bodies(drain(self.url, self.topic, self.topic, count))
-
-    def proxied(self) -> str:
-        host, port = self.url.removeprefix("http://").split(":")
-        self._proxy = Proxy(host, int(port))
-        return f"http://127.0.0.1:{self._proxy.port}"
-
-    def cut(self, *, answer: bool) -> Callable[[], bool]:
-        assert self._proxy is not None
-        proxy = self._proxy
-        proxy.cut_at(b"second of two", answer=answer)
-        return lambda: proxy.cuts == 1
-
-    def close(self) -> None:
-        if self._proxy is not None:
-            self._proxy.close()
-
-
-class Kafka:
-    """A Kafka node, which is behind a proxy."""
-
-    def __init__(self, node: KafkaNode, topic: str) -> None:
-        self.url, self.topic = f"{node.url}?notify.partitions=1", topic
-        self._proxy = node.proxy
-
-    def delivered(self, count: int) -> list[str]:
-        return [record.value().decode() for record in committed(self.url, self.topic, count)]
-
-    def proxied(self) -> str:
-        return self.url
-
-    def cut(self, *, answer: bool) -> Callable[[], bool]:
-        cut = self._proxy.plan(Which(Api.END_TXN), Fault.CUT_AFTER if answer else Fault.CUT_BEFORE)
-        return lambda: cut.has_hit
-
-    def close(self) -> None:
-        """The node goes on."""
-
-
-@pytest.fixture(params=["queue server", "Kafka"])
-def target(request: pytest.FixtureRequest, unique: str) -> Iterator[Target]:
-    made: QueueServer | Kafka
-    if request.param == "Kafka":
-        made = Kafka(request.getfixturevalue("kafka_node"), unique)
-    else:
-        made = QueueServer(request.getfixturevalue("server"), unique)
-    yield made
-    made.close()
+from tests.support.kafka import patient_sink
+from tests.support.targets import Target
 
 
 class Mover:

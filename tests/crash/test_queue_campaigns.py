@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notify.protocol.wire import Delivered
-from tests.crash import fair, held, ordered, withdraw
+from tests.crash import auto, fair, held, ordered, withdraw
 from tools.bench import delayed
 
 
@@ -61,6 +61,12 @@ def test_without_turns_the_few_wait() -> None:
     """The planted fault: a group whose tenants take no turns."""
     with pytest.raises(AssertionError, match="the few waited more than"):
         fair.run(5_000, small=20, rounds=1, kills=0, mode="shared", fair_by="", seed=9, is_timed=False)
+
+
+def test_what_mode_auto_loses_doubles_or_reorders_is_found() -> None:
+    """The planted faults: one of each. A commit whose answer was never heard may be there."""
+    assert auto.judge({"a": 3, "b": 2}, {"a": [0, 2, 1, 3], "b": [0, 0]}) == (1, 1, 1)
+    assert auto.judge({"a": 2}, {"a": [0, 1, 2]}) == (0, 0, 0)
 
 
 def test_a_message_that_passes_a_held_one_is_found() -> None:

@@ -27,6 +27,7 @@ from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
 from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
+from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
 from tests.support.http import ask
@@ -114,6 +115,19 @@ def test_a_server_that_dies_and_comes_back_loses_doubles_and_reorders_nothing(
     stored = delivered(up.url, unique)
     for number in range(threads):
         assert [body for body in stored if body.startswith(f"{number}.")] == sent[number]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_flush_waits_for_what_was_left_before_it_and_not_for_more(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """Commits with a key that waits are left behind, too, so that something waits as long as a service commits."""
+    with auto(away, engine, unique) as producer:
+        send(producer, unique, "first", key="k")
+        away.start()
+        with repeated(lambda: send(producer, unique, "later", key="k"), threads=3, pause_seconds=0.001, passing=()):
+            assert producer.flush(PATIENCE_SECONDS) == []
+            assert delivered(away.url, unique)[0] == "first"
 
 
 @pytest.mark.parametrize("database", ["sqlite"])

@@ -10,13 +10,16 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import purge
 from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, outbox
+from tests.support.background import repeated
+from tests.support.bridges import move, outbox, writing
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import cli
 
 
@@ -60,6 +63,31 @@ def test_a_row_that_is_refused_while_a_purge_runs_stays(
     assert asyncio.run(purge_moved(engine, server.url, older_than=0)) == 1
     with engine.connect() as connection:
         assert connection.scalars(sa.select(half_message.c.transaction_id)).all() == [row["transaction_id"]]
+    engine.dispose()
+
+
+@pytest.mark.long
+def test_a_purge_ends_while_rows_are_written(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows became old as it deleted."""
+    monkeypatch.setattr(purge, "BATCH", 1)
+    outbox(url, unique, range(7))
+    engine = sa.create_engine(url)
+
+    async def run() -> int:
+        bridge = Bridge([url], server.url)
+        moving = asyncio.ensure_future(bridge.run())
+        await eventually_async(lambda: bridge.totals.rows >= 6, "the bridge to move the first rows")
+        try:
+            with repeated(writing(engine, unique, "messages"), threads=1, pause_seconds=0.02, passing=()):
+                return await asyncio.wait_for(purge_moved(engine, server.url, older_than=0), PATIENCE_SECONDS)
+        finally:
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
+    assert asyncio.run(run()) >= 6
+    assert left(url) > 0
     engine.dispose()
 
 

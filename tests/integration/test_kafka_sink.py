@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from notify.movers.sinks.sink import Sink, running_beside
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
+from tests.support.background import repeated
 from tests.support.bridges import outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.databases import empty_database
@@ -33,10 +36,12 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
+from notify.kafka import table
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.positions import standing
 from notify.kafka.records import POSITIONS, header, listed, own_headers
+from notify.kafka.table import latest
 from notify.movers.sinks import kafka
 
 MURMUR2 = {
@@ -336,6 +341,39 @@ def check_poison(url: str, engine: sa.Engine, topic: str, never: set[str]) -> No
         ("first", 5), ("yyyyy", 1_000_000), ("zzzzz", 1 << 20), ("last", 4),
     ]  # fmt: skip
     assert refused_codes(engine).keys() == never
+
+
+@pytest.mark.long
+def test_a_relay_that_runs_once_ends_while_rows_are_written(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
+) -> None:
+    with postgresql(database_urls, tmp_path) as engine:
+        for n in range(5):
+            add(engine, unique, str(n))
+        with repeated(lambda: add(engine, unique, "later"), threads=1, pause_seconds=0.001, passing=()):
+            asyncio.run(asyncio.wait_for(Relay(engine, url).run(once=True), PATIENCE_SECONDS))
+    assert texts(url, unique, 5)[:5] == [str(n) for n in range(5)]
+
+
+def test_a_topic_is_read_to_its_end_while_it_is_written(url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's client reports the end of a partition only when nothing was written for a moment: the position of a busy
+    bridge could not be read."""
+    monkeypatch.setattr(table, "FETCH_MILLISECONDS", 1000)
+    cluster = Cluster.of(url)
+    make_topics(cluster, [unique], compacted=True)
+    producer, numbers = cluster.producer({"linger.ms": 0}), itertools.count()
+
+    def write() -> None:
+        producer.produce(unique, str(next(numbers)).encode(), b"k")
+        assert not producer.flush(PATIENCE_SECONDS)
+
+    write()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        repeated(write, threads=2, pause_seconds=0.001, passing=()),
+    ):
+        value = pool.submit(latest, cluster, unique, b"k").result(PATIENCE_SECONDS)
+    assert value is not None and 0 <= int(value) < next(numbers)
 
 
 @pytest.mark.long

@@ -17,9 +17,11 @@ from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionP
 from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.client.tables.purge import counts, purge, purge_by_force
 from notify.errors import InvalidRequest, TooLarge, Unavailable
+from notify.movers.outbox import LOCAL
 from notify.movers.relay.relay import Relay
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually
+from tests.support.background import repeated
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.dying import lose_outcomes
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.shop import Base, Order
@@ -55,6 +57,28 @@ def test_outbox_waits_for_the_relay(engine: sa.Engine, server: ServerProcess, un
     ]
     first = drained[0]
     assert first["tag"] == "x" and first["key"] == "0" and first["headers"]["h"] == "v"
+
+
+def test_a_relay_that_runs_once_moves_what_waited_at_the_start(
+    shop_engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    """It went on as long as a service wrote."""
+    subscribe(server.url, unique, unique)
+    relay = Relay(shop_engine, server.url)
+    with TransactionProducer("http://127.0.0.1:9", group=unique, engine=shop_engine, mode="outbox") as producer:
+
+        def write(body: str = "later") -> None:
+            with Session(shop_engine) as session, session.begin():
+                producer.send(session, Message(unique, body, key="k"))
+
+        for n in range(20):
+            write(str(n))
+        with repeated(write, threads=1, pause_seconds=0.001, passing=()):
+            total = asyncio.run(asyncio.wait_for(relay.run(once=True), PATIENCE_SECONDS))
+    assert total.refused == 0
+    assert bodies(drain(server.url, unique, unique, 20))[:20] == [str(n) for n in range(20)]
+    with shop_engine.connect() as connection:
+        assert LOCAL.newest(connection) is not None, "what was written later waits for the next run"
 
 
 ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, Timeout, Unavailable
 from notify.protocol import ids
 from notify.testing import InMemoryServer
-from tests.support.clock import eventually
+from tests.support.background import repeated
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import post
 from tests.support.shop import make_engine
 from tests.support.transactions import when_free
@@ -123,6 +125,26 @@ def test_the_ids_retention_counts_by_the_databases_clock(engine: sa.Engine, memo
     result = asyncio.run(purge(engine, memory.url, older_than=HOUR, ids_retention=2 * HOUR))
     assert (result.rows, result.kept) == (1, 1)
     assert rows(engine) == {young}
+
+
+def test_a_purge_ends_while_rows_are_written(
+    engine: sa.Engine, memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many rows became old as it looked at, and the rows of other schemas waited for ever."""
+    monkeypatch.setattr(purging, "SMALL_BATCH", 1)
+    monkeypatch.setattr(purging, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(purging, "BATCH", 1)
+
+    def write() -> None:
+        commit_row(engine, id_of(0), 0, producer_group=unique)
+
+    for _ in range(3):
+        write()
+    with ThreadPoolExecutor(1) as pool, repeated(write, threads=2, pause_seconds=0.001, passing=()):
+        looked_at = pool.submit(purge_once, engine, memory.url, unique, 0.0).result(PATIENCE_SECONDS).looked_at
+        assert looked_at >= 3
+        assert pool.submit(purge_by_force, engine, older_than=0.0).result(PATIENCE_SECONDS).rows >= looked_at
+    assert rows(engine)
 
 
 # --- by producers ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,16 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import purge
 from notify.binlog_bridge.errors import Purged
+from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
+from notify.client import Message, TransactionProducer
 from notify.errors import Unavailable
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.support.bridges import move, numbers, outbox
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import postgresql18_programs
 from tests.support.groups import drain, subscribe
 
 SETTINGS = ("wal_level=logical", "max_slot_wal_keep_size=1GB")
@@ -52,6 +56,72 @@ def servers() -> Iterator[tuple[PostgreSqlServer, PostgreSqlServer]]:
         stack.callback(primary.create().stop)
         stack.callback(standby.follow(primary).stop)
         yield primary, standby
+
+
+@pytest.fixture
+def with_failover_slots() -> Iterator[tuple[PostgreSqlServer, PostgreSqlServer]]:
+    """A primary of PostgreSQL 18, and its standby, which keeps the primary's slots."""
+    with ExitStack() as stack:
+        places = []
+        for _ in range(2):
+            places.append(Path(stack.enter_context(TemporaryDirectory(prefix="notify-wal-"))))
+            places[-1].chmod(0o755)  # root runs PostgreSQL as another user
+        try:
+            programs = postgresql18_programs()
+        except NotAvailable as reason:
+            pytest.skip(str(reason))
+        primary = PostgreSqlServer(places[0], durable=False, settings=SETTINGS, programs=programs).create()
+        stack.callback(primary.stop)
+        scalar(primary, "SELECT pg_create_physical_replication_slot('standby')")
+        primary.stop()
+        conninfo = f"host=127.0.0.1 port={primary.port} user=postgres dbname=postgres"
+        follows = (
+            f"primary_conninfo={conninfo}", "primary_slot_name=standby", "hot_standby_feedback=on",
+            "sync_replication_slots=on",
+        )  # fmt: skip
+        standby = PostgreSqlServer(places[1], durable=False, settings=(*SETTINGS, *follows), programs=programs)
+        # These programs have no pg_basebackup, and that of an older version refuses a newer server.
+        subprocess.run(["cp", "-a", places[0] / "data", places[1] / "data"], check=True)
+        (places[1] / "data" / "standby.signal").touch()
+        primary.start()
+        standby.start()
+        stack.callback(standby.stop)
+        yield primary, standby
+
+
+@pytest.mark.long
+def test_a_bridge_goes_on_at_a_new_primary_that_has_its_slot(
+    with_failover_slots: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
+) -> None:
+    """Nothing is taken from the tables: messages without rows, which only the log has, are there, too."""
+    primary, standby = with_failover_slots
+    subscribe(server.url, unique, unique)
+    outbox(primary.url, unique, range(4))
+    move(primary.url, server)
+
+    def is_kept() -> object:
+        """A standby takes a slot over once its bridge has confirmed something that the standby has."""
+        scalar(primary, "SELECT pg_logical_emit_message(true, 'x', '')")
+        move(primary.url, server)
+        kept = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary AND slot_name LIKE 'notify%%'"
+        return scalar(standby, kept)
+
+    eventually(is_kept, "the standby to keep the slot")
+    outbox(primary.url, unique, range(4, 8))
+    engine = sa.create_engine(primary.url)
+    with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox", rows=False) as producer:
+        with engine.connect() as connection, producer.transaction(connection) as tx:
+            tx.send(Message(unique, {"n": 100}, key="k"))
+    engine.dispose()
+    catch_up(standby, primary)
+    primary.kill()
+    scalar(standby, "SELECT pg_promote()")
+    outbox(standby.url, unique, range(8, 12))
+    bridge = Bridge([primary.url, standby.url], server.url)
+    asyncio.run(asyncio.wait_for(bridge.run(once=True), PATIENCE_SECONDS))
+    assert bridge.totals.rows == 7
+    assert sorted(numbers(server, unique, 10)) == [*(n for n in range(12) if n % 4 != 3), 100]
+    assert drain(server.url, unique, unique, 0) == []
 
 
 @pytest.mark.long

@@ -20,10 +20,12 @@ from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually_async
+from tests.support.background import repeated
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.groups import drain
 from tests.support.shop import Base, Order, make_engine
 from tests.support.stranger import Stranger
+from tests.support.wal import row
 
 SEES_BINLOG: Mapping[type[BinlogServer], str] = {
     MariaDbServer: "BINLOG MONITOR, REPLICA MONITOR",
@@ -51,6 +53,27 @@ def move(url: str, server: ServerProcess | Stranger, **options: Any) -> Bridge:
     bridge = Bridge([url], server.url)
     asyncio.run(bridge.run(once=True, **options))
     return bridge
+
+
+def move_while_written(url: str, server: ServerProcess, write: Callable[[], object]) -> Bridge:
+    """`move` while the source is written all the time, until the bridge ends."""
+    bridge = Bridge([url], server.url)
+    with repeated(write, threads=1, pause_seconds=0.01, passing=()):
+        asyncio.run(asyncio.wait_for(bridge.run(once=True), PATIENCE_SECONDS))
+    return bridge
+
+
+def writing(engine: sa.Engine, topic: str, what: str) -> Callable[[], None]:
+    """A function that commits one transaction: a message, or a row of another table."""
+
+    def write() -> None:
+        with Session(engine) as session, session.begin():
+            if what == "messages":
+                session.execute(half_message.insert().values(row(topic, 1000)))
+            else:
+                session.add(Order(item="of no message"))
+
+    return write
 
 
 def move_until(url: str, server: ServerProcess, is_done: Callable[[], object], **options: Any) -> Bridge:

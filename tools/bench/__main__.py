@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
 
@@ -20,7 +21,7 @@ from tools.bench import topics as topics_bench
 
 PROGRAMS = (
     "audit", "audit_fan_in", "bars.backlog", "bars.queue", "bars.transactions", "compare", "console", "consumers",
-    "kafka.bridge", "observed", "peers", "profile", "session", "shipping", "siege", "soak", "sql",
+    "kafka.bridge", "long_query", "observed", "peers", "profile", "session", "shipping", "siege", "soak", "sql",
 )  # fmt: skip
 """Modules that read their options themselves; most print a verdict."""
 
@@ -45,18 +46,28 @@ app.command()(transactions)
 
 @app.command()
 def bridge(
-    dsn: str = typer.Option(..., "--dsn", envvar="NOTIFY_DSN", help="A MySQL or MariaDB whose binlog is read."),
+    dsn: str = typer.Option("", "--dsn", envvar="NOTIFY_DSN", help="A MySQL, MariaDB or PostgreSQL."),
+    database: str = typer.Option(
+        "", "--database", help=f"Instead of --dsn: a server that is started here: {', '.join(bridge_bench.DATABASES)}."
+    ),
+    mover: str = typer.Option("bridge", "--mover", help=f"What moves the rows: {', '.join(bridge_bench.MOVERS)}."),
     rows: int = typer.Option(100_000, min=1000, help="Single-row transactions written beforehand."),
     rate: float = typer.Option(4500.0, min=1, help="Rows/s while the lag is measured; at most half the highest rate."),
     seconds: float = typer.Option(10.0, min=1, max=600, help="How long the lag is measured."),
     body: int = BODY,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Measure rows/s from a binlog to the durable log, and the lag of new rows."""
-    with opened(dsn) as engine:
-        if engine.dialect.name not in ("mysql", "mariadb"):
-            raise InvalidRequest(f"{engine.dialect.name} has no binlog: name a MySQL or MariaDB with --dsn")
-    show(bridge_bench.run(dsn, rows=rows, rate=rate, seconds=seconds, body=body), as_json)
+    """Measure rows/s from a database, through a bridge or a relay, to the durable log, and the lag of new rows."""
+    if bool(dsn) == bool(database) or database not in ("", *bridge_bench.DATABASES) or mover not in bridge_bench.MOVERS:
+        raise typer.BadParameter("give --dsn or --database with one of its names, and --mover with one of its own")
+    with contextlib.ExitStack() as stack:
+        pid = 0
+        if database:
+            dsn, pid = stack.enter_context(bridge_bench.started(database))
+        if stack.enter_context(opened(dsn)).dialect.name == "sqlite":
+            raise InvalidRequest("SQLite has one writer, and no log: name a MySQL, MariaDB or PostgreSQL")
+        figures = bridge_bench.run(dsn, mover=mover, rows=rows, rate=rate, seconds=seconds, body=body, database_pid=pid)
+        show(figures, as_json)
 
 
 @app.command()

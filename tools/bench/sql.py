@@ -1,5 +1,5 @@
 """Compares SQL storage with the database's ceiling for single-row inserts, the bridge with a polling relay, and the
-bridge on MySQL with the bridge on MariaDB.
+bridges on MySQL and PostgreSQL, and a relay on PostgreSQL, with the bridge on MariaDB.
 
 Run as `python -m tools.bench.sql`; `--only bridge` leaves out the ceilings. pgbench or mysqlslap measures the
 ceiling: single-row transactions of the same size, over as many connections as callers, by turns with Notify's
@@ -144,7 +144,7 @@ def load_of(command_name: str, server: BinlogServer, rows: int) -> dict[str, Any
             position = source.current_position(connection).text
         asyncio.run(_skip_to(queue.url, position))
         bridge_bench.write(sa.make_url(url), rows, BODY)
-        before = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        before = (cpu_seconds(_pid(server)), queue.cpu_seconds(), _status(server))
         command = [sys.executable, "-m", "notify.cli.main", command_name, "--url", queue.url, "--once", "--dsn"]
         command.append(f"{SOURCE}={url}" if command_name == "bridge" else url)
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -152,7 +152,7 @@ def load_of(command_name: str, server: BinlogServer, rows: int) -> dict[str, Any
         subprocess.run(command, check=True, capture_output=True)
         seconds = time.perf_counter() - started
         children_after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        after = (cpu_seconds(server.process.pid), queue.cpu_seconds(), _status(server))  # type: ignore[union-attr]
+        after = (cpu_seconds(_pid(server)), queue.cpu_seconds(), _status(server))
         mover = children_after.ru_utime + children_after.ru_stime - children.ru_utime - children.ru_stime
     return {
         "mover": command_name,
@@ -181,28 +181,36 @@ def _status(server: BinlogServer) -> dict[str, int]:
     return {str(name): int(str(value)) for name, value in rows}
 
 
-def bridges(servers: Mapping[str, BinlogServer], rounds: int, rows: int) -> None:
+def movers(servers: Mapping[str, BinlogServer], postgresql: tuple[str, int], rounds: int, rows: int) -> None:
     """Measure the bridge on each server by turns, and print the ratios to the first one, round by round.
 
     A connection to MySQL is encrypted by default, and one to MariaDB 10.11 is not; so MySQL is measured both ways.
+    `postgresql`: the URL of a server, and the id of its process.
     """
-    sources = {name: (server, "") for name, server in servers.items()}
-    sources["mysql without TLS"] = (servers["mysql"], "?ssl_disabled=true")
+    sources = {name: (server.url, "", "bridge", _pid(server)) for name, server in servers.items()}
+    sources["mysql without TLS"] = (servers["mysql"].url, "?ssl_disabled=true", "bridge", _pid(servers["mysql"]))
+    sources["postgresql"] = (postgresql[0], "", "bridge", postgresql[1])
+    sources["relay on postgresql"] = (postgresql[0], "", "relay", postgresql[1])
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
     for round_ in range(rounds):
         names = list(sources)[:: -1 if round_ % 2 else 1]
         for name in names:
-            server, query = sources[name]
-            figures = bridge_bench.run(fresh(server.url) + query, rows=rows)
+            url, query, mover, pid = sources[name]
+            figures = bridge_bench.run(fresh(url) + query, mover=mover, rows=rows, database_pid=pid)
             assert figures["lost"] == figures["duplicated"] == 0, figures
             runs[name].append(figures)
-            print(json.dumps({"bridge": name} | figures), flush=True)
+            print(json.dumps({mover: name} | figures), flush=True)
     first, *others = sources
     for name in others:
-        for figure in ("rows_per_second", "cpu_us_a_row", "queue_cpu_us_a_row"):
+        for figure in ("rows_per_second", "cpu_us_a_row", "queue_cpu_us_a_row", "database_cpu_us_a_row", "lag_p99_ms"):
             ratios = [own[figure] / its[figure] for own, its in zip(runs[name], runs[first], strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             print(f"{name} to {first}, {figure}: {middle:.2f} (quartiles {low:.2f} to {high:.2f})", flush=True)
+
+
+def _pid(server: BinlogServer) -> int:
+    assert server.process is not None
+    return server.process.pid
 
 
 def main() -> None:
@@ -227,7 +235,8 @@ def main() -> None:
         for name, server in servers.items():
             for command_name in ("bridge", "relay"):
                 print(json.dumps({"database": name} | load_of(command_name, server, 30_000)), flush=True)
-        bridges(servers, arguments.rounds, arguments.rows)
+        postgresql = stack.enter_context(bridge_bench.started("postgresql"))
+        movers(servers, postgresql, arguments.rounds, arguments.rows)
 
 
 if __name__ == "__main__":

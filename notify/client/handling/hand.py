@@ -333,7 +333,7 @@ class Hand:
             self._tell_of_noted()
 
     def _meant(self, error: BaseException) -> BaseException:
-        """The error that a handler means by the one that it raised. If it ends the process, no other is called after it."""
+        """The error that a handler means by the one that it raised. One that ends the process is the last call."""
         error = meant_by(error)
         if not isinstance(error, Exception | asyncio.CancelledError):
             self.end()

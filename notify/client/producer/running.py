@@ -156,6 +156,7 @@ class Running:
         """Wait at most `seconds` until all that was queued before has reached the server; outcomes that it did not take
         earlier are sent again. Returns the transactions whose outcomes have not reached it."""
         wanted = dict.fromkeys(self.unsent())
+        left_before = frozenset(self._left_ids())
         with contextlib.suppress(TimeoutError, NotifyError):
             async with asyncio.timeout(seconds):
                 while left := self._unsent_of(wanted):
@@ -169,11 +170,14 @@ class Running:
                     if self._unsent_of(wanted):
                         await asyncio.sleep(AGAIN_SECONDS)
                 await self.client.published()
-                while self._left_behind is not None and self._left_behind.ids():
+                while not left_before.isdisjoint(self._left_ids()):
                     if self._left_sender is not None:
                         self._left_sender.wake()
                     await asyncio.sleep(AGAIN_SECONDS)
-        return [*self._unsent_of(wanted), *([] if self._left_behind is None else self._left_behind.ids())]
+        return [*self._unsent_of(wanted), *(name for name in self._left_ids() if name in left_before)]
+
+    def _left_ids(self) -> list[str]:
+        return [] if self._left_behind is None else self._left_behind.ids()
 
     def _unsent_of(self, wanted: dict[str, None]) -> list[str]:
         return [transaction_id for transaction_id in self.unsent() if transaction_id in wanted]

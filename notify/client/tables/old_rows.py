@@ -42,16 +42,16 @@ class OldTransaction(NamedTuple):
 
 
 def oldest_transactions(
-    connection: Connection, before_seconds: float, limit: int, after: str = "", *, waiting: bool = False
+    connection: Connection, cutoff: datetime, limit: int, after: str = "", *, waiting: bool = False
 ) -> Sequence[OldTransaction]:
-    """Transactions whose rows are older than `before_seconds` by the database's clock, with ids above `after`.
+    """Transactions whose rows are older than an instant (`instant_before`), with ids above `after`.
 
+    A caller that reads several pages takes the instant once, because rows become old as fast as they were written.
     `waiting`: include transactions that are in the outbox and not marked as sent.
 
     Ids rise with time, so the primary key finds the oldest rows. An index of times would cost every commit a write.
     """
     verify_once(connection, PURGES)
-    cutoff = instant_before(connection, before_seconds)
     last_ms = max(0, round((cutoff + CLOCK_SKEW).replace(tzinfo=UTC).timestamp() * 1000))
     columns = half_message.c
     states = (UNSENT, RELAYED, DROPPED) if waiting else (RELAYED, DROPPED)

@@ -59,6 +59,19 @@ class Outbox:
         rows = connection.execute(query.order_by(self.at, columns.transaction_id).limit(limit))
         return [Place(str(transaction_id), at, int(size or 0)) for transaction_id, at, size in rows]
 
+    def newest(self, connection: Connection) -> Any:
+        """The time of the newest waiting row, as the driver reads it; None if no row waits."""
+        _, readable = _as_it_stands(connection, self.at)
+        return connection.scalar(sa.select(readable).where(self.waiting).order_by(self.at.desc()).limit(1))
+
+    def until(self, connection: Connection, at: Any) -> Any:
+        """The condition that a row is not newer than this time (`newest`); None: no row is."""
+        if at is None:
+            return sa.false()
+        if connection.dialect.name != "sqlite" and (not isinstance(at, datetime) or at == datetime.max):
+            return sa.true()  # a time that Python does not know
+        return _as_it_stands(connection, self.at)[0] <= at
+
     def beside(self, topics: Sequence[str]) -> Any:
         """The condition on message 0 that its transaction has a message of a topic other than `topics`."""
         columns = self.table.c

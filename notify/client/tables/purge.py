@@ -9,7 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -94,10 +94,12 @@ async def purge(
     http = Servers(url, "transactions")
     result = Purged()
     after = ""
+    cutoff: datetime | None = None
     try:
         for _ in range(max_batches):
             with engine.connect() as connection, naming(connection, found_in(connection, half_message.name, schema)):
-                rows, forgotten_ms = _read_old(connection, older_than, ids_retention, BATCH, after)
+                cutoff = cutoff or instant_before(connection, older_than)
+                rows, forgotten_ms = _read_old(connection, cutoff, ids_retention, BATCH, after)
                 schema = named_by(connection)  # a pool's next connection may find the table elsewhere
             final = await _final(http, rows, forgotten_ms)
             with engine.begin() as connection, naming(connection, schema):
@@ -113,10 +115,10 @@ async def purge(
 
 
 def _read_old(
-    connection: Connection, older_than: float, ids_retention: float, limit: int, after: str
+    connection: Connection, cutoff: datetime, ids_retention: float, limit: int, after: str
 ) -> tuple[Sequence[OldTransaction], float]:
-    """Old transactions, and the time (in milliseconds) up to which a server has forgotten final transactions."""
-    rows = oldest_transactions(connection, older_than, limit, after, waiting=True)
+    """Transactions from before `cutoff`, and the time (in milliseconds) up to which servers forgot final ones."""
+    rows = oldest_transactions(connection, cutoff, limit, after, waiting=True)
     # Ids contain the time of the producer's clock, which may run ahead of the database's.
     forgotten = instant_before(connection, ids_retention) - CLOCK_SKEW
     return rows, forgotten.replace(tzinfo=UTC).timestamp() * 1000
@@ -188,9 +190,10 @@ class RowPurge:
         after = ""
         # A server keeps ids for this time by default, even if rows are purged earlier.
         ids_retention = max(self._purge_after, IDS_RETENTION_SECONDS)
+        cutoff = await self._database.call(instant_before, self._purge_after, schema=schema)
         while True:
             rows, forgotten_ms = await self._database.call(
-                _read_old, self._purge_after, ids_retention, SMALL_BATCH, after, schema=schema
+                _read_old, cutoff, ids_retention, SMALL_BATCH, after, schema=schema
             )
             own_rows = [row for row in rows if row.producer_group == self._group]
             final = await _final(self._http, own_rows, forgotten_ms)
@@ -244,7 +247,8 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
     with engine.begin() as connection, naming(connection, found_in(connection, half_message.name, schema)):
         note_purged(connection, notify_source.c.rows_from, older_than)
         highest_ms = 0
-        while rows := oldest_transactions(connection, older_than, BATCH):
+        cutoff = instant_before(connection, older_than)
+        while rows := oldest_transactions(connection, cutoff, BATCH):
             result.rows += delete_transactions(connection, [row.id for row in rows])
             result.looked_at += len(rows)
             highest_ms = max(highest_ms, ids.milliseconds(ids.from_text(rows[-1].id)))

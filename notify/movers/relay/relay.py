@@ -117,8 +117,8 @@ class Relay:
         """How many refused transactions wait for a decision, in all schemas."""
 
     async def run(self, *, interval: float = 0.2, once: bool = False) -> Relayed:
-        """Run until cancelled, or with `once` until the outboxes are empty. Waits for an unreachable target or
-        database.
+        """Run until cancelled, or with `once` until all is moved that waited when it began. Waits for an unreachable
+        target or database.
 
         `interval`: seconds between two looks where no commit wakes this relay; more than QUIET_SECONDS: it keeps no
         session in between. With `once` raises Unavailable if the target is away, or if other relays hold all keys.
@@ -351,6 +351,8 @@ class Relay:
                 self._stand_by(schema)
                 self._due[schema] = float("inf") if once else time.monotonic() + interval
                 return
+            if once:  # else a service that writes all the time would keep the relay running
+                await in_thread(rows.end_here)
             mover = await self._mover(schema, rows)
             backpressure: Backpressure | None = None
             for outbox in rows.outboxes:

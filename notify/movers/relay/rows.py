@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -63,6 +64,8 @@ class Rows:
         self._prepared: list[Outbox] = []
         """The outboxes whose unlisted refused transactions are on the list."""
         self.outboxes: list[Outbox] = []
+        self._until: dict[str, Any] = {}
+        """By table, the condition for the rows that are moved; a table without one: all that wait."""
         self.waiting = 0
         """How many refused transactions wait for a decision, as the list was read last."""
         self.has_listed = self.is_undecided = True
@@ -79,6 +82,19 @@ class Rows:
         """Take the names of the outboxes that the schema has."""
         self.outboxes = [outbox for outbox in OUTBOXES if outbox.table.name in tables]
         self._source = ""  # an operator may have given a cloned database another one
+
+    def end_here(self) -> None:
+        """Move what waits now, and nothing that is written later. For each outbox the first call decides."""
+        unbounded = [outbox for outbox in self.outboxes if outbox.table.name not in self._until]
+        if not unbounded:
+            return
+        with self.begin() as connection:
+            for outbox in unbounded:
+                self._until[outbox.table.name] = outbox.until(connection, outbox.newest(connection))
+
+    def wanted(self, outbox: Outbox) -> Any:
+        """The condition for the rows of an outbox that are to be moved."""
+        return sa.and_(outbox.waiting, self._until.get(outbox.table.name, sa.true()))
 
     @property
     def is_prepared(self) -> bool:
@@ -142,7 +158,7 @@ class Rows:
         it may have got already are among the unreadable ones: see notify/movers/returned.py.
         """
         with self.begin() as connection:
-            condition = self._leases.condition(outbox.table)
+            condition = sa.and_(self._leases.condition(outbox.table), self._until.get(outbox.table.name, sa.true()))
             if left_out:
                 condition = sa.and_(condition, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, condition, after)

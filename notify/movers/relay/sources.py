@@ -6,12 +6,11 @@ import logging
 from collections import deque
 from collections.abc import Collection
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.client.tables.outbox import Outbox
 from notify.errors import InvalidRequest, UnsafeTable
 from notify.movers.outbox import LOCAL, MOVES, OUTBOXES, SERVER
 from notify.movers.relay.leases import Leases
@@ -171,7 +170,10 @@ class Sources:
                 if has_open:
                     unsettled.add(str(schema))
         conditions = {
-            schema: {o.table.name: _written(o, connection.dialect) for o in self.by_schema[schema].outboxes}
+            schema: {
+                o.table.name: _written(self.by_schema[schema].wanted(o), connection.dialect)
+                for o in self.by_schema[schema].outboxes
+            }
             for schema in schemas
         }
         return Seen(holding(connection, conditions), set(schemas) - woken, unsettled & woken)
@@ -215,6 +217,6 @@ class Sources:
             self._changed.append(schema)
 
 
-def _written(outbox: Outbox, dialect: sa.Dialect) -> str:
-    """The condition for waiting rows as a text."""
-    return str(outbox.waiting.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+def _written(condition: Any, dialect: sa.Dialect) -> str:
+    """A condition as a text."""
+    return str(condition.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
