@@ -22,11 +22,31 @@ def sent(rows: Iterable[Row]) -> int:
     return sum(_count(row, 0) for row in rows)
 
 
+BEHIND_SECONDS = 5.0
+BEHIND_MESSAGES = 100
+"""A group is behind if its oldest message is this old, or, where that is unknown, if this many messages wait."""
+
+
+def state(row: Row) -> str:
+    """A group's state in words: the one that needs an operator most."""
+    if row["paused"]:
+        return "paused"
+    if row["lag"] and not row["consumers"]:
+        return "no consumer"
+    if row.get("is_failing"):
+        return "failing"
+    if row.get("dead_letters"):
+        return "dead letters"
+    oldest = row.get("oldest_seconds")
+    is_behind = row["lag"] >= BEHIND_MESSAGES if oldest is None else row["lag"] and oldest >= BEHIND_SECONDS
+    return "behind" if is_behind else "up to date"
+
+
 def pain(row: Row) -> tuple[Any, ...]:
-    """Greater for a group that needs an operator more: work that stands still first, then by the age of the oldest
-    message, lag, dead letters and latency."""
-    stands_still = bool(row["lag"] and not row["consumers"] and not row["paused"])
-    return stands_still, _figure(row, "oldest_seconds"), row["lag"], _figure(row, "dead_letters"), p99(row)
+    """Greater for a group that needs an operator more: work that stands still first, then messages that are given up
+    now, then by the age of the oldest message, lag, dead letters and latency."""
+    urgency = {"no consumer": 2, "failing": 1}.get(state(row), 0)
+    return urgency, _figure(row, "oldest_seconds"), row["lag"], _figure(row, "dead_letters"), p99(row)
 
 
 def p99(row: Row) -> float:

@@ -300,6 +300,7 @@ def _lists_and_alarms(add: Add) -> None:
 def _topics(add: Add) -> None:
     add("GET /topics/{name}", needs("view", "read:{topic}"), "/topics/{topic}")
     add("GET /topics/{name}/groups", VIEW, "/topics/{topic}/groups")
+    add("GET /topics/{name}/senders", VIEW, "/topics/{topic}/senders")
     add("GET /topics/{name}/history", VIEW, "/topics/{topic}/history")
     add("GET /groups/{name}/history", VIEW, "/groups/{group}/history")
     add("PUT /topics/{name}", ADMIN_TOPIC, "/topics/{topic}", {"queues": 1})

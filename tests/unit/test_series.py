@@ -84,6 +84,7 @@ class Queues:
         self.totals: dict[str, int] = {}
         self.group_total = 100
         self.group_lag = 7
+        self.dead_letters: int | None = None
         self.lag = 5
 
     def topics(self) -> list[str]:
@@ -98,7 +99,7 @@ class Queues:
         return ["g"]
 
     def group(self, name: str) -> Counts:
-        return Counts(self.group_total, self.group_lag, 2.5)
+        return Counts(self.group_total, self.group_lag, 2.5, dead_letters=self.dead_letters)
 
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
@@ -131,6 +132,20 @@ def test_what_arrived_at_a_group_is_what_it_settled_and_what_waits_since() -> No
     assert kept.lately("g") == {"arrived_per_second": 3.0, "settled_per_second": 1.0, "oldest_seconds": 2.5}
     assert kept.group("g", "hour")["arrived"] == [None, 3.0]
     assert set(kept.lately("none").values()) == {None}
+
+
+def test_a_group_fails_while_its_dead_letters_grow() -> None:
+    now = [T0 * 1_000_000]
+    queues = Queues()
+    kept = Figures(queues, lambda: now[0])
+    assert not kept.is_failing("g", 7)  # nothing is known yet
+    for dead, is_failing in ((3, False), (5, True), (5, False), (0, False)):
+        queues.dead_letters = dead
+        asyncio.run(kept.sample())
+        assert kept.is_failing("g", dead) is is_failing
+        now[0] += 60_000_000
+    assert kept.is_failing("g", 1)  # since the last minute
+    assert kept.group("g", "hour")["dead_letters"] == [3.0, 5.0, 5.0, 0.0]
 
 
 def test_a_topic_that_somebody_looks_at_takes_the_place_of_one_that_nobody_looks_at(

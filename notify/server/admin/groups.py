@@ -78,7 +78,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         With a `sort` other than `name` the largest come first (`pain`: the groups that need an operator most); it takes
         no `after`. `latency`: how many messages the last one to two minutes had, and `p50`, `p95` and `p99` in seconds,
         of the time from commit to acknowledgement, and of the handlers. Rates and `oldest_seconds` are of the last
-        minute.
+        minute. `is_failing`: messages became dead letters in the last one to two minutes.
         """
         check_between("max", max, 1, 1_000_000)
         running = desk.running
@@ -92,14 +92,18 @@ def _views(routes: APIRouter, desk: Desk) -> None:
         rows = [
             row
             | running.figures.lately(row["name"])
-            | {"dead_letters": dead.get(row["name"], 0), "latency": latencies.group(row["name"], IN_LISTS)}
+            | {
+                "dead_letters": dead.get(row["name"], 0),
+                "is_failing": running.figures.is_failing(row["name"], dead.get(row["name"], 0)),
+                "latency": latencies.group(row["name"], IN_LISTS),
+            }
             for row in answer["groups"]
         ]
         return answer | {"groups": sorted_groups(rows, sort, max)}
 
     @routes.get("/groups/{name}/history")
     async def history(name: str, span: SpanName = "hour") -> dict[str, Any]:
-        """Show a group's last hour, or another span, in columns: messages per second, lag, oldest message, latency.
+        """Show a group's last hour, or another span, in columns: rates, lag, oldest message, dead letters, latency.
 
         `settled` and `arrived` are messages per second. `commit_to_ack_p99` and the like are seconds, each minute's; of
         longer steps the highest.

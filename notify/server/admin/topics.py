@@ -87,6 +87,15 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         """List the groups that subscribe to a topic, each with its lag."""
         return {"groups": await desk.running.queues.topics.groups_of(name)}
 
+    @routes.get("/topics/{name}/senders")
+    async def senders_of(name: str) -> dict[str, Any]:
+        """List the producer groups of a topic's newest 100 messages, and how many of these each one sent.
+
+        `producer_group` is empty for messages without a transaction; `is_online`: a producer of the group answers
+        checks now. `looked_at` messages since `first_at` were counted; over Kafka none.
+        """
+        return await desk.running.queues.topics.senders_of(name)
+
 
 async def _sorted(desk: Desk, prefix: str, after: str, most: int, *, internal: bool, sort: str) -> dict[str, Any]:
     """The topics with the largest figures. Raises InvalidRequest if there are more than MOST_SORTED topics."""

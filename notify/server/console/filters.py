@@ -15,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from notify.admin_api.bodies import describe_body
-from notify.admin_api.queue_rows import kept, sent
+from notify.admin_api.queue_rows import kept, sent, state
 from notify.admin_api.words import count, duration, exactly, job, latency, percent, setting, size, status, whole
 
 BODY_CHARACTERS = 20_000
@@ -173,6 +173,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "job": job,
     "kept": kept,
     "sent": sent,
+    "state": state,
     "plain": plain,
     "marked": marked,
 }

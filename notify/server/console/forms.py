@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from starlette.types import ASGIApp
 
 from notify.admin_api.declaration import AdminWrite, Input
+from notify.admin_api.description import Description
 from notify.admin_api.groups import class_inputs
 from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
@@ -54,7 +55,8 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
             change = await _change(admin, name, fields)
         except NotifyError as error:
             return failed(request, error)
-        return await _form_page(admin, request, name, change, fields)
+        effect = await _effect(admin, name, change, fields)
+        return await _form_page(admin, request, name, change, fields, effect=effect)
 
     @routes.post("/do/{name}", response_model=None)
     async def carry_out(request: Request, name: str) -> Response:
@@ -102,6 +104,18 @@ async def _carried_out(
         raise InvalidRequest(f"{', '.join(missing)} is missing")
     body = change.sent(fields) | {"reason": fields.get("reason", ""), "dry_run": is_preview}
     return await api.call(change.method, f"/v1/admin/{change.path_to(*targets.values())}", body)
+
+
+async def _effect(api: Api, name: str, change: AdminWrite, fields: dict[str, str]) -> Description | None:
+    """The effect of a write, if its form is opened with all that the write needs but a reason; else None."""
+    targets = {target: fields.get(target, "") for target in change.targets}
+    if not all(fields.get(field.name) for field in change.inputs if field.required):
+        return None
+    try:
+        answer = await _carried_out(api, change, targets, fields | {"reason": "to show the effect"}, is_preview=True)
+    except NotifyError:
+        return None  # the preview says what is wrong
+    return described(name, answer["target"], answer["result"])
 
 
 async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
@@ -179,11 +193,12 @@ async def _form_page(
     fields: dict[str, str],
     preview: dict[str, Any] | None = None,
     refused: NotifyError | None = None,
+    effect: Description | None = None,
 ) -> Response:
     targets = {target: fields.get(target, "") for target in change.targets}
     code = 200 if refused is None else refused.status
     return page(
         "change.html", request, code, title=change.title, name=name, change=change, given=fields, targets=targets,
-        preview=preview, refused=refused, back=_page_after(change, targets), status=await status_of(api),
+        preview=preview, refused=refused, effect=effect, back=_page_after(change, targets), status=await status_of(api),
         told=None if preview is None else described(name, preview["target"], preview["result"]),
     )  # fmt: skip

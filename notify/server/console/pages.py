@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -18,6 +19,8 @@ MOST_TENANTS = 10
 """The most tenants that a group's page shows."""
 WORST = 50
 """The most groups that the overview shows."""
+CAUSES, ACTIONS = 3, 5
+"""The most causes of dead letters, and the most actions, that a group's page shows."""
 LETTERS = {
     "dead_letter": "dead letter", "redriven": "dead letter, sent again", "dropped": "dead letter, dropped",
 }  # fmt: skip
@@ -79,13 +82,16 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["message"]
     life = await api.get(path_of("messages/{id}", id=name))
     story = drawn(life, request.query_params.get("scale", ""))
+    letters = _letters(life["timeline"])
+    life["groups"].sort(key=lambda g: (letters.get(g["group"]) != LETTERS["dead_letter"], g["state"] == "settled"))
     trace = trace_id(life["message"].get("headers"))
     return {
         "title": f"Message {name}",
         "m": life,
         "story": story,
         "trace": trace,
-        "letters": _letters(life["timeline"]),
+        "letters": letters,
+        "failures": Counter(e["group"] for e in life["timeline"] if e["kind"] in ("failed", "dead_letter")),
     }
 
 
@@ -118,6 +124,7 @@ async def _topic(api: Api, request: Request) -> dict[str, Any]:
         "title": f"Topic {name}",
         "t": await api.get(path_of("topics/{name}", name=name)),
         "groups": (await api.get(path_of("topics/{name}/groups", name=name)))["groups"],
+        "senders": await api.get(path_of("topics/{name}/senders", name=name)),
     }
 
 
@@ -136,8 +143,21 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     tenants = None
     if any(s.get("fair_by") for s in group["subscriptions"] + group["patterns"]):
         tenants = await api.get(path_of("groups/{name}/tenants", name=name), max=MOST_TENANTS)
+    causes = None
+    if dead:
+        causes = (await api.get(path_of("groups/{name}/dead-letters/failures", name=name)))["failures"][:CAUSES]
+    alarms = [row for row in (await api.get("alarms"))["alarms"] if row["target"] == name and not row["silence"]]
     values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants}
+    values |= {"causes": causes, "alarms": alarms, "actions": await _actions_on(api, name)}
+    if group["paused"]:
+        values["pause"] = next(iter(await _actions_on(api, name, "group.pause")), None)
     return {"title": f"Group {name}", "g": group} | values
+
+
+async def _actions_on(api: Api, target: str, what: str = "") -> list[dict[str, Any]]:
+    """The newest actions on this target: the route finds those on names that begin with it, too."""
+    actions = (await api.get("actions", target=target, what=what, max=ROWS))["actions"]
+    return [row for row in actions if row["target"] == target][:ACTIONS]
 
 
 async def _if_queues_are_here(call: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
@@ -163,8 +183,21 @@ async def _dead_letters(api: Api, request: Request) -> dict[str, Any]:
     place = {"newest": "true", "before": query.get("before"), "max": ROWS}
     letters = await api.get(path_of("groups/{name}/dead-letters", name=name), **search, **place)
     failures = await api.get(path_of("groups/{name}/dead-letters/failures", name=name))
+    cause = next((f for f in failures["failures"] if f["fingerprint"] == search["failure"]), None)
     values = {"failures": failures, "asked": search, "letters": letters, "indexed": indexed, "rows": ROWS}
+    values |= {"cause": cause, "trace": ""}
+    if cause and indexed:
+        values["trace"] = await _last_trace(api, name, cause["example"]["id"])
     return {"title": f"Dead letters of {name}", "group": name} | values
+
+
+async def _last_trace(api: Api, group: str, message: str) -> str:
+    """The traceback of the last failure of a message in a group; empty if it is not known, or the message is gone."""
+    try:
+        timeline = (await api.get(path_of("messages/{id}", id=message)))["timeline"]
+    except NotifyError:
+        return ""
+    return next((str(e["trace"]) for e in reversed(timeline) if e.get("group") == group and "trace" in e), "")
 
 
 async def _held_keys(api: Api, request: Request) -> dict[str, Any]:

@@ -75,6 +75,10 @@ class TopicViews(Protocol):
         """The groups that subscribe to a topic: `group`, `mode` and `lag` of each. Raises NotFound."""
         ...
 
+    async def senders_of(self, name: str) -> dict[str, Any]:
+        """The producer groups of a topic's newest messages, `looked_at` messages since `first_at`. Raises NotFound."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class QueueEngine:

@@ -33,8 +33,9 @@ READ_BYTES = 1 << 20
 class OwnCounts:
     """The figures of the own queues. Every method raises WrongRole if the server has no queues."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, letters: OwnLetters) -> None:
         self._core = core
+        self._letters = letters
 
     def topics(self) -> Sequence[str]:
         return [t.name for t in self._core.queues.topics() if not t.name.startswith(INTERNAL)]
@@ -45,7 +46,7 @@ class OwnCounts:
             raise NotFound(f"there is no topic {name[:100]!r}")
         sent = sum(self._core.queues.bounds(name, queue)[1] for queue in range(topic.queues))
         latencies = self._core.metrics.latencies.minute(name, OF_TOPICS)
-        return Counts(sent, self._core.delivery.followers.lag(name), None, latencies)
+        return Counts(sent, self._core.delivery.followers.lag(name), latencies=latencies)
 
     def groups(self) -> Sequence[str]:
         return [name for name in self._core.delivery.groups if "@" not in name]  # a broadcast's instances have none
@@ -55,7 +56,8 @@ class OwnCounts:
         settled = sum(c.progress.floor + c.progress.settled.offsets for c in group.cursors.values())
         lagging = sum(1 for c in group.cursors.values() if c.lag())
         oldest = oldest_seconds(self._core, name, self._core.clock()) if lagging <= MOST_QUEUES else None
-        return Counts(settled, group.lag(), oldest, self._core.metrics.latencies.minute(name, OF_GROUPS))
+        latencies = self._core.metrics.latencies.minute(name, OF_GROUPS)
+        return Counts(settled, group.lag(), oldest, latencies, self._letters.count(name))
 
 
 def group_of(core: Core, name: str) -> Group:
@@ -87,7 +89,8 @@ MOST_LEASES = 1000
 def own_engine(core: Core) -> QueueEngine:
     """The engine of the server's own queues."""
     letters = OwnLetters(core)
-    return QueueEngine(OwnGroups(core, letters), Letters(letters, letters.counts), OwnTopics(core), OwnCounts(core))
+    counted = OwnCounts(core, letters)
+    return QueueEngine(OwnGroups(core, letters), Letters(letters, letters.counts), OwnTopics(core), counted)
 
 
 class OwnGroups:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from notify.errors import NotFound
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
-from notify.server.message_pages import backwards
+from notify.server.message_pages import backwards, page
 from notify.server.topics import described
 from notify.storage.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
@@ -19,6 +20,9 @@ MOST_READ = 1000
 """The most queues whose last message is read for a list of topics; further topics get no time."""
 MOST_LAGS = 1000
 """The most topics for which a list shows lags: each lag costs a look at each queue of each group."""
+
+MOST_LOOKED_AT = 100
+"""The most messages of a topic whose producer groups are looked up."""
 
 
 class OwnTopics:
@@ -67,3 +71,29 @@ class OwnTopics:
         await self.one(name)
         subscriptions = self._core.delivery.followers.subscriptions_of(name)
         return [{"group": s.group, "mode": s.mode, "lag": lag} for s, lag in subscriptions]
+
+    async def senders_of(self, name: str) -> dict[str, Any]:
+        queues = self._core.queues
+        topic = queues.topic(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name[:100]!r}")
+        newest, _ = page(queues, name, topic.queues, 0, 1 << 62, None, MOST_LOOKED_AT)
+        times = {m.transaction_id: m.committed_us for m in reversed(newest)}
+        found = [await queues.transaction(transaction_id) for transaction_id in times]
+        senders = {t.id: t.producer_group for t in found if t is not None}
+        counts = Counter(senders.get(m.transaction_id, "") for m in newest)
+        last_us: dict[str, int] = {}
+        for transaction_id, at_us in times.items():
+            group = senders.get(transaction_id, "")
+            last_us[group] = max(at_us, last_us.get(group, 0))
+        rows = [
+            {
+                "producer_group": group,
+                "messages": count,
+                "newest_at": instant(last_us[group]),
+                "is_online": self._core.checks.is_online(group) if group else None,
+            }
+            for group, count in sorted(counts.items(), key=lambda item: (-item[1], item[0] == "", item[0]))
+        ]
+        first = {"first_at": instant(newest[-1].committed_us)} if newest else {}
+        return {"senders": rows, "looked_at": len(newest)} | first

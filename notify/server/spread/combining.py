@@ -34,6 +34,7 @@ NAMED_BY = {
     "instances": ("name",),
     "failures": ("fingerprint",),
     "classes": ("name",),
+    "senders": ("producer_group",),
 }
 """Lists whose rows are combined if they have the same name, and the fields with that name."""
 ONCE = {

@@ -208,7 +208,8 @@ class Alarms:
             if not group.is_whole:
                 yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
             if self._grows(name, lag, now_us) and not is_alone:
-                yield "lag_growing", name, f"The lag of group {name} keeps growing: {lag:,} messages by now"
+                which = "paused group" if group.is_paused else "group"
+                yield "lag_growing", name, f"The lag of {which} {name} keeps growing: {lag:,} messages by now"
             if not group.is_paused and (missed := self._missed(group)):
                 yield "objective", name, missed
 

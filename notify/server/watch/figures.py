@@ -20,7 +20,7 @@ from notify.server.watch.series import Field, Kept, Series, step_seconds
 
 EVERY_SECONDS = 60.0
 MOST_SERIES = 1000
-"""The most topics, and the most groups, that have figures: some 8 KiB each."""
+"""The most topics, and the most groups, that have figures: a group takes some 14 KiB."""
 SLICE_SECONDS = 0.005
 """How long figures are counted before other tasks of the event loop run."""
 
@@ -39,6 +39,7 @@ GROUP_FIELDS = (
     Field("arrived"),
     Field("lag", is_highest=True),
     Field("oldest_seconds", is_highest=True),
+    Field("dead_letters", is_highest=True),
     *_latencies(OF_GROUPS),
 )
 
@@ -54,6 +55,8 @@ class Counts(NamedTuple):
     """Age of the oldest message that is not settled; None if there is no such message, or if unknown."""
     latencies: Mapping[str, float | None] = {}
     """Seconds of the last whole minute, by the names of fields; a field that is missing is unknown."""
+    dead_letters: int | None = None
+    """A group's unresolved dead letters; None if unknown."""
 
 
 class Counted(Protocol):
@@ -104,7 +107,7 @@ class _Kept:
 
     def _add(self, name: str, at: float) -> None:
         try:
-            total, lag, oldest, latencies = self._count(name)
+            total, lag, oldest, latencies, dead_letters = self._count(name)
         except NotifyError:
             return  # it was deleted in the meantime
         rate = arrived = None
@@ -116,7 +119,7 @@ class _Kept:
                 arrived = max(0, total - before + (lag or 0) - lag_before) / (at - then)
             self._before[name] = (at, total, lag or 0)
         known: dict[str, float | None] = {self._fields[0].name: rate, "arrived": arrived, "lag": lag}
-        known |= {"oldest_seconds": oldest, **latencies}
+        known |= {"oldest_seconds": oldest, "dead_letters": dead_letters, **latencies}
         self._series[name].add(at, [known.get(field.name) for field in self._fields])
 
     def of(self, name: str, span: str, at: float) -> dict[str, Any]:
@@ -146,6 +149,11 @@ class _Kept:
     def newest(self, name: str, field: str) -> float | None:
         series = self._series.get(name)
         return None if series is None else series.newest(field)
+
+    def lately(self, name: str, field: str, minutes: int) -> list[float]:
+        """The figures of a field in the last minutes that are known."""
+        series = self._series.get(name)
+        return [] if series is None else series.lately(field, minutes)
 
     def _drop(self, name: str) -> None:
         del self._series[name]
@@ -202,7 +210,7 @@ class Figures:
 
     def group(self, name: str, span: str) -> dict[str, Any]:
         """A group's GROUP_FIELDS over a span, by `at`: `settled` and `arrived` (messages a second), `lag`,
-        `oldest_seconds`, and how long its messages and handlers took."""
+        `oldest_seconds`, unresolved `dead_letters`, and how long its messages and handlers took."""
         return {"span": span, "step_seconds": step_seconds(span)} | self._groups.of(name, span, self._now())
 
     def lately(self, group: str) -> dict[str, float | None]:
@@ -213,6 +221,10 @@ class Figures:
             "settled_per_second": self._groups.newest(group, "settled"),
             "oldest_seconds": self._groups.newest(group, "oldest_seconds"),
         }
+
+    def is_failing(self, group: str, dead_letters: int) -> bool:
+        """Whether a group with so many unresolved dead letters now has more than in one of the last two minutes."""
+        return dead_letters > min(self._groups.lately(group, "dead_letters", 2), default=dead_letters)
 
     def rate(self, topic: str) -> float | None:
         """Messages per second that were sent to a topic in the last minute; None if unknown."""

@@ -131,6 +131,13 @@ class Series:
         values = self._values["hour"][number]
         return _known(values[self._slots["hour"] % len(values)])
 
+    def lately(self, field: str, minutes: int) -> list[float]:
+        """The known figures of a field in the newest minutes, at most an hour."""
+        number = [f.name for f in self._fields].index(field)
+        values, last = self._values["hour"][number], self._slots["hour"]
+        figures = [values[slot % len(values)] for slot in range(max(0, last - minutes + 1), last + 1)]
+        return [figure for figure in figures if not math.isnan(figure)]
+
 
 def _known(figure: float) -> float | None:
     """A figure with the seven digits that 4 bytes hold; None if it is unknown."""
