@@ -78,7 +78,7 @@ class Waits:
 
     def __init__(self, hand: Hand) -> None:
         self.backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
-        self.until = hand.time() + INBOX_SECONDS
+        self.until = hand.clock() + INBOX_SECONDS
 
 
 class _Consumer:
@@ -345,7 +345,7 @@ class _Consumer:
         """How many seconds to wait before a message is tried again whose handler was not called, because the inbox's
         database does not answer: no attempt counts. Raises NotTried, which gives the message back, after INBOX_SECONDS:
         another instance may reach the database; and once the consumer stops."""
-        wait, now = waits.backoff.next(), hand.time()
+        wait, now = waits.backoff.next(), hand.clock()
         if hand.is_over or now + wait > waits.until:
             raise NotTried(error) from error
         if now - self._inbox_told_at >= INBOX_TELL_SECONDS:
