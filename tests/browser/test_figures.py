@@ -106,7 +106,7 @@ def test_charts_say_what_metrics_say(url: str, window: Any) -> None:
     """In the line that is drawn, in words, and in the table of figures."""
     w = window(url)
     w.go(f"/groups/{GROUP}")
-    w.page.wait_for_selector("#chart6 canvas")
+    w.page.wait_for_selector("#chart7 canvas")
     w.page.click("#charts summary")
     w.page.wait_for_selector("#charts details td")
     newest = dict(
@@ -116,7 +116,7 @@ def test_charts_say_what_metrics_say(url: str, window: Any) -> None:
             strict=True,
         )
     )
-    kinds = {"#chart4": "commit_to_ack", "#chart5": "commit_to_consumer", "#chart6": "handler"}
+    kinds = {"#chart5": "commit_to_ack", "#chart6": "commit_to_consumer", "#chart7": "handler"}
     for chart, kind in kinds.items():
         lines = [f"{kind.replace('_', ' ')} {share}" for share in SHARES]
         drawn = under_the_cursor(w, chart)
