@@ -32,7 +32,7 @@ def test_each_target_of_the_makefile_names_a_bench() -> None:
     ("words", "said"),
     [
         (("bridge", "--dsn", "nonsense"), "not a database URL"),
-        (("bridge", "--dsn", "sqlite:///x.db"), "sqlite has no binlog"),
+        (("bridge", "--dsn", "sqlite:///x.db"), "SQLite has one writer, and no log"),
         (("delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
         (("delivery", "--mode", "broadcast"), "--mode must be shared, ordered, failover or exclusive"),
     ],
