@@ -438,6 +438,7 @@ def change_the_server(writes: Writes) -> None:
     do("credential.revoke", f"?credential={credential['id']}")
 
 
+@pytest.mark.long
 def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     for name, query, fields, words in (

@@ -197,6 +197,7 @@ def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene,
     assert w.page.inner_text("tbody tr").split() == ["points", "0", "3"]
 
 
+@pytest.mark.long
 def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: Any) -> None:
     w = window(scene.url)
     w.go("/groups/points")

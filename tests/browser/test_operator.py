@@ -94,6 +94,7 @@ def test_a_topic_says_who_sends_to_it(trouble: Trouble, window: Any) -> None:
     assert answer["first_at"] <= min(row["newest_at"] for row in answer["senders"])
 
 
+@pytest.mark.long
 def test_a_form_says_what_it_will_do_before_a_reason_is_given(trouble: Trouble, window: Any) -> None:
     w = window(trouble.url)
     w.go(f"/groups/{GROUP}/dead-letters")
@@ -108,6 +109,7 @@ def test_a_form_says_what_it_will_do_before_a_reason_is_given(trouble: Trouble, 
     assert "What this will do" not in w.text()  # of no group
 
 
+@pytest.mark.long
 def test_a_paused_group_says_who_paused_it_and_why(trouble: Trouble, window: Any) -> None:
     w = window(trouble.url)
     w.go("/groups/ledger")
@@ -119,6 +121,7 @@ def test_a_paused_group_says_who_paused_it_and_why(trouble: Trouble, window: Any
     assert "archive" in w.text()  # whose name begins like that of the group
 
 
+@pytest.mark.long
 def test_a_message_shows_first_the_group_that_gave_it_up(trouble: Trouble, window: Any) -> None:
     w = window(trouble.url)
     w.go(f"/messages/{trouble.letters()[0]['id']}")

@@ -139,6 +139,7 @@ def test_a_stop_gives_back_what_waits_for_the_database(
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_message_that_waited_for_long_is_given_to_another_instance(
     notify_server: InMemoryServer,
     proxied: tuple[Proxy, sa.URL],

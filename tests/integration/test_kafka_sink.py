@@ -157,6 +157,7 @@ class Counting(Wrapped):
         return messages
 
 
+@pytest.mark.long
 def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy source writes a record a batch: all of a week's were read at each claim, within 20 s or never."""
     topic, cluster = f"{POSITIONS}.{unique}", Cluster.of(url)
