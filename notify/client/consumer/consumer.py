@@ -507,7 +507,7 @@ class AsyncConsumer(_Consumer):
                 return
             except InboxUnavailable as error:
                 hand = self._hand
-                if hand is None:
+                if hand is None or error.is_of_handler:
                     raise
                 waits = waits or Waits(hand)
                 wait = self._waits_for_inbox(hand, waits, error)
@@ -621,7 +621,7 @@ class Consumer(_Consumer):
                 return
             except InboxUnavailable as error:
                 hand = self._hand
-                if hand is None:  # the consumer has ended without this handler
+                if hand is None or error.is_of_handler:  # None: the consumer has ended without this handler
                     raise
                 waits = waits or Waits(hand)
                 wait = self._waits_for_inbox(hand, waits, error)
