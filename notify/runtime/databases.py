@@ -202,7 +202,7 @@ def is_away(error: BaseException) -> bool:
         return True
     if isinstance(error, sa.exc.DBAPIError):
         return error.connection_invalidated or (error.orig is not None and says_away(error.orig))
-    return bool(getattr(error, "sqlstate", "")) and says_away(error)  # SQLAlchemy leaves asyncpg's of a connect as it is
+    return bool(getattr(error, "sqlstate", "")) and says_away(error)  # SQLAlchemy wraps none of a connect by asyncpg
 
 
 _UNIQUE_STATE = "23505"

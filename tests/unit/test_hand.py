@@ -394,6 +394,18 @@ def test_a_handler_in_a_thread_changes_no_context_variable_of_the_next(batch: in
     assert seen == ["as it was"] * 3 and session.failed == {}
 
 
+@pytest.mark.parametrize("batch", [None, 1])
+def test_the_handlers_of_a_thread_share_djangos_caches(monkeypatch: pytest.MonkeyPatch, batch: int | None) -> None:
+    """Each message had a new cache, with a connection of its own."""
+    from django.core import cache
+
+    caches = cache.CacheHandler({"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}})
+    monkeypatch.setattr(cache, "caches", caches)
+    seen: list[Any] = []
+    handling(lambda messages: seen.append(caches["default"]), delivered("abc"), concurrency=1, batch=batch)
+    assert len(seen) == 3 and len(set(map(id, seen))) == 1
+
+
 def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
     async def run() -> str:
         cleaned: list[str] = []
