@@ -193,6 +193,8 @@ class ObjectStoreFailed(Unavailable):
 
 class InboxUnavailable(Unavailable):
     code = "inbox_unavailable"
+    is_of_handler = False
+    """Whether a handler raised it, which used another inbox."""
 
 
 class StorageFailed(NotifyError):

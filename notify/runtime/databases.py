@@ -171,6 +171,40 @@ def is_unstorable(error: BaseException | None) -> bool:
     return _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES
 
 
+_LOGIN_STATE = "28"
+_LOGIN_CODES = frozenset({1045, 1129, 1130})
+_DRIVERS_CODES = range(2000, 3000)
+"""The codes of MySQL's and MariaDB's client libraries: they have no connection, or have lost it."""
+
+
+def says_away(error: BaseException) -> bool:
+    """Whether a driver's error says that its database does not answer now, or lets this client not in: the same work
+    may succeed later, and no other work would succeed now.
+
+    The class alone does not tell: PyMySQL and SQLite have OperationalError for most errors, also for a missing column,
+    and asyncpg has no such class.
+    """
+    code, state = _code_of(error), _state_of(error)
+    if is_gone(error) or is_held_up(error) or is_full(error) or state.startswith(_LOGIN_STATE) or code in _LOGIN_CODES:
+        return True
+    if isinstance(error, sqlite3.Error):
+        return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_CANTOPEN
+    if isinstance(code, int):
+        return code in _DRIVERS_CODES
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # the names that PEP 249 gives
+    return not state and ("OperationalError" in kinds or "InterfaceError" in kinds)  # of the driver, not the database
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an error of SQLAlchemy says that the database does not answer now, or that its pool has no free
+    connection. Drivers of asyncio raise OSError, or their own errors, where they cannot connect."""
+    if isinstance(error, OSError | sa.exc.TimeoutError | sa.exc.InterfaceError):
+        return True
+    if isinstance(error, sa.exc.DBAPIError):
+        return error.connection_invalidated or (error.orig is not None and says_away(error.orig))
+    return bool(getattr(error, "sqlstate", "")) and says_away(error)  # SQLAlchemy wraps none of a connect by asyncpg
+
+
 _UNIQUE_STATE = "23505"
 _UNIQUE_CODES = frozenset({1062, 1586})
 _SQLITE_UNIQUE_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE})

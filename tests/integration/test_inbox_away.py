@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import AsyncConsumer, Consumer, Inbox
+from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
 from notify.client.consumer import consumer as consumers
+from notify.errors import InboxUnavailable
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, publish, running
@@ -206,3 +208,52 @@ def test_a_pool_with_fewer_connections_than_handlers_costs_no_attempt(
         eventually(lambda: lag(notify_server.url, unique) == 0, "the messages to be handled")
     assert sorted(got) == [("a", 1), ("b", 1), ("c", 1)] and consumer.failed == 0
     small.dispose()
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_another_inbox_that_a_handler_uses_fails_the_handler(
+    notify_server: InMemoryServer, engine: sa.Engine, unique: str, batch: int | None
+) -> None:
+    """The handler was called again and again for a minute, and no attempt counted."""
+    if engine.dialect.name != "sqlite":
+        pytest.skip("every database is alike here")
+    other = Inbox(sa.create_engine("mysql+pymysql://127.0.0.1:1/nothing_listens_here"))
+    consumer = Consumer(notify_server.url, group=unique, inbox=Inbox(engine), concurrency=1)
+    got: list[str] = []
+
+    @consumer.subscribe(unique, start="earliest", max_attempts=1, batch=batch)
+    def handle(messages: Any, session: Any) -> None:
+        message = messages[0] if batch else messages
+        got.append(message.text)
+        other.run("another group", message, lambda message, session: None)
+
+    publish(notify_server.url, unique, ["a"])
+    with running(consumer):
+        eventually(lambda: consumer.failed == 1, "the failure")
+    assert got == ["a"] and len(dead_letters(notify_server.url, unique)) == 1
+
+
+def test_another_inbox_that_a_coroutine_uses_fails_it(tmp_path: Path) -> None:
+    async def run() -> InboxUnavailable:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        use_explicit_begin(engine)
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+        other = Inbox(create_async_engine("mysql+aiomysql://127.0.0.1:1/nothing_listens_here"))
+        message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, {}, 1, "")
+
+        async def nothing(message: Any, session: Any) -> None:
+            return None
+
+        async def handle(message: Any, session: Any) -> None:
+            with pytest.raises(InboxUnavailable) as raised:
+                await other.run_async("g", message, nothing)
+            assert not raised.value.is_of_handler, "the other inbox's handler was not called"
+            raise raised.value
+
+        with pytest.raises(InboxUnavailable) as raised:
+            await Inbox(engine).run_async("g", message, handle)
+        await engine.dispose()
+        return raised.value
+
+    assert asyncio.run(run()).is_of_handler

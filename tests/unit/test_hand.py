@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import itertools
 import threading
@@ -16,10 +17,10 @@ from notify.client.consumer.reply import runs_of
 from notify.client.handling import hand as hands
 from notify.client.handling.batch import Batch
 from notify.client.handling.hand import CAUTIOUS, IN_HAND, IN_HAND_BYTES, PACE_SECONDS, TURN_SECONDS, Hand
-from notify.client.handling.handlers import Handler, Partial, begin_in_own_context
+from notify.client.handling.handlers import Handler, NotTried, Partial, begin_in_own_context
 from notify.client.handling.runs import Run, Times, messages_of, ranges_of
 from notify.client.threads.handler_threads import HandlerThreads
-from notify.errors import DeadLetter
+from notify.errors import DeadLetter, InboxUnavailable
 from notify.protocol.wire import Delivered, Received
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.virtual_loop import VirtualLoop
@@ -247,6 +248,58 @@ def test_what_waits_of_a_holder_goes_and_the_rest_keeps_its_order() -> None:
     asyncio.run(run())
 
 
+def test_callers_take_in_order_while_what_waits_of_a_holder_goes() -> None:
+    taken: list[str] = []
+
+    class Line(collections.deque[Any]):
+        """A line of which a caller takes the first message after each step of whoever else takes from it."""
+
+        def popleft(self) -> Any:
+            return self._followed(super().popleft())
+
+        def pop(self) -> Any:  # type: ignore[override]
+            return self._followed(super().pop())
+
+        def _followed(self, waiting: Any) -> Any:
+            if len(taken) < 2:
+                run, place = super().popleft()
+                taken.append(run.message(place).text)
+            return waiting
+
+    async def run() -> None:
+        sessions = [Session(), Session()]
+        hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+        hand._singles = Line()
+        for session, texts, lease in ((0, "abcd", "1"), (1, "12", "2"), (0, "ef", "3")):
+            hand.put(runs_of(sessions[session], {}, Received(delivered(texts, lease))))
+        assert left_in(hand, sessions[1]) == [*"12"]
+        assert taken + left_in(hand, sessions[0]) == [*"abcdef"]
+
+    asyncio.run(run())
+
+
+def test_a_call_is_noted_with_the_error_that_its_handler_means() -> None:
+    """The loop may settle it as soon as it is noted."""
+    noted: list[BaseException | None] = []
+
+    class Noted(collections.deque[Any]):
+        def append(self, call: Any) -> None:
+            noted.append(call.error)
+            super().append(call)
+
+    async def run() -> None:
+        session = Session()
+        hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+        hand._noted = Noted()
+        hand.put(runs_of(session, {}, Received(delivered("a"))))
+        dead = DeadLetter("never")
+        for call in hand.calls():
+            call.error = ExceptionGroup("of tasks", [dead])
+        assert noted == [dead]
+
+    asyncio.run(run())
+
+
 def test_times_are_those_of_each_call() -> None:
     """The clock is read once between two calls, whose time is that of both."""
 
@@ -339,6 +392,18 @@ def test_a_handler_in_a_thread_changes_no_context_variable_of_the_next(batch: in
 
     session, _ = handling(handle, delivered("abc"), concurrency=1, batch=batch)
     assert seen == ["as it was"] * 3 and session.failed == {}
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_the_handlers_of_a_thread_share_djangos_caches(monkeypatch: pytest.MonkeyPatch, batch: int | None) -> None:
+    """Each message had a new cache, with a connection of its own."""
+    from django.core import cache
+
+    caches = cache.CacheHandler({"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}})
+    monkeypatch.setattr(cache, "caches", caches)
+    seen: list[Any] = []
+    handling(lambda messages: seen.append(caches["default"]), delivered("abc"), concurrency=1, batch=batch)
+    assert len(seen) == 3 and len(set(map(id, seen))) == 1
 
 
 def test_a_coroutine_in_its_own_context_is_cancelled_like_any_other() -> None:
@@ -503,6 +568,25 @@ def test_a_batch_whose_handler_exits_is_given_back_whole() -> None:
     batch.failed(SystemExit(3))
     assert not batch.next() and hand.is_over
     assert hand.fates == dict.fromkeys(range(4), "the handler was not called: SystemExit")
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_messages_of_a_batch_that_failed_are_not_given_back_when_the_inbox_is_away_for_the_halves(
+    *, has_failed: bool
+) -> None:
+    hand = _Noted()
+    handler = Handler("t", print, "shared", (), None, 16, "", 1.0, 300.0, batch=4)
+    (run,) = runs_of(Session(), {"t": handler}, Received(delivered("abcd")))
+    lot = [(run, place) for place in range(4)]
+    batch = Batch(hand, lot, messages_of(lot))  # type: ignore[arg-type]
+    assert batch.next()
+    if has_failed:
+        batch.failed(ValueError("halved"))
+        assert batch.next()
+    batch.failed(NotTried(InboxUnavailable("away")))
+    assert not batch.next()
+    fate = "halved" if has_failed else "the handler was not called: InboxUnavailable"
+    assert hand.fates == dict.fromkeys(range(4), fate)
 
 
 class _Noted:

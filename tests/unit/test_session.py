@@ -10,7 +10,7 @@ import pytest
 
 from notify.client.consumer.session import TRACES_CHARACTERS, Session, Work
 from notify.client.handling.hand import Hand
-from notify.client.handling.handlers import Cancelled, Handler
+from notify.client.handling.handlers import Cancelled, Handler, NotTried
 from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
@@ -229,6 +229,20 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
         assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
         hand.note([(first.run, first.place)])
         assert await consuming.settled() == [("ack", "8.0", None)]
+
+    asyncio.run(run())
+
+
+def test_what_no_handler_got_is_given_back_at_once_while_the_session_runs() -> None:
+    """It waited for the end of a long poll that did not end, while nobody renewed its lease: that was a death."""
+
+    async def run() -> None:
+        consuming = Consuming(2)
+        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is away")))
+        for _ in range(10):
+            await asyncio.sleep(0)  # a turn of the loop
+        assert consuming.server.asked == [("give_back", "7.0-1", None)]
+        assert await consuming.settled() and not consuming.session._settling
 
     asyncio.run(run())
 

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -71,6 +72,17 @@ INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS = 0.1, 1.0
 """Short waits: a consumer that stops waits for their end."""
 INBOX_TELL_SECONDS = 10.0
 """A database that does not answer is logged at most once in this time."""
+
+
+def begin_djangos_caches() -> None:
+    """Make Django's caches of this thread, if Django is there. They are context variables, which the copied context of
+    each call would otherwise make again, each time with a new connection."""
+    module: Any = sys.modules.get("django.core.cache")
+    if module is not None:
+        with contextlib.suppress(Exception):  # wrong settings fail where a handler uses a cache
+            for alias in module.caches:
+                with contextlib.suppress(module.InvalidCacheBackendError):
+                    module.caches[alias]
 
 
 class Waits:
@@ -507,7 +519,7 @@ class AsyncConsumer(_Consumer):
                 return
             except InboxUnavailable as error:
                 hand = self._hand
-                if hand is None:
+                if hand is None or error.is_of_handler:
                     raise
                 waits = waits or Waits(hand)
                 wait = self._waits_for_inbox(hand, waits, error)
@@ -561,6 +573,7 @@ class Consumer(_Consumer):
     def _call_handlers(self, hand: Hand) -> None:
         """Call handlers, one after the other, until nothing waits."""
         hand.began()
+        begin_djangos_caches()
         is_green = bool(patched_by())
         try:
             while hand.has_waiting:
@@ -621,7 +634,7 @@ class Consumer(_Consumer):
                 return
             except InboxUnavailable as error:
                 hand = self._hand
-                if hand is None:  # the consumer has ended without this handler
+                if hand is None or error.is_of_handler:  # None: the consumer has ended without this handler
                     raise
                 waits = waits or Waits(hand)
                 wait = self._waits_for_inbox(hand, waits, error)

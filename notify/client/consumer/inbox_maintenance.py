@@ -41,13 +41,16 @@ class InboxMaintenance:
         self._ask = ask
 
     async def until_good(self, stopping: asyncio.Event) -> None:
-        """Wait while the inbox's database is away. Raises InvalidRequest if an inbox cannot work in the database."""
+        """Wait while the inbox's database is away. Raises InvalidRequest if an inbox cannot work in the database, and
+        the database's other errors."""
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not stopping.is_set():
             try:
                 await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
                 return
-            except self._inbox.away as error:
+            except Exception as error:
+                if not self._inbox.is_away(error):
+                    raise
                 wait = backoff.next()
                 log.warning("the inbox's database is unreachable, trying again in %.1f s: %s", wait, reason_of(error))
             with contextlib.suppress(TimeoutError):

@@ -58,7 +58,8 @@ LEAVE_SECONDS = 2.0
 POLL_END_SECONDS = 1.0
 """How long a consumer that stops waits for the answer of its long poll, which the server ends."""
 GIVE_BACK_SECONDS = 4.0
-"""How long a message that this consumer gives back waits for the end of the long poll."""
+"""How long a message that this consumer gives back as it stops waits for the end of the long poll; at most half of a
+lease."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
@@ -696,10 +697,15 @@ class Session:
         by_lease = list(by_run(waiting))
         if not by_lease:
             return
+        is_stopping = self._gives_back or self._work.hand.is_over
         for run, places in by_lease:
-            self._settling += len(places)
             for together in ranges_of(places):
                 run.close(together)
+                if not is_stopping:  # its leases, which nobody renews, may be short
+                    self._settle(run, together, "give_back")
+        if not is_stopping:
+            return
+        self._settling += sum([len(places) for _, places in by_lease])
         task = asyncio.ensure_future(self._give_back_when_received(by_lease))
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
@@ -708,7 +714,7 @@ class Session:
         """Give messages back once this session's long poll is over: otherwise the long poll would get them again, and
         nobody would handle them before their leases expire."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_BACK_SECONDS):
+            async with asyncio.timeout(min(GIVE_BACK_SECONDS, self._work.lease / 2)):
                 await self._has_received.wait()
         for run, waiting_places in by_lease:
             for places in ranges_of(waiting_places):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import django.db
 import sqlalchemy as sa
@@ -13,10 +13,11 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from notify.client.django.engine import django_engine_of, django_errors
 from notify.client.django.tables import MAKE_TABLES
-from notify.client.inbox.inbox import AWAY, PURGE_AFTER_SECONDS, Finish, Inbox
+from notify.client.inbox.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
 from notify.client.inbox.rows import Guard, has_ended
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
+from notify.runtime.databases import says_away
 
 
 class DjangoInbox(Inbox):
@@ -28,7 +29,6 @@ class DjangoInbox(Inbox):
 
     gives_session = False
     make_tables = MAKE_TABLES
-    away: ClassVar[tuple[type[Exception], ...]] = (*AWAY, django.db.OperationalError, django.db.InterfaceError)
 
     def __init__(
         self,
@@ -41,6 +41,12 @@ class DjangoInbox(Inbox):
         self.using = using
         self._engine = django_engine_of(using)
         super().__init__(self._engine.engine, schema=schema, purge_after=purge_after)
+
+    def is_away(self, error: BaseException) -> bool:
+        """As Inbox's, also for errors of Django's."""
+        if isinstance(error, django.db.Error):
+            return says_away(error.__cause__ or error)
+        return super().is_away(error)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[tuple[sa.Connection, tuple[Any, ...], Finish]]:

@@ -43,6 +43,8 @@ class Batch:
         self._part = range(0)
         """The places in the lot of the messages of this call."""
         self._began = 0.0
+        self._failure: Exception | asyncio.CancelledError | None = None
+        """The error of the last call whose messages are handled in halves: the handler had all that is not done."""
         if handler.read is not None:
             self._decode(handler.read)
         self._parts = [range(len(self._lot))]
@@ -68,6 +70,8 @@ class Batch:
         """Go on to the messages of the next call; False if there are none."""
         self._part = self._parts.pop() if self._parts else range(0)
         self._began = self._hand.clock()
+        if not self._part:
+            self._failure = None  # its frames have this batch
         return len(self._part) > 0
 
     @property
@@ -91,7 +95,7 @@ class Batch:
         """This call has raised an error."""
         part = self._part
         if isinstance(error, NotTried):
-            self.cut(error)
+            self.cut(self._failure or error)
         elif len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
             self._hand.note(self._lot[_slice(part)], error, self._began)
         elif not isinstance(error, Exception | asyncio.CancelledError):
@@ -102,6 +106,7 @@ class Batch:
                 "the handler of %s failed on %d messages, and gets them in two halves: %s",
                 self._handler.topic, len(part), one_line(reason_of(error)),
             )  # fmt: skip
+            self._failure = error
             middle = len(part) // 2
             self._parts += [part[middle:], part[:middle]]
 

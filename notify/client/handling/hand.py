@@ -234,9 +234,9 @@ class Hand:
             call = Call(run, place, began)
             yield call
             began = call.ended = clock()
-            noted.append(call)
             if call.error is not None:
                 call.error = self._meant(call.error)
+            noted.append(call)  # from now on the loop may settle it
             if not self._is_told:
                 self._tell_of_noted()
             if began >= until or self._batches:
@@ -289,12 +289,14 @@ class Hand:
         gone: list[Waiting] = []
         with self._lock:
             for line in (self._singles, *self._batches.values()):
-                kept: list[Waiting] = []
+                waited: list[Waiting] = []
                 with contextlib.suppress(IndexError):  # callers may take the last ones meanwhile
                     while True:
-                        waiting = line.popleft()
-                        goes = waiting[0].holder is holder and (runs is None or waiting[0] in runs)
-                        (gone if goes else kept).append(waiting)
+                        waited.append(line.pop())  # callers take from the other end, so that the order stays
+                kept: list[Waiting] = []
+                for waiting in reversed(waited):
+                    goes = waiting[0].holder is holder and (runs is None or waiting[0] in runs)
+                    (gone if goes else kept).append(waiting)
                 line.extend(kept)
             for topic in [topic for topic, line in self._batches.items() if not line]:
                 del self._batches[topic]

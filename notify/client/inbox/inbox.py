@@ -28,6 +28,7 @@ from notify.runtime.databases import (
     has_table,
     in_transaction,
     in_transaction_async,
+    is_away,
     reason_of,
     roll_back_driver,
 )
@@ -41,9 +42,6 @@ MOST_PURGED = 10_000
 """The most rows that a transaction of a purge deletes."""
 MAY_COMMIT = "notify_inbox_may_commit"
 Finish = Callable[[Guard | None], None]
-AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError, OSError)
-"""Errors of a database that does not answer now, or of a pool without a free connection; asyncio drivers raise OSError.
-"""
 TURN_SECONDS = 60.0
 """How long a handler waits for its turn at SQLite's one writer; then SQLite's own lock decides."""
 
@@ -153,8 +151,6 @@ class Inbox:
     """Whether handlers get a session besides the message."""
     make_tables: ClassVar[str] = MAKE_TABLES
     """The part of an error text that says how to create Notify's tables."""
-    away: ClassVar[tuple[type[Exception], ...]] = AWAY
-    """The errors of a database that does not answer now."""
 
     def __init__(
         self, engine: Any, *, schema: str | None = None, purge_after: float | None = PURGE_AFTER_SECONDS
@@ -176,6 +172,10 @@ class Inbox:
             _guard_connections(engine)
         self._place = schema or ""
         """The schema of the tables; "" until it is found."""
+
+    def is_away(self, error: BaseException) -> bool:
+        """Whether an error says that the inbox's database does not answer now."""
+        return is_away(error)
 
     def check(self) -> None:
         """Raises InvalidRequest if an inbox cannot work in its database: missing tables, or SQLite's transactions."""
@@ -240,8 +240,10 @@ class Inbox:
                     call_to_the_end(handle, fresh, *session)
                     finish(guard)
         except BaseException as error:
-            if guard is None and isinstance(error, self.away):
+            if guard is None and self.is_away(error):
                 raise _unavailable(error) from error
+            if isinstance(error, InboxUnavailable):
+                error.is_of_handler = True
             if guard is not None and guard.is_lost:
                 refuse_partial(self.call(is_claimed, group, fresh), error)
             raise
@@ -322,8 +324,10 @@ class Inbox:
                         await session.run_sync(_give_up, transaction, error)
                     raise
         except BaseException as error:
-            if guard is None and isinstance(error, self.away):
+            if guard is None and self.is_away(error):
                 raise _unavailable(error) from error
+            if isinstance(error, InboxUnavailable):
+                error.is_of_handler = True
             if guard is not None and guard.is_lost:
                 refuse_partial(await self.call_async(is_claimed, group, fresh), error)
             raise
