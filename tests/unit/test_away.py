@@ -24,7 +24,8 @@ def wrapped(error: Any, dbapi: Any) -> Any:
 
 def of_asyncpg(error: Any) -> Any:
     """As SQLAlchemy's adapter translates an error for which it has no class."""
-    adapter: Any = AsyncAdapt_asyncpg_dbapi(asyncpg)
+    make: Any = AsyncAdapt_asyncpg_dbapi
+    adapter = make(asyncpg)
     translated = adapter.Error(str(error))
     translated.pgcode = translated.sqlstate = error.sqlstate
     return wrapped(translated, adapter)
