@@ -59,7 +59,7 @@ async def purge_moved(
             transaction_ids, end = await in_thread(_old, engine, cutoff)
             if not transaction_ids or not await _has_passed(sink, name, end, engine):
                 return rows
-            rows += await in_thread(_delete, engine, transaction_ids, older_than)
+            rows += await in_thread(_delete, engine, transaction_ids, cutoff)
             if len(transaction_ids) < BATCH:
                 return rows
     except (Forbidden, NotFound, WrongRole) as error:
@@ -131,9 +131,9 @@ def _old(engine: Engine, cutoff: datetime) -> tuple[list[str], Position]:
         return transaction_ids, end_of_log(connection)
 
 
-def _delete(engine: Engine, transaction_ids: list[str], older_than: float) -> int:
+def _delete(engine: Engine, transaction_ids: list[str], cutoff: datetime) -> int:
     with engine.begin() as connection:
-        note_purged(connection, notify_source.c.rows_from, older_than)
+        note_purged(connection, notify_source.c.rows_from, cutoff)
         # Since the rows were read, the bridge may have listed one of them, and an operator may want it retried.
         columns = half_message.c
         waiting = sa.select(columns.transaction_id).where(

@@ -140,24 +140,24 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
     would leave the session with the database's default, and without the driver's autocommit.
     """
     is_postgresql, commits = connection.dialect.name == "postgresql", commits_by_itself(connection)
+    is_mysql = connection.dialect.name in ("mysql", "mariadb")
+    end = _AND_NO_MORE if is_mysql else ""
     with connection.begin():
-        if connection.dialect.name == "sqlite":
-            if not _in_transaction(connection):
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-        elif is_postgresql:
-            if commits:
-                connection.exec_driver_sql("BEGIN")
-            # Nothing is set where nothing changes: a listener of the service may have run a query already.
-            if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != "read committed":
-                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
-                connection.exec_driver_sql("SET TRANSACTION READ WRITE")
-        else:
-            for statement in _MYSQL_BEGINS:
-                connection.exec_driver_sql(statement)
-        is_mysql = connection.dialect.name in ("mysql", "mariadb")
-        end = _AND_NO_MORE if is_mysql else ""
         try:
+            if connection.dialect.name == "sqlite":
+                if not _in_transaction(connection):
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+            elif is_postgresql:
+                if commits:
+                    connection.exec_driver_sql("BEGIN")
+                # Nothing is set where nothing changes: a listener of the service may have run a query already.
+                if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != "read committed":
+                    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
+                    connection.exec_driver_sql("SET TRANSACTION READ WRITE")  # a standby refuses it
+            else:
+                for statement in _MYSQL_BEGINS:
+                    connection.exec_driver_sql(statement)
             yield
         except BaseException:
             if (commits or is_mysql) and not connection.invalidated:

@@ -21,7 +21,7 @@ from notify.check.question import LocalRow, short_lock_waits
 from notify.errors import UnsafeTable
 from notify.runtime.databases import commits_by_itself, is_held_up
 from notify.runtime.guarantees import verify_once
-from notify.runtime.schemas import found_in, kinds_of, qualified
+from notify.runtime.schemas import database_of, found_in, kinds_of, qualified
 
 log = logging.getLogger("notify.check")
 
@@ -54,8 +54,10 @@ class Sources:
         self._warned: set[str] = set()
         self._unsafe: dict[str, UnsafeTable] = {}
         """The schemas whose checks cannot be answered here, and why: a process of another role may answer them."""
+        self._met: dict[tuple[str, str], str] = {}
+        """By database and schema, the source id that was last met there: one engine may lead to several databases."""
         self.changes = 0
-        """How often a known schema turned out to have another source id."""
+        """How often a known schema of a database turned out to have another source id."""
         self.told: Callable[[], None] | None = None
         """Called, in any thread, when a source becomes known outside of a look."""
 
@@ -79,17 +81,23 @@ class Sources:
         """Seconds since the last look began; infinite before the first one."""
         return float("inf") if self._looked_at is None else self._monotonic() - self._looked_at
 
-    def note(self, schema: str, source: str) -> None:
-        """Note the source of a schema that a transaction met."""
+    def note(self, schema: str, source: str, database: str) -> None:
+        """Note the source of a schema that a transaction met in a database (`database_of`)."""
+        self._count_changes(database, {schema: source})
         if self._by_schema.get(schema) != source:
             self._take({**self._by_schema, schema: source})
             if self.told is not None:
                 self.told()
 
-    def _take(self, by_schema: dict[str, str]) -> None:
-        before = self._by_schema
-        if any(before.get(schema, source) != source for schema, source in by_schema.items()):
+    def _count_changes(self, database: str, by_schema: dict[str, str]) -> None:
+        if len(self._met) > MOST_FORMER + len(self._by_schema):
+            self._met = {}
+        its_own = {(database, schema): source for schema, source in by_schema.items()}
+        if any(self._met.get(key, source) != source for key, source in its_own.items()):
             self.changes += 1
+        self._met.update(its_own)
+
+    def _take(self, by_schema: dict[str, str]) -> None:
         present = set(by_schema.values())
         former = {source: schemas for source, schemas in self._former.items() if source not in present}
         for schema, source in self._by_schema.items():
@@ -125,6 +133,7 @@ class Sources:
             wanted, views = self._there(connection)
             if self._patterns == ALL and not wanted and (found := found_in(connection, "half_message")):
                 wanted = [found]  # its error says what is wrong
+        database = database_of(connection)
         connection.rollback()
         by_schema: dict[str, str] = {}
         unread: list[str] = []
@@ -135,6 +144,7 @@ class Sources:
         by_schema = {
             schema: source for schema, source in by_schema.items() if schema not in views or source not in with_tables
         }
+        self._count_changes(database, by_schema)
         known = self._by_schema
         by_schema |= {schema: known[schema] for schema in unread if schema in known}
         self._unread = frozenset(unread)

@@ -116,6 +116,29 @@ def matches(name: str, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
 
 
+_DATABASE_KEY = "notify_database"
+_ON_MYSQL = "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id)"
+_DATABASE = {
+    "postgresql": (
+        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
+    ),
+    "mysql": _ON_MYSQL,
+    "mariadb": _ON_MYSQL,
+}
+
+
+def database_of(connection: Connection) -> str:
+    """A text that tells a connection's database, or its MySQL or MariaDB server, from others to which the same engine
+    may lead; "" for SQLite. It is asked once for each connection of the driver."""
+    query = _DATABASE.get(connection.dialect.name)
+    if query is None:
+        return ""
+    known: str | None = connection.info.get(_DATABASE_KEY)
+    if known is None:
+        connection.info[_DATABASE_KEY] = known = text_of(connection.exec_driver_sql(query).scalar_one())
+    return known
+
+
 def text_of(value: object) -> str:
     """A value of a catalogue as text; some drivers give its texts as bytes."""
     return value.decode() if isinstance(value, bytes | bytearray) else str(value)

@@ -325,7 +325,7 @@ def sending(connection: sa.Connection) -> None:
 def purging(connection: sa.Connection) -> int:
     with connection.begin():
         old = oldest_transactions(connection, instant_before(connection, 0.0), 10, waiting=True)
-        note_purged(connection, notify_source.c.rows_from, 1e9)
+        note_purged(connection, notify_source.c.rows_from, instant_before(connection, 1e9))
         return delete_transactions(connection, [row.id for row in old])
 
 

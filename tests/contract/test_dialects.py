@@ -821,13 +821,14 @@ CUT_OFF: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("charset", "ddl", "message"), CUT_OFF.values(), ids=CUT_OFF)
 @pytest.mark.parametrize("schema", [None, "named"])
-@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("modes", [("", ""), ("STRICT_TRANS_TABLES",) * 2, ("STRICT_TRANS_TABLES", "")])
 def test_no_message_is_cut_off(
     mysql: str, memory: InMemoryServer, unique: str, charset: str, ddl: str, message: dict[str, Any],
-    schema: str | None, is_strict: bool,
+    schema: str | None, modes: tuple[str, str],
 ) -> None:  # fmt: skip
-    """A server that is not strict stored what it could, with a warning: other keys, and parts of bodies were moved."""
-    mode = "STRICT_TRANS_TABLES" if is_strict else ""
+    """A server that is not strict stored what it could, with a warning: other keys, and parts of bodies were moved; and
+    a session that was strict at its first message may not be any more."""
+    mode, later = modes
     url = sa.make_url(mysql).update_query_dict({"charset": charset})
     engine = sa.create_engine(url, connect_args={"init_command": f"SET SESSION sql_mode = '{mode}'"})
     create_tables(engine)
@@ -837,15 +838,18 @@ def test_no_message_is_cut_off(
     producer = TransactionProducer(
         memory.url, group=unique, engine=engine, mode="outbox", schema=schema and url.database, answer_checks=False
     )
+    with Session(engine) as session, session.begin():
+        producer.send(session, Message(unique, "fits"))
     for count in (1, 3, 20):  # one statement, one for several rows, and one more
         with pytest.raises(InvalidRequest, match="nothing is committed"), Session(engine) as session, session.begin():
+            session.execute(sa.text(f"SET SESSION sql_mode = '{later}'"))
             for number in range(count):
                 producer.send(session, Message(unique, "fits") if number < count - 1 else message_of(unique, message))
     with Session(engine) as session, session.begin():
         producer.send(session, Message(unique, "fits"))
     with engine.connect() as connection:
-        assert connection.scalars(sa.select(half_message.c.body)).all() == [b"fits"]
-        assert connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar() == mode
+        assert connection.scalars(sa.select(half_message.c.body)).all() == [b"fits"] * 2
+        assert connection.exec_driver_sql("SELECT @@SESSION.sql_mode").scalar() == later
     producer.close()
     engine.dispose()
 

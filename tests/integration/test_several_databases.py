@@ -14,6 +14,9 @@ from sqlalchemy.orm import Session
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.tables.creation import new_source
+from notify.client.tables.left_rows import counted
+from notify.client.tables.schemas import Places
+from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.shop import Base, Order, items
 from tests.support.tenants import producing
@@ -110,3 +113,50 @@ def test_a_check_finds_the_row_or_says_that_it_cannot(
         for body in halves.keys() - set(bodies):
             with pytest.raises(CheckUnavailable, match="the half came from source"):
                 check.check(halves[body])
+
+
+def test_what_was_left_behind_in_another_database_is_not_forgotten(
+    shards: list[str], producing: Callable[..., TransactionProducer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The producer looked in the database that its own connection led to, found nothing there, and took the message for
+    sent by another process: `flush` did not name it, and nothing kept the order of its key any more."""
+    current = [0]
+    engine = to_the_current(shards, current, poolclass=sa.NullPool)
+    producer = producing(engine, mode="auto", answer_checks=False)
+    left_behind = producer._plan.left_behind
+    assert left_behind is not None
+    left_behind.away()
+    with Session(engine) as session, session.begin():
+        current[0] = 1
+        session.connection()
+        current[0] = 0
+        left_behind.is_away = True
+        producer.send(session, Message(producer.group, "left", key="k"))
+    eventually(lambda: "lead to another database" in caplog.text or not left_behind.ids())
+    assert producer.flush(0.1) == left_behind.ids() != []
+    current[0] = 1
+    eventually(lambda: not left_behind.ids())
+    with sa.create_engine(shards[1], poolclass=sa.NullPool).connect() as connection:
+        assert counted(connection, producer.group) == []
+
+
+def test_each_database_is_met_once(
+    shards: list[str], producing: Callable[..., TransactionProducer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each change of the database counted as a change of the source, so that each transaction met its schema again."""
+    current = [0]
+    engine = to_the_current(shards, current, poolclass=sa.NullPool)
+    producer = producing(engine, answer_checks=False)
+    met: list[str] = []
+    meet = Places._meet
+
+    def note(places: Places, *arguments: Any) -> Any:
+        met.append("")
+        return meet(places, *arguments)
+
+    monkeypatch.setattr(Places, "_meet", note)
+    for shard in (0, 1, 0, 1):
+        current[0] = shard
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(producer.group, "x"))
+    assert len(met) == 2 and producer._plan.sources.changes == 0

@@ -112,6 +112,7 @@ BOUNDS = {
     """,
     "names in the application's own database, of 64 bytes, and its open transaction": """
         runtime/schemas.py:within runtime/guarantees.py:_verified check/sources.py:_by_schema check/sources.py:_former
+        check/sources.py:_met
         check/sources.py:_warned check/sources.py:_unsafe movers/relay/by_position.py:_sent_until
         movers/relay/rows.py:_until movers/relay/relay.py:_due movers/relay/relay.py:_open_step
         movers/relay/relay.py:_held

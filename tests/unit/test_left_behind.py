@@ -7,7 +7,7 @@ import os
 import pytest
 
 from notify.client.producer import left_behind
-from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, may_be_left, means_away
+from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, Origin, may_be_left, means_away
 from notify.errors import (
     Backpressure,
     Closed,
@@ -22,6 +22,8 @@ from notify.errors import (
     WrongRole,
 )
 from notify.protocol.wire import PackedMessage
+
+HOME = Origin("public", "1")
 
 
 class Clock:
@@ -82,9 +84,9 @@ def test_while_the_server_is_away_every_commit_goes_by_row(left: LeftBehind) -> 
 
 
 def test_a_key_is_held_until_its_last_transaction_is_sent(left: LeftBehind) -> None:
-    left.leave("1", of("k"))
-    left.leave("2", of("k"))
-    left.leave("3", of(None))
+    left.leave("1", of("k"), HOME)
+    left.leave("2", of("k"), HOME)
+    left.leave("3", of(None), HOME)
     assert left.holds(of("k"))
     assert not left.holds(of("other")) and not left.holds(of(None)) and not left.holds(of("k", "another"))
     left.forget(["1"])
@@ -103,20 +105,20 @@ def test_keys_that_a_look_finds_are_held_until_the_next_look(left: LeftBehind, c
 
 
 def test_a_transaction_that_never_says_that_it_ended_is_decided_after_a_while(left: LeftBehind, clock: Clock) -> None:
-    left.leave("1", of("k"))
-    left.leave("2", of("k"))
+    left.leave("1", of("k"), HOME)
+    left.leave("2", of("k"), HOME)
     left.ended("1")
-    assert left.decided() == ["1"]
+    assert left.decided() == {HOME: ["1"]}
     clock.now += COMMIT_SECONDS + 1
-    assert left.decided() == ["1", "2"]
+    assert left.decided() == {HOME: ["1", "2"]}
 
 
 def test_with_too_many_every_commit_goes_by_row_until_none_waits(
     left: LeftBehind, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(left_behind, "MOST_LEFT", 1)
-    left.leave("1", of("k"))
-    left.leave("2", of("another"))
+    left.leave("1", of("k"), HOME)
+    left.leave("2", of("another"), HOME)
     assert left.ids() == ["1"] and left.holds(of("third"))
     left.looked(frozenset(), are_all=True, began=clock())
     assert left.holds(of("third")), "the second transaction may not have committed before that look"
@@ -126,7 +128,7 @@ def test_with_too_many_every_commit_goes_by_row_until_none_waits(
 
 
 def test_a_child_has_left_nothing(left: LeftBehind, monkeypatch: pytest.MonkeyPatch) -> None:
-    left.leave("1", of("k"))
+    left.leave("1", of("k"), HOME)
     left.away()
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert not left.holds(of("k"))

@@ -409,7 +409,7 @@ def note_old(connection: sa.Connection, older_than: float) -> bool:
     cutoff = instant_before(connection, older_than)
     if connection.execute(sa.select(created_at).where(created_at < cutoff).limit(1)).first() is None:
         return False
-    note_purged(connection, notify_source.c.inbox_from, older_than)
+    note_purged(connection, notify_source.c.inbox_from, cutoff)
     return True
 
 
@@ -423,8 +423,9 @@ def delete_noted(connection: sa.Connection, batch: int) -> int:
 def _note_cutoff(connection: sa.Connection, older_than: float) -> datetime:
     """Note that rows older than `older_than` seconds may be gone; returns the instant before which they are deleted."""
     verify_once(connection, PURGES_INBOX)
-    note_purged(connection, notify_source.c.inbox_from, older_than)
-    return instant_before(connection, older_than)
+    cutoff = instant_before(connection, older_than)
+    note_purged(connection, notify_source.c.inbox_from, cutoff)
+    return cutoff
 
 
 def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> int:

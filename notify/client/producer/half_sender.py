@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from notify.client.bodies.sending import Age, Unsent
-from notify.client.producer.left_behind import LeftBehind, may_be_left, means_away
+from notify.client.producer.left_behind import LeftBehind, Origin, may_be_left, means_away
 from notify.client.producer.options import ProducerPlan
 from notify.client.producer.packing import give_key, pack_unkeyed, size_of_message
 from notify.client.tables.definitions import MAKE_TABLES, SENDS
@@ -257,7 +257,7 @@ class HalfSender:
             pending.id = ids.to_text(ids.new_id())
         pending.shard = None
         if self._left_behind is not None:
-            self._store_or_leave(pending, messages, place.source, self._left_behind)
+            self._store_or_leave(pending, messages, place, self._left_behind)
         elif self._mode == "half":
             self._store_half(pending, messages, place.source)
         is_written = False
@@ -314,7 +314,7 @@ class HalfSender:
             raise refused from error
 
     def _store_or_leave(
-        self, pending: PendingMessages, messages: list[PackedMessage], source: str, left_behind: LeftBehind
+        self, pending: PendingMessages, messages: list[PackedMessage], place: Place, left_behind: LeftBehind
     ) -> None:
         """Store the half, or leave the transaction behind: if the server is away, cannot take the half now, or has to
         get earlier transactions with the same keys first."""
@@ -324,7 +324,7 @@ class HalfSender:
             _trace(messages)
         else:
             try:
-                self._store_half(pending, messages, source)
+                self._store_half(pending, messages, place.source)
             except NotifyError as error:
                 cause = error.__cause__
                 if not isinstance(cause, NotifyError) or not may_be_left(cause):
@@ -336,7 +336,7 @@ class HalfSender:
                 # The outcome of an earlier transaction may have failed meanwhile.
                 pending.is_left = left_behind.times_away != times_away or left_behind.holds(messages)
         if pending.is_left:
-            left_behind.leave(pending.id, messages)
+            left_behind.leave(pending.id, messages, Origin(place.schema, place.source))
 
     def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
         try:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from notify.client.tables.left_rows import Key
 from notify.errors import Closed, NotifyError, Unavailable
@@ -37,11 +38,20 @@ def means_away(error: NotifyError) -> bool:
     return (isinstance(error, Unavailable) and error.status != 429) or error.status in (500, 503)
 
 
+class Origin(NamedTuple):
+    """Where the rows of a transaction are: the schema, and its source id, since a connection of the same engine may
+    find the schema of another database."""
+
+    schema: str
+    source: str
+
+
 @dataclass(slots=True)
 class _Left:
-    """A transaction that was left behind, its keys, and when its rows were inserted."""
+    """A transaction that was left behind, its keys, where its rows are, and when they were inserted."""
 
     keys: frozenset[Key]
+    origin: Origin
     at: float
     has_ended: bool = False
 
@@ -95,15 +105,15 @@ class LeftBehind:
         if times_away == self.times_away:
             self.is_away = False
 
-    def leave(self, transaction_id: str, messages: Iterable[PackedMessage]) -> None:
-        """The rows of a transaction that is left behind are about to be inserted."""
+    def leave(self, transaction_id: str, messages: Iterable[PackedMessage], origin: Origin) -> None:
+        """The rows of a transaction that is left behind are about to be inserted at `origin`."""
         keys = frozenset(_keys_of(messages))
         now = self._monotonic()
         with self._lock:
             if len(self._left) >= MOST_LEFT:
                 self._full_until = now + COMMIT_SECONDS
                 return
-            self._left[transaction_id] = _Left(keys, now)
+            self._left[transaction_id] = _Left(keys, origin, now)
             self._last.update(dict.fromkeys(keys, transaction_id))
 
     def ended(self, transaction_id: str) -> None:
@@ -128,11 +138,15 @@ class LeftBehind:
         with self._lock:
             return list(self._left)
 
-    def decided(self) -> list[str]:
+    def decided(self) -> dict[Origin, list[str]]:
         """Those of `ids` that have committed, or will not any more: without a waiting row they need no sending."""
         before = self._monotonic() - COMMIT_SECONDS
+        decided: dict[Origin, list[str]] = {}
         with self._lock:
-            return [name for name, left in self._left.items() if left.has_ended or left.at < before]
+            for name, left in self._left.items():
+                if left.has_ended or left.at < before:
+                    decided.setdefault(left.origin, []).append(name)
+        return decided
 
     def looked(self, others: Collection[Key], *, are_all: bool, began: float) -> None:
         """Take the keys of what waits in the tables, as a look that `began` then found them.

@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import sqlalchemy as sa
 
-from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, may_be_left, means_away
+from notify.client.producer.left_behind import COMMIT_SECONDS, LeftBehind, Origin, may_be_left, means_away
 from notify.client.producer.transactions import NOT_NOW, TransactionClient
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
@@ -83,6 +83,8 @@ class LeftSender:
         self._complaint = ""
         self._without_index: list[str] = []
         """The schemas whose table lacks the index for what is left behind, at the last look."""
+        self._elsewhere: set[Origin] = set()
+        """Where this process left transactions behind that its own connections did not reach at the last look."""
         self.sent = self.refused = 0
         """How many transactions the server has got, and how many it refuses for good."""
         self._logged = self._times_away = 0
@@ -134,7 +136,7 @@ class LeftSender:
             if reason is not None and means_away(reason):
                 left_behind.away()
                 break
-        await self._forget_decided(decided, list(found))
+        await self._forget_decided(decided)
         if reason is not None:
             raise reason
         self._backoff.reset()
@@ -188,15 +190,31 @@ class LeftSender:
             log.warning("schema %s: %s", ", ".join(missing[:3]), WITHOUT_INDEX)
         self._without_index = missing
 
-    async def _forget_decided(self, decided: Sequence[str], schemas: Sequence[str]) -> None:
-        """Forget transactions that had committed before the look, and do not wait: another process has sent them.
-        `schemas`: where some wait."""
-        waiting: set[str] = set()
-        if schemas:
-            decided = decided[: left_rows.MOST_LOOKED_AT]
-            for schema in schemas if decided else ():
-                waiting |= (await self._database.call(left_rows.shards_of, decided, schema=schema)).keys()
-        self._left_behind.forget(name for name in decided if name not in waiting)
+    async def _forget_decided(self, decided: Mapping[Origin, Sequence[str]]) -> None:
+        """Forget transactions that had committed before the look, and do not wait: another process has sent them. Only
+        the database that got their rows can tell: an engine may lead to several."""
+        elsewhere: set[Origin] = set()
+        for origin, names in decided.items():
+            names = names[: left_rows.MOST_LOOKED_AT]
+            try:
+                call = self._database.call(left_rows.waiting_of, names, origin.source, schema=origin.schema)
+                waiting = await call
+            except sa.exc.DBAPIError as error:
+                if is_lost(error):
+                    raise
+                waiting = None
+            if waiting is None:
+                elsewhere.add(origin)
+            else:
+                self._left_behind.forget(name for name in names if name not in waiting)
+        for origin in sorted(elsewhere - self._elsewhere)[:3]:
+            log.warning(
+                "what group %s left behind in the schema %s of source %s waits, because this producer's own "
+                "connections lead to another database: make an engine and a producer for each database, or run "
+                "`notify check` for that one",
+                self._group, origin.schema, origin.source,
+            )  # fmt: skip
+        self._elsewhere = elsewhere
 
     async def _report(self, schemas: Collection[str]) -> None:
         """Let the server show what waits in these schemas, every REPORT_SECONDS, and that nothing waits any more in

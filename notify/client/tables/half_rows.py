@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
-from notify.client.tables.schemas import Place, facts_of, name_in_text
+from notify.client.tables.schemas import Place, name_in_text
 from notify.errors import BindingRefused, InvalidRequest
 from notify.protocol.digest import body_digest
 from notify.protocol.wire import PackedMessage
@@ -27,11 +27,14 @@ MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16
 """The most rows of one statement whose text has them all."""
+MOST_BYTES = 2 << 20
+"""The most bytes of bodies in one INSERT with VALUES on MySQL and MariaDB, unless a single row has more: the server
+refuses a statement above its max_allowed_packet."""
 _AT_ONCE = {"stream_results": False}
 """For a service that reads with a cursor on the server: psycopg would declare one for the INSERT."""
 _STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
 """The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
-is the service's."""
+is the service's, which may change its own mode at any time."""
 _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
@@ -65,9 +68,8 @@ class HalfRows:
             "state": "COMMITTED",
             "relayed": UNSENT if mode == "outbox" else waits,
         }
-        self._inserts: dict[tuple[str, bool, int, bool], _Insert] = {}
-        """By the schema that the statement names, whether it has digests, the number of its rows, and whether the
-        session would cut them off."""
+        self._inserts: dict[tuple[str, bool, int], _Insert] = {}
+        """By the schema that the statement names, whether it has digests, and the number of its rows."""
         self._conversions: dict[str, Callable[[Any], Any]] | None = None
 
     def insert(
@@ -131,15 +133,14 @@ class HalfRows:
             insert = self._of_values(connection, place, 1, list(rows[0]))
             return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
         written = 0  # the drivers would send the rows one by one, because not every value is a parameter
-        for begin in range(0, len(rows), TOGETHER):
-            part = rows[begin : begin + TOGETHER]
+        for part in _parts(rows):
             insert = self._of_values(connection, place, len(part), list(part[0]))
             written += self._execute(connection, insert, _numbered(part))
         return written
 
     def _of_values(self, connection: Connection, place: Place, count: int, names: list[str]) -> _Insert:
         """The statement that inserts `count` rows with these columns besides the fixed ones."""
-        key = (f"VALUES {place.schema}", place.has_digest, count, facts_of(connection).cuts)
+        key = (f"VALUES {place.schema}", place.has_digest, count)
         insert = self._inserts.get(key)
         if insert is None:
             table = within(half_message, place.schema)
@@ -158,7 +159,7 @@ class HalfRows:
 
     def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place."""
-        key = (place.schema if place.is_named else "", place.has_digest, count, facts_of(connection).cuts)
+        key = (place.schema if place.is_named else "", place.has_digest, count)
         insert = self._inserts.get(key)
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
@@ -168,15 +169,15 @@ class HalfRows:
         return insert
 
     def _keep(
-        self, key: tuple[str, bool, int, bool], connection: Connection, statement: Any, names: list[str] | None = None
+        self, key: tuple[str, bool, int], connection: Connection, statement: Any, names: list[str] | None = None
     ) -> _Insert:
         """Compile a statement and remember it. `names`: the columns that get values, if the statement does not say."""
         if len(self._inserts) >= MOST_STATEMENTS:
             self._inserts = {}
         before = ""
-        if key[3] and is_mariadb(connection):
+        if is_mariadb(connection):
             before = f"SET STATEMENT {_STRICT} FOR "
-        elif key[3]:
+        elif connection.dialect.name == "mysql":
             statement = statement.prefix_with(f"/*+ SET_VAR({_STRICT}) */")
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
         self._inserts[key] = insert = _Insert(before + compiled.string, compiled.positiontup)
@@ -199,6 +200,21 @@ def is_mariadb(connection: Connection) -> bool:
     """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
     sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each INSERT with VALUES, in order: at most TOGETHER, and MOST_BYTES of bodies if they are several."""
+    part: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        row_size = len(row.get("body") or b"")
+        if part and (len(part) == TOGETHER or size + row_size > MOST_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += row_size
+    if part:
+        yield part
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ first shard that is named counts, and what is stored on another one is rolled ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DataError
 
+from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.client.tables.definitions import half_message, is_left_behind, left_behind_with
 from notify.client.tables.old_rows import instant_before
@@ -197,6 +198,16 @@ def shards_of(connection: Connection, transaction_ids: Sequence[str]) -> dict[st
         among(connection, _c.transaction_id, transaction_ids), is_left_behind, _c.message_no == 0
     )
     return {str(name): str(shards) for name, shards in connection.execute(query)}
+
+
+def waiting_of(connection: Connection, transaction_ids: Sequence[str], source: str) -> Collection[str] | None:
+    """Those of these transactions that wait; None if the connection's schema is not this source."""
+    try:
+        if read_source(connection)[0] != source:
+            return None
+    except CheckUnavailable:
+        return None
+    return shards_of(connection, transaction_ids).keys()
 
 
 def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) -> None:

@@ -3,6 +3,7 @@ notify_inbox that old rows may be gone."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -66,9 +67,10 @@ def oldest_transactions(
     return [OldTransaction(str(row[0]), str(row[1]), str(row[2]), row[3] == 0) for row in rows]
 
 
-def note_purged(connection: Connection, column: sa.Column[Any], before_seconds: float) -> None:
-    """Note that rows older than `before_seconds` may be gone. Call it in the transaction that deletes them."""
-    before_ms = round(instant_before(connection, before_seconds).replace(tzinfo=UTC).timestamp() * 1000)
+def note_purged(connection: Connection, column: sa.Column[Any], cutoff: datetime) -> None:
+    """Note that rows older than an instant (`instant_before`) may be gone. Call it in the transaction that deletes
+    them."""
+    before_ms = math.ceil(cutoff.replace(tzinfo=UTC).timestamp() * 1000)
     connection.execute(notify_source.update().where(has_source_id, column < before_ms).values({column: before_ms}))
 
 

@@ -103,7 +103,7 @@ async def purge(
                 schema = named_by(connection)  # a pool's next connection may find the table elsewhere
             final = await _final(http, rows, forgotten_ms)
             with engine.begin() as connection, naming(connection, schema):
-                result.rows += _delete(connection, final, older_than)
+                result.rows += _delete(connection, final, cutoff)
             result.looked_at += len(rows)
             result.kept += len(rows) - len(final)
             if len(rows) < BATCH:
@@ -139,10 +139,10 @@ async def _final(http: Servers, rows: Sequence[OldTransaction], forgotten_ms: fl
     return final
 
 
-def _delete(connection: Connection, transaction_ids: Sequence[str], older_than: float) -> int:
+def _delete(connection: Connection, transaction_ids: Sequence[str], cutoff: datetime) -> int:
     """Delete the rows of transactions, and note for the audit since when rows are whole; returns the number of rows."""
     if transaction_ids:
-        note_purged(connection, notify_source.c.rows_from, older_than)
+        note_purged(connection, notify_source.c.rows_from, cutoff)
     return delete_transactions(connection, transaction_ids)
 
 
@@ -198,7 +198,7 @@ class RowPurge:
             own_rows = [row for row in rows if row.producer_group == self._group]
             final = await _final(self._http, own_rows, forgotten_ms)
             if final:
-                result.rows += await self._database.call(_delete, final, self._purge_after, schema=schema)
+                result.rows += await self._database.call(_delete, final, cutoff, schema=schema)
             result.looked_at += len(own_rows)
             result.kept += len(own_rows) - len(final)
             if len(rows) < SMALL_BATCH:
@@ -245,9 +245,9 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
     """
     result = Purged()
     with engine.begin() as connection, naming(connection, found_in(connection, half_message.name, schema)):
-        note_purged(connection, notify_source.c.rows_from, older_than)
-        highest_ms = 0
         cutoff = instant_before(connection, older_than)
+        note_purged(connection, notify_source.c.rows_from, cutoff)
+        highest_ms = 0
         while rows := oldest_transactions(connection, cutoff, BATCH):
             result.rows += delete_transactions(connection, [row.id for row in rows])
             result.looked_at += len(rows)

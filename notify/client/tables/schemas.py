@@ -12,7 +12,7 @@ same. So each connection is asked once where it leads, and what was met in one d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,7 +25,7 @@ from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_messa
 from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
 from notify.runtime.databases import is_column_missing, is_table_missing, is_unstorable, quoted, reason_of
 from notify.runtime.guarantees import Need, pool_of, verify
-from notify.runtime.schemas import SQLITE, found_in, named_by, qualified, text_of
+from notify.runtime.schemas import SQLITE, database_of, found_in, named_by, qualified
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -52,42 +52,6 @@ def name_in_text(connection: Connection, place: Place) -> str:
     """The name of half_message as the statements of a transaction in a place write it, within a text of PostgreSQL's
     SQL."""
     return qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
-
-
-class SessionFacts(NamedTuple):
-    """The facts about a driver's connection. `database`: what tells its database, or its MySQL or MariaDB server, from
-    others; "" for SQLite. `cuts`: whether MySQL or MariaDB cuts off or replaces what a column cannot hold, with a
-    warning that nobody reads."""
-
-    database: str = ""
-    cuts: bool = False
-
-
-_FACTS_KEY = "notify_facts"
-_ON_MYSQL = (
-    "SELECT CONCAT(@@hostname, ' ', @@port, ' ', @@server_id), "
-    "@@SESSION.sql_mode NOT LIKE '%%STRICT_TRANS_TABLES%%' AND @@SESSION.sql_mode NOT LIKE '%%STRICT_ALL_TABLES%%'"
-)
-_FACTS = {
-    "postgresql": (
-        "SELECT pg_catalog.current_database() || ' ' || extract(epoch FROM pg_catalog.pg_postmaster_start_time()), "
-        "false"
-    ),
-    "mysql": _ON_MYSQL,
-    "mariadb": _ON_MYSQL,
-}
-
-
-def facts_of(connection: Connection) -> SessionFacts:
-    """The facts of a connection; the database is asked once for each connection of the driver."""
-    asked = _FACTS.get(connection.dialect.name)
-    if asked is None:
-        return SessionFacts()
-    known: SessionFacts | None = connection.info.get(_FACTS_KEY)
-    if known is None:
-        database, cuts = connection.exec_driver_sql(asked).one()
-        connection.info[_FACTS_KEY] = known = SessionFacts(text_of(database), bool(cuts))
-    return known
 
 
 class Places:
@@ -124,7 +88,7 @@ class Places:
         named = named_by(connection, self._sources.schema)
         if not named and connection.dialect.name == "sqlite":
             named = found_in(connection, half_message.name)
-        database = facts_of(connection).database
+        database = database_of(connection)
         if named:
             return self._known.get((database, named)) or self._meet(connection, (database, named), named)
         last = self._last.get(database)
@@ -133,7 +97,7 @@ class Places:
     def again(self, connection: Connection, wrong: Place) -> Place:
         """The place of a transaction whose row did not go to `wrong`. Raises BindingRefused if it lacks tables."""
         if wrong.is_named:
-            return self._meet(connection, (facts_of(connection).database, wrong.schema), wrong.schema)
+            return self._meet(connection, (database_of(connection), wrong.schema), wrong.schema)
         self._asks = ASK_FIRST
         place = self._ask(connection)
         if place is not wrong:
@@ -169,7 +133,7 @@ class Places:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _ask(self, connection: Connection) -> Place:
-        database = facts_of(connection).database
+        database = database_of(connection)
         if connection.dialect.name == "postgresql":
             key: tuple[object, ...] = (database, connection.execute(_TABLE).scalar())
         else:
@@ -204,7 +168,7 @@ class Places:
                 raise self._no_table(self._where(schema), half_message.name, schema) from None
             source = self._read_source(connection, found, schema)
             place = Place(found, source, bool(schema), has_digest)
-        self._sources.note(place.schema, place.source)
+        self._sources.note(place.schema, place.source, database_of(connection))
         if len(self._known) >= MOST:
             self._known, self._last = {}, {}
         self._known[key] = place
