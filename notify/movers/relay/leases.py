@@ -404,9 +404,9 @@ class PostgreSqlLeases:
         return self._connection
 
     def limit(self, connection: Connection) -> None:
-        # With a bound for locks, a relay can log that it waits for one, and can be stopped. A statement has none: a page
-        # of a huge table, cancelled, would be cancelled again for ever. The first statement of a transaction still has
-        # the role's own bound.
+        # With a bound for locks, a relay can log that it waits for one, and can be stopped. A statement has none: the
+        # page of a huge table would be cancelled each time. The first statement of a transaction still has the role's
+        # own bound.
         connection.exec_driver_sql(
             f"SELECT set_config('idle_in_transaction_session_timeout', '{round(1000 * self._seconds)}', true), "
             f"set_config('lock_timeout', '{round(1000 * _lock_seconds(self._seconds, self._among_many))}', true), "
