@@ -67,6 +67,13 @@ class MessageStore(Protocol):
         """
         ...
 
+    def read_ids(self, topic: str, queue: int, offset: int, limit: int) -> list[tuple[int, bytes]]:
+        """(committed_us, transaction id) of the next `limit` messages, by the index alone.
+
+        Offsets of messages that retention dropped are missing.
+        """
+        ...
+
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         """Messages of a key that were committed in [from, until), the oldest first; found by the index.
 

@@ -117,7 +117,9 @@ class Bridge:
         """Refusals of transactions that came back with a dump, and whose parts were read, but not their commit yet."""
         self._clock_offset_us = 0
         self._end: Position | None = None
-        """Where a run with `once` ends: the end of the log when it began."""
+        """Where a run with `once` ends: the end of the log when it began; None: unknown."""
+        self._is_behind = False
+        """Whether this candidate lacks what the one that noted the end had."""
 
     @property
     def _engine(self) -> Engine:
@@ -137,7 +139,7 @@ class Bridge:
         sink = open_sink(self._queue_url)
         self._known_seconds = IDS_RETENTION_SECONDS if isinstance(sink, PutsById) else OPEN_SECONDS
         self._showing = Showing(sink)
-        self._end = None
+        self._end, self._is_behind = None, False
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
             while True:
@@ -406,6 +408,11 @@ class Bridge:
                     if caught_up_us:
                         self._has_read(caught_up_us + self._clock_offset_us)
                     if once and caught_up_us and not waiting:
+                        if self._is_behind and not self._is_at_end(text):
+                            raise Unavailable(
+                                f"{shown_url(self._engine)} lacks what an earlier candidate had when this run began; "
+                                "the run ends once it has caught up (if that was lost, start the run again)"
+                            )
                         return
                 elif once and not waiting and may_retry and self._is_at_end(text):
                     return  # what was read now is later, and a source that is written all the time is never silent
@@ -434,16 +441,25 @@ class Bridge:
             await asyncio.wait(background)
 
     def _note_end(self) -> None:
-        """Note where a run with `once` ends. A candidate that does not have the end of an earlier one has its own."""
+        """Note where a run with `once` ends, and whether this candidate is behind an earlier one that noted it.
+
+        Where the end is unknown, since a role may not ask or a PostgreSQL has become a standby, the run ends once the
+        source is silent.
+        """
+        end: Position | None = None
         try:
             with self._engine.connect() as connection:
                 end = end_of_log(connection)
         except sa.exc.DBAPIError as error:
-            if not is_denied(error.orig):
+            if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError) and not is_denied(error.orig):
                 raise
-            return  # a PostgreSQL whose role may not ask: it ends once the source is silent
-        if self._end is None or not end.reaches(self._end):
+        noted, self._is_behind = self._end, False
+        if noted is None:
             self._end = end
+        elif end is not None and not end.reaches(noted):
+            self._is_behind = noted.reaches(end)
+            if not self._is_behind:
+                self._end = end  # of another history, after a failover, which never comes to the earlier end
 
     def _is_at_end(self, text: str) -> bool:
         """Whether a stored position is at the end that the log had, or beyond it."""

@@ -68,15 +68,26 @@ class ExploredKafka:
         self._begins: dict[Place, int] = {}
         """The offsets at which this run's records begin."""
         self._letters_before = 0
+        self._has_begun = False
 
     def begin(self, groups: Collection[ExploredGroup], topics: Iterable[str]) -> None:
-        """A run begins: no group gets what the run before has left. Raises Timeout if a group keeps its members."""
+        """A run begins: no group gets what the run before has left. Raises Timeout if a group keeps its members, and
+        InvalidRequest if messages wait for a group before the first run: they are not the explorer's to skip."""
         self._begins = {place: self._ends(place)[1] for place in self._places(topics)}
         self._letters_before = self._letters(groups)
         for group in groups:
-            left = [committed for committed in self._positions(group) if self._lag(committed)]
+            positions = self._positions(group)
+            left = [committed for committed in positions if self._lag(committed)]
+            has_worked = any(committed.offset >= 0 for committed in positions)
+            if left and has_worked and not self._has_begun:
+                raise InvalidRequest(
+                    f"messages wait in Kafka for group {group.name}, which each run would skip: explore with a group "
+                    "of its own, or, if nobody needs them, move this one behind them (kafka-consumer-groups "
+                    "--reset-offsets --to-latest)"
+                )
             if left:
                 self._skip(group, left)
+        self._has_begun = True
 
     def unsettled(self, groups: Iterable[ExploredGroup]) -> int:
         """How many records the groups have not settled, with those that wait for another attempt."""

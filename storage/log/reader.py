@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notify.protocol.keys import key_hash
-from notify.storage.log.entry import Entry, EntryKind, table_of
+from notify.storage.log.entry import ENTRY, Entry, EntryKind, table_of
 from notify.storage.log.payloads import Payloads
 from notify.storage.log.queues import Queue
 from notify.storage.log.sealed import SealedPart
@@ -78,6 +78,10 @@ class Reader:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
         table = table_of(self._entries(self._state.queue(topic, queue), offset, limit))
         return table["offset"].copy(), table["key_hash"].copy(), table["tag_hash"].copy()
+
+    def read_ids(self, topic: str, queue: int, offset: int, limit: int) -> list[tuple[int, bytes]]:
+        entries = self._entries(self._state.queue(topic, queue), offset, limit)
+        return [(entry.time_us, entry.transaction_id) for entry in map(Entry._make, ENTRY.iter_unpack(entries))]
 
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)

@@ -147,6 +147,7 @@ class LogStore:
         self.read_run = reader.read_run
         self.read_tagged = reader.read_tagged
         self.read_hashes = reader.read_hashes
+        self.read_ids = reader.read_ids
         self.keyed = reader.keyed
         self.offset_at = reader.offset_at
         self.messages = reader.messages

@@ -231,6 +231,9 @@ class MemoryQueues:
             np.array([m.tag_hash for m in read], np.uint32),
         )
 
+    def read_ids(self, topic: str, queue: int, offset: int, limit: int) -> list[tuple[int, bytes]]:
+        return [(m.committed_us, m.transaction_id) for m in self.read(topic, queue, offset, limit, 1 << 62)]
+
     def keyed(self, key: str, topic: str | None, from_us: int, until_us: int, limit: int) -> Iterator[StoredMessage]:
         wanted = key_hash(key)
         names = [topic] if topic is not None else list(self._topics)

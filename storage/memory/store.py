@@ -54,6 +54,7 @@ class MemoryStore:
         self.read_run = queues.read_run
         self.read_tagged = queues.read_tagged
         self.read_hashes = queues.read_hashes
+        self.read_ids = queues.read_ids
         self.keyed = queues.keyed
         self.offset_at = queues.offset_at
         self.messages = queues.messages

@@ -87,7 +87,7 @@ def test_a_topic_says_who_sends_to_it(trouble: Trouble, window: Any) -> None:
     assert [row.split("\t")[:2] for row in rows] == [
         ["checkout", "2"],
         ["shop-api", "1"],
-        ["without a transaction", "1"],
+        ["none known", "1"],
     ]
     answer = admin(trouble.url, "GET", f"topics/{TOPIC}/senders")
     assert answer["looked_at"] == 4 and [row["is_online"] for row in answer["senders"]] == [False, False, None]

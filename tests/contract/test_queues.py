@@ -230,6 +230,19 @@ def test_tags_are_looked_for_in_the_index(run: Any) -> None:
     run(scenario)
 
 
+def test_ids_come_from_the_index(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        await commit(b.store, *[sent(str(n).encode()) for n in range(8)])
+        await b.restart()
+        await commit(b.store, *[sent(str(n).encode()) for n in range(8, 12)])
+        ids = [(m.committed_us, m.transaction_id) for m in b.store.read("t", 0, 0, 100, 1 << 20)]
+        assert len(ids) == 12 and b.store.read_ids("t", 0, 0, 100) == ids
+        assert b.store.read_ids("t", 0, 6, 4) == ids[6:10]
+        assert b.store.read_ids("t", 0, 12, 100) == []
+
+    run(scenario)
+
+
 def test_hashes_come_from_the_index(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, *[sent(str(n).encode(), key="ab"[n % 2], tag="x" if n > 7 else None) for n in range(8)])

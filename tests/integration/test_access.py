@@ -396,3 +396,16 @@ def test_a_service_subscribes_and_reads_without_an_admin_route(guarded: GuardedI
     assert [action for action in actions if action["target"].startswith(unique)] == []
     assert ask(url, "GET", f"/v1/topics/{unique}-none", token=guarded.make("read"))[0] == 404
     assert ask(url, "POST", f"/v1/topics/{unique}", {}, token)[0] == 405
+
+
+def test_the_actions_on_a_target_are_told_from_those_on_longer_names(guarded: GuardedInMemory, unique: str) -> None:
+    """A group's page showed none of its own actions beside a busy group whose name begins with its name."""
+    for group in (unique, f"{unique}-eu", f"{unique}-eu"):
+        subscription = f"/v1/admin/groups/{group}/subscriptions/{unique}"
+        call(guarded.url, "PUT", subscription, {"reason": "r"}, guarded.admin)
+        path = f"/v1/admin/groups/{group}/pause"
+        assert ask(guarded.url, "POST", path, {"reason": "the database moves"}, token=guarded.admin)[0] == 200
+    _, exact = ask(guarded.url, "GET", f"/v1/admin/actions?exact_target={unique}&max=1", token=guarded.admin)
+    assert [row["target"] for row in exact["actions"]] == [unique]
+    _, begun = ask(guarded.url, "GET", f"/v1/admin/actions?target={unique}&what=group.pause", token=guarded.admin)
+    assert len(begun["actions"]) == 3

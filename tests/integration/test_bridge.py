@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import Assembly, BinlogReader
 from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.binlog_bridge.errors import Purged, Superseded, Unreadable
+from notify.binlog_bridge.kinds import end_of_log
 from notify.binlog_bridge.pump import Bridge
 from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
@@ -81,6 +84,34 @@ def test_once_ends_where_the_log_ended_at_the_start(url: str, server: ServerProc
     engine.dispose()
     assert bridge.totals.rows >= 3
     assert numbers(server, unique, 6)[:6] == [n for n in range(8) if n % 4 != 3]
+
+
+def test_once_does_not_end_on_a_candidate_that_is_behind(
+    url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended at the end of a replica, without what the primary had when the run began."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(1))
+    caplog.set_level(logging.INFO, "notify")
+    bridge = Bridge([url, url], server.url)
+
+    def of_the_primary(connection: sa.Connection) -> Any:
+        """One transaction further; then the primary is away."""
+        end: Any = end_of_log(connection)
+        monkeypatch.undo()
+        bridge._end = replace(end, gtids=re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), end.gtids))
+        raise sa.exc.OperationalError("", {}, ConnectionError("away"))
+
+    monkeypatch.setattr("notify.binlog_bridge.pump.end_of_log", of_the_primary)
+
+    async def run() -> None:
+        task = asyncio.ensure_future(bridge.run(once=True))
+        await eventually_async(lambda: task.done() or "an earlier candidate" in caplog.text, "the candidate's refusal")
+        await asyncio.to_thread(outbox, url, unique, range(1, 2))
+        await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+    asyncio.run(run())
+    assert numbers(server, unique, 2) == [0, 1]
 
 
 @pytest.mark.long

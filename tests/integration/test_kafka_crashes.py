@@ -163,6 +163,7 @@ def test_a_run_gets_nothing_that_the_one_before_has_left(kafka_url: str, unique:
     group = group_of(consumer)
     brokers = ExploredKafka(kafka_url)
     sender = Cluster.of(kafka_url).producer({})
+    brokers.begin([group], [unique])
     with running(consumer):
         eventually(lambda: unique in brokers._topics(), "the topic of the consumer")
         for _ in range(3):
@@ -170,6 +171,12 @@ def test_a_run_gets_nothing_that_the_one_before_has_left(kafka_url: str, unique:
         sender.flush(PATIENCE_SECONDS)
         assert is_handled.wait(PATIENCE_SECONDS)
         eventually(lambda: brokers.unsettled([group]) >= 1, "what waits for another attempt")
+        eventually(lambda: any(p.offset > 0 for p in brokers._positions(group)), "the group's position")
+    real = ExploredKafka(kafka_url)
+    with pytest.raises(InvalidRequest, match=f"messages wait in Kafka for group {unique}"):
+        real.begin([group], [unique])
+    assert brokers.unsettled([group]) >= 1
+    real.close()
     brokers.begin([group], [unique])
     assert brokers.unsettled([group]) == 0
     brokers.close()

@@ -178,3 +178,9 @@ def test_a_sweep_that_may_not_see_every_topic_is_refused(stored: BodyStore, uniq
         secured.grant(user, [Grant(TOPIC, f"{unique}*", ("READ",))])
         with pytest.raises(Forbidden, match=r"grant it Read on every topic"):
             list(named_in_kafka(secured.url(user)))
+        # A client without a name in its settings, as with a certificate: any denial may be one of it.
+        secured.grant("*", [Grant(TOPIC, "*", ("READ",))])
+        assert name in set().union(*named_in_kafka(plain))
+        secured.deny("somebody", unique)
+        with pytest.raises(Forbidden, match=f"take away what denies it {unique}"):
+            list(named_in_kafka(plain))

@@ -140,6 +140,14 @@ class SecuredKafka:
         if bindings:
             self._finish(self._admin.create_acls(bindings))
 
+    def deny(self, user: str, topic: str) -> None:
+        """Deny a user to read a topic."""
+        refusal = AclBinding(
+            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*", AclOperation.READ,
+            AclPermissionType.DENY,
+        )  # fmt: skip
+        self._finish(self._admin.create_acls([refusal]))
+
     def withdraw(self, user: str, grant: Grant) -> None:
         self._finish(
             self._admin.delete_acls(

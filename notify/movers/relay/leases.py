@@ -33,9 +33,6 @@ LOCK_SECONDS = 10.0
 """How long a relay waits for rows or a table that another session has locked, before it logs that and tries again."""
 LOOK_LOCK_SECONDS = 0.5
 """How long a look for waiting rows waits for a table that another session has locked: other schemas wait behind it."""
-STATEMENT_SECONDS = 60.0
-"""How long a statement of a relay may take, instead of what its role has for requests: pages of large tables take their
-time."""
 STOP_SECONDS = 0.5
 """How long a listening relay may take to notice that it is stopped."""
 _BUCKET, _PRESENCE = 74_100, 74_002
@@ -394,7 +391,7 @@ class PostgreSqlLeases:
                 KEEPALIVE
                 | {
                     "lock_timeout": round(1000 * min(LOOK_LOCK_SECONDS, LOCK_SECONDS)),
-                    "statement_timeout": round(1000 * STATEMENT_SECONDS),
+                    "statement_timeout": 0,
                 }
             )
         )
@@ -407,12 +404,13 @@ class PostgreSqlLeases:
         return self._connection
 
     def limit(self, connection: Connection) -> None:
-        # With a bound for locks, a relay can log that it waits for one, and can be stopped. The first statement of a
-        # transaction still has the role's own bound.
+        # With a bound for locks, a relay can log that it waits for one, and can be stopped. A statement has none: the
+        # page of a huge table would be cancelled each time. The first statement of a transaction still has the role's
+        # own bound.
         connection.exec_driver_sql(
             f"SELECT set_config('idle_in_transaction_session_timeout', '{round(1000 * self._seconds)}', true), "
             f"set_config('lock_timeout', '{round(1000 * _lock_seconds(self._seconds, self._among_many))}', true), "
-            f"set_config('statement_timeout', '{round(1000 * STATEMENT_SECONDS)}', true)"
+            "set_config('statement_timeout', '0', true)"
         )
 
     def all(self) -> bool:

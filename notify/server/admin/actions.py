@@ -17,12 +17,16 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     """The route `actions`."""
 
     @routes.get("/actions")
-    async def actions(max: int = 100, before: int | None = None, what: str = "", target: str = "") -> dict[str, Any]:
-        """List admin writes, the newest first, older than the id `before`; `what` and `target` are prefixes."""
+    async def actions(
+        max: int = 100, before: int | None = None, what: str = "", target: str = "", exact_target: str = ""
+    ) -> dict[str, Any]:
+        """List admin writes, the newest first, older than the id `before`; `what` and `target` are prefixes, and
+        `exact_target` is a whole target."""
         check_between("max", max, 1, 10_000)
         if before is not None:
             check_between("before", before, 0, 1 << 62)
-        rows = await in_thread(desk.running.administration.records.actions, max, before, what[:64], target[:255])
+        records = desk.running.administration.records
+        rows = await in_thread(records.actions, max, before, what[:64], target[:255], exact_target[:255])
         return {"actions": [_shown(row) for row in rows]}
 
 

@@ -89,10 +89,11 @@ def _views(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
 
     @routes.get("/topics/{name}/senders")
     async def senders_of(name: str) -> dict[str, Any]:
-        """List the producer groups of a topic's newest 100 messages, and how many of these each one sent.
+        """List the producer groups of a topic's newest 20 messages, and how many of these each one sent.
 
-        `producer_group` is empty for messages without a transaction; `is_online`: a producer of the group answers
-        checks now. `looked_at` messages since `first_at` were counted; over Kafka none.
+        `producer_group` is empty for messages without a transaction, or whose transaction is not known any more.
+        `is_online`: a producer of the group answers checks now. `looked_at` messages since `first_at`, of at most 32
+        queues, were counted; over Kafka none.
         """
         return await desk.running.queues.topics.senders_of(name)
 

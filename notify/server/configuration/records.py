@@ -54,7 +54,9 @@ class Records:
         with self._engine.begin() as connection:
             connection.execute(server_action.delete().where(server_action.c.id == number))
 
-    def actions(self, limit: int, before: int | None = None, what: str = "", target: str = "") -> list[dict[str, Any]]:
+    def actions(
+        self, limit: int, before: int | None = None, what: str = "", target: str = "", exact_target: str = ""
+    ) -> list[dict[str, Any]]:
         """The newest actions with numbers below `before`; `what` and `target` are prefixes."""
         columns = server_action.c
         query = sa.select(server_action).order_by(columns.id.desc()).limit(limit)
@@ -64,6 +66,8 @@ class Records:
             query = query.where(columns.what.startswith(what, autoescape=True))
         if target:
             query = query.where(columns.target.startswith(target, autoescape=True))
+        if exact_target:
+            query = query.where(columns.target == exact_target)
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
 

@@ -126,14 +126,27 @@ _PAGES = {
     "push": "/groups/{}", "objective": "/groups/{}",
     "lag_growing": "/groups/{}", "dead_letters": "/groups/{}/dead-letters", "consumers": "/groups/{}",
     "held_keys": "/groups/{}/held-keys", "held_up": "/groups/{}/held-keys",
+    "unread_topic": "/groups/{}", "filter": "/groups/{}",
     "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
     "left_behind": "/nodes", "schedule": "/schedules", "audit": "/audits", "kafka": "/nodes",
 }  # fmt: skip
 
 
+_OF_A_TOPIC = {"unread_topic", "filter"}
+"""Alarms whose target is a group and its topic."""
+
+
 def page_of(alarm: dict[str, Any]) -> str:
     """The page on which an operator handles an alarm; empty if there is no such page."""
-    return _PAGES.get(alarm["name"], "").format(quote(str(alarm["target"]), safe=""))
+    return _PAGES.get(alarm["name"], "").format(quote(group_of(alarm) or str(alarm["target"]), safe=""))
+
+
+def group_of(alarm: dict[str, Any]) -> str:
+    """The consumer group that an alarm is about; empty if it is about something else."""
+    name, target = alarm["name"], str(alarm["target"])
+    if name != "kafka" and not _PAGES.get(name, "").startswith("/groups/"):
+        return ""
+    return target.partition("/")[0] if name in _OF_A_TOPIC else target
 
 
 def _total(show: Callable[..., Any]) -> Callable[..., Any]:

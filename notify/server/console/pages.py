@@ -12,6 +12,7 @@ from fastapi import Request
 from notify.admin_api.queue_rows import GROUP_SORTS
 from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.server.console.api import Api, path_of
+from notify.server.console.filters import group_of
 from notify.server.console.story import drawn, trace_id
 
 ROWS = 100
@@ -146,7 +147,7 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     causes = None
     if dead:
         causes = (await api.get(path_of("groups/{name}/dead-letters/failures", name=name)))["failures"][:CAUSES]
-    alarms = [row for row in (await api.get("alarms"))["alarms"] if row["target"] == name and not row["silence"]]
+    alarms = [row for row in (await api.get("alarms"))["alarms"] if group_of(row) == name and not row["silence"]]
     values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants}
     values |= {"causes": causes, "alarms": alarms, "actions": await _actions_on(api, name)}
     if group["paused"]:
@@ -155,9 +156,9 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
 
 
 async def _actions_on(api: Api, target: str, what: str = "") -> list[dict[str, Any]]:
-    """The newest actions on this target: the route finds those on names that begin with it, too."""
-    actions = (await api.get("actions", target=target, what=what, max=ROWS))["actions"]
-    return [row for row in actions if row["target"] == target][:ACTIONS]
+    """The newest actions on this target."""
+    actions: list[dict[str, Any]] = (await api.get("actions", exact_target=target, what=what, max=ACTIONS))["actions"]
+    return actions
 
 
 async def _if_queues_are_here(call: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:

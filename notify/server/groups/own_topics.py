@@ -10,7 +10,7 @@ from typing import Any
 from notify.errors import NotFound
 from notify.protocol.wire import instant
 from notify.server.core.core import Core
-from notify.server.message_pages import backwards, page
+from notify.server.message_pages import backwards
 from notify.server.topics import described
 from notify.storage.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
@@ -20,9 +20,10 @@ MOST_READ = 1000
 """The most queues whose last message is read for a list of topics; further topics get no time."""
 MOST_LAGS = 1000
 """The most topics for which a list shows lags: each lag costs a look at each queue of each group."""
-
-MOST_LOOKED_AT = 100
+MOST_LOOKED_AT = 20
 """The most messages of a topic whose producer groups are looked up."""
+MOST_QUEUES = 32
+"""The most queues of a topic in which these are looked for."""
 
 
 class OwnTopics:
@@ -77,15 +78,18 @@ class OwnTopics:
         topic = queues.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name[:100]!r}")
-        newest, _ = page(queues, name, topic.queues, 0, 1 << 62, None, MOST_LOOKED_AT)
-        times = {m.transaction_id: m.committed_us for m in reversed(newest)}
-        found = [await queues.transaction(transaction_id) for transaction_id in times]
-        senders = {t.id: t.producer_group for t in found if t is not None}
-        counts = Counter(senders.get(m.transaction_id, "") for m in newest)
+        # The index alone is read: a console's page asks every few seconds.
+        latest: list[tuple[int, bytes]] = []
+        for queue in range(min(topic.queues, MOST_QUEUES)):
+            _, end = queues.bounds(name, queue)
+            latest += queues.read_ids(name, queue, max(0, end - MOST_LOOKED_AT), MOST_LOOKED_AT)
+        newest = heapq.nlargest(MOST_LOOKED_AT, latest)
+        groups = await queues.producer_groups([transaction_id for _, transaction_id in newest])
+        sent = [(group or "", at_us) for group, (at_us, _) in zip(groups, newest, strict=True)]
+        counts = Counter(group for group, _ in sent)
         last_us: dict[str, int] = {}
-        for transaction_id, at_us in times.items():
-            group = senders.get(transaction_id, "")
-            last_us[group] = max(at_us, last_us.get(group, 0))
+        for group, at_us in sent:
+            last_us.setdefault(group, at_us)
         rows = [
             {
                 "producer_group": group,
@@ -95,5 +99,5 @@ class OwnTopics:
             }
             for group, count in sorted(counts.items(), key=lambda item: (-item[1], item[0] == "", item[0]))
         ]
-        first = {"first_at": instant(newest[-1].committed_us)} if newest else {}
+        first = {"first_at": instant(newest[-1][0])} if newest else {}
         return {"senders": rows, "looked_at": len(newest)} | first
