@@ -257,7 +257,7 @@ def test_callers_take_in_order_while_what_waits_of_a_holder_goes() -> None:
         def popleft(self) -> Any:
             return self._followed(super().popleft())
 
-        def pop(self) -> Any:
+        def pop(self) -> Any:  # type: ignore[override]
             return self._followed(super().pop())
 
         def _followed(self, waiting: Any) -> Any:
