@@ -24,6 +24,7 @@ from notify.errors import NotifyError
 from notify.protocol.ids import new_id
 from notify.spark.audit import Audit
 from notify.spark.judge import measures
+from notify.spark.session import drivers
 from notify.spark.watch import watching
 from tests.audit.trade import SERVICES, Trade, make_trade
 from tests.support import commands
@@ -130,6 +131,7 @@ def test_surroundings_in_which_spark_does_not_start(
     trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark said only that its gateway exited, below a trace of Java's, or failed later in odd ways."""
+    drivers()  # Maven fetches them with the machine's own Java
     java, spark = tmp_path / "java", tmp_path / "spark"
     line = [*flags(trade, tmp_path / "report"), "--json"]
 

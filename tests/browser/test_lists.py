@@ -69,6 +69,7 @@ def test_keys_lead_from_row_to_row_and_the_row_with_the_focus_is_shown_whole(
     assert w.page.input_value("input[name=contains]") == "jk"
 
 
+@pytest.mark.long
 def test_a_bar_appears_with_a_selection(server: ServerProcess, window: Any) -> None:
     w = window(server.url)
     w.go(LISTS[0])
@@ -83,6 +84,7 @@ def test_a_bar_appears_with_a_selection(server: ServerProcess, window: Any) -> N
     assert not bar.is_visible()
 
 
+@pytest.mark.long
 def test_a_search_from_anywhere_leads_to_what_is_meant(server: ServerProcess, window: Any) -> None:
     w = window(server.url)
     w.go(LISTS[0])

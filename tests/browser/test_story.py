@@ -119,6 +119,7 @@ def test_a_screen_reader_is_told_the_story(told: Told, window: Any) -> None:
     assert ("combobox", "Topic *") in [(value(node, "role"), value(node, "name")) for node in tree_of(w)]
 
 
+@pytest.mark.long
 def test_the_menu_counts_what_waits_and_follows_it(told: Told, window: Any) -> None:
     w = window(told.url)
     w.go("/topics")
@@ -135,6 +136,7 @@ def test_the_menu_counts_what_waits_and_follows_it(told: Told, window: Any) -> N
     assert w.wrong == []
 
 
+@pytest.mark.long
 def test_a_field_offers_the_names_that_begin_with_what_is_typed(told: Told, window: Any) -> None:
     for name in ("stock.reserved", "stock.gone"):
         publish(told.url, name, ["x"])

@@ -203,6 +203,7 @@ def relaying(process: Process) -> None:
     process.act(place, process.engine, producer)
 
 
+@pytest.mark.long
 def test_each_step_of_a_relay_is_tried() -> None:
     seen = explored(relaying)
     assert seen.findings == () and seen.missed == (), seen

@@ -455,6 +455,7 @@ def test_a_transaction_larger_than_a_batch_is_published_whole(url: str, binlog_u
     engine.dispose()
 
 
+@pytest.mark.long
 def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: str) -> None:
     own = {"notify-topic": "elsewhere", "notify-expires": "never", "notify-own-x": "1", "notify-id": "no", "a": "b"}
 

@@ -125,6 +125,7 @@ def test_a_producer_whose_end_was_asked_for_twice_begins_nothing_else(
     assert texts_of(kafka_node.url, unique) == [*wanted, "second", "third"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["commit_transaction", "abort_transaction"])
 def test_the_end_of_a_process_that_died_ends_nothing_of_its_successor(
     kafka_node: KafkaNode, unique: str, end: str
@@ -202,6 +203,7 @@ def spend(sink: KafkaSink) -> None:
     sink._producer.is_spent = True
 
 
+@pytest.mark.long
 def test_a_sink_goes_on_with_another_client(kafka_url: str, unique: str) -> None:
     make_topic(kafka_url, unique)
     sinks = Sinks(kafka_url, unique)

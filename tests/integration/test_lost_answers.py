@@ -82,7 +82,7 @@ def test_a_connection_that_is_lost_before_the_commit(
     proxy, engine = proxied
     with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
         sell(engine, producer, unique, "first")
-        proxy.cut_at(rb"(?i)insert into half_message", answer=False)
+        proxy.cut_at(rb"(?i)into half_message", answer=False)
         with pytest.raises(sa.exc.OperationalError):
             sell(engine, producer, unique, "lost")
         assert proxy.cuts == 1
