@@ -96,7 +96,9 @@ def test_what_waits_while_the_database_is_away_is_no_dead_letter(
 
     if is_async:
         drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-        engine: Any = create_async_engine(url.set(drivername=drivers[url.get_backend_name()]))
+        engine: Any = create_async_engine(
+            url.set(drivername=drivers[url.get_backend_name()]).difference_update_query(["ssl_disabled"])
+        )
     else:
         engine = sa.create_engine(url)
     consumer: Any = (AsyncConsumer if is_async else Consumer)(notify_server.url, group=unique, inbox=Inbox(engine))
