@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -211,22 +211,25 @@ class Sweep:
             raise Unavailable(f"{there} of {self._logs} servers with queues are there: start the others first")
 
 
+def _groups_in(modes: Container[str], names: Iterable[str]) -> str:
+    """The groups of the bodies of these names whose producers have one of the modes; "" if there are none."""
+    return ", ".join(sorted({group_of(name) for name in names if mode_of(name) in modes}))
+
+
 def _refuse_without_rows(names: Iterable[str]) -> None:
     """Raises InvalidRequest if messages with these bodies may wait in a database, and none was named."""
-    waiting = sorted({group_of(name) for name in names if mode_of(name) in IN_ROWS})
-    if waiting:
+    if waiting := _groups_in(IN_ROWS, names):
         raise InvalidRequest(
-            f"producers of {', '.join(waiting)} keep messages in their databases (mode outbox or auto): name all "
+            f"producers of {waiting} keep messages in their databases (mode outbox or auto): name all "
             "of these with --dsn"
         )
 
 
 def _refuse_without_halves(names: Iterable[str]) -> None:
     """Raises InvalidRequest if messages with these bodies may be undecided at a server, and only Kafka was named."""
-    undecided = sorted({group_of(name) for name in names if mode_of(name) in AT_SERVERS})
-    if undecided:
+    if undecided := _groups_in(AT_SERVERS, names):
         raise InvalidRequest(
-            f"producers of {', '.join(undecided)} keep undecided messages at servers (mode half or auto): name these "
+            f"producers of {undecided} keep undecided messages at servers (mode half or auto): name these "
             "with --url, beside Kafka"
         )
 

@@ -91,6 +91,8 @@ class Waits:
     def __init__(self, hand: Hand) -> None:
         self.backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         self.until = hand.clock() + INBOX_SECONDS
+        self.seconds = 0.0
+        """How long to wait now."""
 
 
 class _Consumer:
@@ -353,17 +355,24 @@ class _Consumer:
             if not isinstance(error, Exception | asyncio.CancelledError):
                 self._leave(error)
 
-    def _waits_for_inbox(self, hand: Hand, waits: Waits, error: InboxUnavailable) -> float:
-        """How many seconds to wait before a message is tried again whose handler was not called, because the inbox's
-        database does not answer: no attempt counts. Raises NotTried, which gives the message back, after INBOX_SECONDS:
-        another instance may reach the database; and once the consumer stops."""
-        wait, now = waits.backoff.next(), hand.clock()
-        if hand.is_over or now + wait > waits.until:
+    def _waits_for_inbox(self, waits: Waits | None, error: InboxUnavailable) -> Waits:
+        """The waits of a message, for which `seconds` are to pass before it is tried again: its handler was not called,
+        because the inbox's database does not answer, and no attempt counts. `waits`: None: it has not waited yet.
+
+        Raises NotTried, which gives the message back, after INBOX_SECONDS: another instance may reach the database; and
+        once the consumer stops. Raises the error if a handler raised it, or the consumer has ended without it.
+        """
+        hand = self._hand
+        if hand is None or error.is_of_handler:
+            raise error
+        waits = waits or Waits(hand)
+        waits.seconds, now = waits.backoff.next(), hand.clock()
+        if hand.is_over or now + waits.seconds > waits.until:
             raise NotTried(error) from error
         if now - self._inbox_told_at >= INBOX_TELL_SECONDS:
             self._inbox_told_at = now
             log.warning("messages wait, and no attempt counts: %s", error)
-        return wait
+        return waits
 
     def _leave(self, error: BaseException) -> None:
         """A handler wants the process to end: stop, and have `run` raise `error` once all messages are settled."""
@@ -518,12 +527,8 @@ class AsyncConsumer(_Consumer):
                 await run(self.group, *work)
                 return
             except InboxUnavailable as error:
-                hand = self._hand
-                if hand is None or error.is_of_handler:
-                    raise
-                waits = waits or Waits(hand)
-                wait = self._waits_for_inbox(hand, waits, error)
-            await asyncio.sleep(wait)
+                waits = self._waits_for_inbox(waits, error)
+            await asyncio.sleep(waits.seconds)
 
 
 class Consumer(_Consumer):
@@ -633,9 +638,5 @@ class Consumer(_Consumer):
                 run(self.group, *work)
                 return
             except InboxUnavailable as error:
-                hand = self._hand
-                if hand is None or error.is_of_handler:  # None: the consumer has ended without this handler
-                    raise
-                waits = waits or Waits(hand)
-                wait = self._waits_for_inbox(hand, waits, error)
-            time.sleep(wait)
+                waits = self._waits_for_inbox(waits, error)
+            time.sleep(waits.seconds)
