@@ -105,7 +105,8 @@ def test_an_engine_for_a_url(notify_process):
 def run(directory: Path, tests: str, *words: str) -> tuple[int, str]:
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_shop.py").write_text(SHOP + tests)
-    given = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", *words, "test_shop.py"]
+    # -rN: no summary, which repeats each error, cut to the terminal's width or, where CI is set, whole
+    given = ["-m", "pytest", "-q", "-rN", "-p", "no:cacheprovider", "-p", "no:schemathesis", *words, "test_shop.py"]
     done = subprocess.run([sys.executable, *given], cwd=directory, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
