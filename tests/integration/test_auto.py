@@ -23,12 +23,14 @@ from notify.client.producer import blocking
 from notify.client.tables.definitions import half_message
 from notify.client.tables.left_rows import counted
 from notify.errors import InvalidRequest, TransactionRefused
+from notify.protocol import ids
+from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
 from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.background import repeated
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import Command, cli
 from tests.support.http import ask
 from tests.support.left_behind import BOUND, auto, delivered, rows, send
@@ -255,6 +257,71 @@ def test_an_outcome_that_a_thread_has_lost_opens_the_circuit(
         assert producer.flush(PATIENCE_SECONDS) == []
     engine.dispose()
     assert delivered(up.url, unique) == list("01234")
+
+
+def test_a_half_of_the_next_server_does_not_overtake_an_outcome_that_a_thread_has_lost(
+    up: ServerProcess, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop stores the half of "4", because another thread holds the connection for halves."""
+    monkeypatch.setattr(blocking, "OPEN_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(blocking, "LOOK_SECONDS", PATIENCE_SECONDS)
+    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
+    create_tables(engine)
+    left: list[list[str]] = []
+    with (
+        Proxy("127.0.0.1", up._port) as proxy,
+        TransactionProducer(
+            f"http://127.0.0.1:{proxy.port}", group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
+        ) as producer,
+    ):
+        left_behind = producer._plan.left_behind
+        assert left_behind is not None
+        for body in "012":
+            send(producer, unique, body, key="k")
+            assert producer.flush(PATIENCE_SECONDS) == []
+        proxy.cut_at(b"transactions/outcomes", answer=False)
+        send(producer, unique, "3", key="k")
+        eventually(lambda: proxy.has_cut, "the connection of the outcome to be cut")
+        sa.event.listen(engine, "commit", lambda connection: left.append(left_behind.ids()))
+        sender = producer.outgoing._blocking
+        assert sender is not None
+        with sender._taking_half:
+            send(producer, unique, "4", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+    engine.dispose()
+    assert len(left[0]) == 1, "it is left behind, because an earlier outcome of its key was lost"
+    assert delivered(up.url, unique) == list("01234")
+
+
+def test_the_first_failure_of_a_request_with_outcomes_opens_the_circuit(
+    up: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """The request of halves that takes outcomes along is tried again: meanwhile a later half may reach the next server,
+    and its outcome would overtake them."""
+
+    async def work() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+        with Proxy("127.0.0.1", up._port) as proxy:
+            url = f"http://127.0.0.1:{proxy.port}"
+            producer = AsyncTransactionProducer(
+                url, group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
+            )
+            async with producer:
+                running, left_behind = producer.outgoing.start(), producer._plan.left_behind
+                assert left_behind is not None
+                first, second = (ids.to_text(ids.new_id()) for _ in range(2))
+                stored = await running.client.half_soon(first, [PackedMessage(topic=unique, body=b"1")])
+                left_behind.told = None  # nothing asks the server whether it is back
+                proxy.close()
+                outcome = running.send_outcome(first, stored.shard, "COMMIT")
+                half = running.client.half_soon(second, [PackedMessage(topic=unique, body=b"2")])
+                await eventually_async(lambda: left_behind.is_away, "the circuit to open")
+                assert not half.done() and not outcome.done(), "the request is still tried"
+                proxy.reopen()
+                assert (await half).shard and (await outcome).status == 200
+        await engine.dispose()
+
+    asyncio.run(work())
 
 
 @pytest.mark.long

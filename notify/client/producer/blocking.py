@@ -236,6 +236,14 @@ class BlockingSender:
         finally:
             self._taking_outcome.release()
 
+    def notice_lost_outcome(self) -> None:
+        """Notice whether the last outcome was lost, if no thread holds its connection."""
+        if self._unanswered is not None and self._taking_outcome.acquire(blocking=False):
+            try:
+                self._is_answered()
+            finally:
+                self._taking_outcome.release()
+
     def _is_answered(self, seconds: float = 0.0) -> bool:
         """Whether the last outcome is answered, or was left to the loop. Waits at most `seconds` for its answer."""
         last_outcome = self._unanswered

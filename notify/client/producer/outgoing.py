@@ -155,8 +155,9 @@ class ThreadOutgoing:
             item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages, source), seconds))
         except TimeoutError:
             raise Timeout("the half was not answered in time") from None
-        if self._blocking is not None:
-            self._blocking.loop_was_answered()
+        if blocking is not None:
+            blocking.loop_was_answered()
+            blocking.notice_lost_outcome()  # mode auto: the server of this half may be the next one
         return item
 
     def upload(self, messages: list[PackedMessage]) -> None:

@@ -57,6 +57,7 @@ class Running:
             half_seconds=max(plan.half_timeout, half_seconds),
             # An outcome that does not reach the server is sent again before all that was left behind after it.
             outcome_tries=1 if plan.mode == "auto" and not half_seconds else OUTCOME_TRIES,
+            outcomes_failed=self.outcome_was_lost,
             check_after=plan.check_after,
             token=plan.token,
             tls=plan.tls,

@@ -89,11 +89,14 @@ class TransactionClient:
         batching: bool = True,
         half_seconds: float = HALF_SECONDS,
         outcome_tries: int = OUTCOME_TRIES,
+        outcomes_failed: Callable[[], None] = lambda: None,
         check_after: float | None = None,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
     ) -> None:
+        """`outcomes_failed`: called when a request of halves that has outcomes along does not reach the server, before
+        it is tried again."""
         self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
         self._queues = functools.partial(Servers, url, "queue", tls=tls, token=token, chooser=chooser)
         self._queue_servers: Servers | None = None
@@ -102,6 +105,7 @@ class TransactionClient:
         self.instance = instance
         self._half_seconds = half_seconds
         self._outcome_tries = outcome_tries
+        self._outcomes_failed = outcomes_failed
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """The deadline (in the loop's time) of each item that will be sent again, by id."""
@@ -242,16 +246,19 @@ class TransactionClient:
     ) -> Answers:
         """The result for each of `item_ids`; Later for an item that the server could not take at the moment.
 
-        `read` extracts these results from an answer that has further ones.
+        `read` extracts these results from an answer that has those of outcomes, too.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         if self._deadlines:
             # A request that was too large for a proxy is sent in parts, which have no more time than the whole.
             deadline = max(self._deadlines.get(item_id, deadline) for item_id in item_ids)
-        count = len(item_ids) + (read is not None)
+        has_outcomes = read is not None
+        count = len(item_ids) + has_outcomes
         read = read or (lambda answer: items_for(item_ids, answer, self.http))
         try:
-            items = await self._retried(path, body, deadline, shard, read, is_one=count == 1)
+            items = await self._retried(
+                path, body, deadline, shard, read, is_one=count == 1, has_outcomes=has_outcomes
+            )
         except NotifyError as error:
             for item_id in item_ids:
                 if _may_be_smaller(error, count):
@@ -292,10 +299,12 @@ class TransactionClient:
         read: Callable[[bytes], T],
         *,
         is_one: bool,
+        has_outcomes: bool = False,
         method: str = "POST",
     ) -> T:
         """Send a request, and repeat it while the server is unreachable, up to the deadline (the loop's time): the ids
-        make repeating safe. `is_one`: it has one item, so that a smaller request would not help."""
+        make repeating safe. `is_one`: it has one item, so that a smaller request would not help. `has_outcomes`: it has
+        outcomes along with halves."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         failed: NotifyError | None = None
@@ -305,10 +314,13 @@ class TransactionClient:
                 return read(await self.http.call(method, path, body, remaining, shard=shard))
             except Unavailable as error:
                 failed = more_telling(error, failed, remaining)
+                is_too_large = isinstance(error, ForeignAnswer) and error.is_for_size
+                if has_outcomes and not is_too_large:
+                    self._outcomes_failed()
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise failed from None
-                if isinstance(error, ForeignAnswer) and error.is_for_size and (error.answered or not is_one):
+                if isinstance(error, ForeignAnswer) and is_too_large and (error.answered or not is_one):
                     raise
             await asyncio.sleep(wait)
 
