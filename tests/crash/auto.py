@@ -48,6 +48,9 @@ PRODUCERS = 2
 """How many producers a process has."""
 LASTING_THREADS, DOOMED_THREADS = 8, 4
 """How many threads commit in the process that lasts, and in one that will be killed."""
+SQLITE_THREADS = 2
+"""How many do on SQLite, whose waiting writers retry at intervals that grow to 0.1 s: with eight threads and no message
+one commit in a hundred takes 0.4 s."""
 PAUSE_SECONDS = 0.005
 """The pause of a thread between two commits, so that a machine with few cores measures the commits."""
 DRAIN_SECONDS = 300.0
@@ -171,6 +174,12 @@ def delivered(url: str) -> dict[str, list[int]]:
     return found
 
 
+def disordered(numbers: list[int]) -> list[int]:
+    """Where, among the first copies of a key's messages, one comes after a later one."""
+    first = list(dict.fromkeys(numbers))
+    return [place for place in range(1, len(first)) if first[place] < first[place - 1]]
+
+
 def judge(commits: dict[str, int], found: dict[str, list[int]]) -> tuple[int, int, int]:
     """How many messages are lost, doubled, and out of order. `commits`: the number of commits with each key."""
     lost = doubled = disorder = 0
@@ -178,9 +187,23 @@ def judge(commits: dict[str, int], found: dict[str, list[int]]) -> tuple[int, in
         numbers = found.get(key, [])
         doubled += sum(times - 1 for times in Counter(numbers).values())
         lost += len(set(range(count)) - set(numbers))
-        first = list(dict.fromkeys(numbers))
-        disorder += sum(later < earlier for earlier, later in zip(first, first[1:], strict=False))
+        disorder += len(disordered(numbers))
     return lost, doubled, disorder
+
+
+def explain_disorder(engine: sa.Engine, found: dict[str, list[int]]) -> None:
+    """Print what the database has of messages around those that came out of order."""
+    columns = half_message.c
+    query = sa.select(columns.body, columns.transaction_id, columns.created_at, columns.relayed, columns.shards)
+    for key, numbers in found.items():
+        first = list(dict.fromkeys(numbers))
+        for place in disordered(numbers):
+            around = first[max(0, place - 3) : place + 3]
+            print(f"key {key}: {around} in the queue; their rows:")
+            with engine.connect() as connection:
+                bodies = [str(number).encode() for number in around]
+                for row in connection.execute(query.where(columns.key == key, columns.body.in_(bodies))):
+                    print(f"  {tuple(row)}")
 
 
 class Scene:
@@ -194,6 +217,7 @@ class Scene:
         create_tables(self.engine)
         self.server = ServerProcess(directory / "data", free_port()).start()
         stack.callback(self.server.stop)
+        self._most_threads = SQLITE_THREADS if database == "sqlite" else max(LASTING_THREADS, DOOMED_THREADS)
         self.loads = [self._load("lasts", LASTING_THREADS)]
         self.mover: Command | None = None
         if mover:
@@ -202,6 +226,7 @@ class Scene:
             self.doom()
 
     def _load(self, group: str, threads: int) -> Load:
+        threads = min(threads, self._most_threads)
         return Load(group, threads, self.server.url, self._dsn, self._directory, self._half_timeout)
 
     def doom(self) -> None:
@@ -263,7 +288,9 @@ def run(
             eventually(lambda: not left_behind(scene.engine), "the mover to send what was left behind", DRAIN_SECONDS)
         lines = scene.commits()
         commits = [line for line in lines if len(line) > 1]
-        lost, doubled, disorder = judge(Counter(key for key, *_ in commits), delivered(scene.server.url))
+        found = delivered(scene.server.url)
+        lost, doubled, disorder = judge(Counter(key for key, *_ in commits), found)
+        explain_disorder(scene.engine, found)
     failures = Counter(line[0] for line in lines if len(line) == 1)
     for text, count in failures.most_common(5):
         print(f"{count} times: {text}")
