@@ -12,6 +12,7 @@ once.
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Counter, Gauge
 from pyspark.sql import SparkSession
@@ -39,7 +41,6 @@ from notify.spark.watch.alarms import Alarms
 from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
 from notify.spark.watch.ledger import Ledger, Position
 from notify.spark.watch.lines import Line, Lines
-from notify.spark.watch.new_ledger import lost_state, take_over
 from notify.spark.watch.segments import compare
 from notify.storage import crash_point
 
@@ -145,9 +146,9 @@ class Watch:
             return []
         with self._ledger.transaction():
             start = self._plan.from_us or int(self._clock() * 1e6)
-            position = take_over(self._ledger, directory, start // self._window_us * self._window_us)
+            position = _first_position(self._ledger, directory, start // self._window_us * self._window_us)
             self._ledger.move(position)
-            if lines := lost_state(position):
+            if lines := _lost_state(position):
                 self._announce(lines)
         return lines
 
@@ -424,3 +425,47 @@ def _is_transient(error: Exception) -> bool:
         return False  # the watch's own state is damaged
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy", "sqlite3")
+
+
+def _first_position(ledger: Ledger, directory: Path, start_us: int) -> Position:
+    """Where a watch with a new ledger begins. Call it within a transaction of the ledger.
+
+    If an earlier ledger was lost, findings.jsonl fills the new one, so that no finding is reported twice.
+    """
+    lines = directory / "findings.jsonl"
+    size = 0
+    if lines.exists():
+        with lines.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # a kill cut it short: its window is audited again
+                size += len(line)
+                _note(ledger, line)
+    ledger.forget()
+    looks.begin(ledger, start_us)
+    full = [int(path.stem.rpartition("-")[2]) for path in directory.glob("findings-[0-9]*.jsonl")]
+    number = max(full, default=0) + 1
+    return Position(start_us, file_number=number, file_offset=size)
+
+
+def _lost_state(begun: Position) -> list[Line]:
+    """A line if an earlier watch left findings but its state is gone: windows that it had not audited are missing."""
+    if begun.file_number == 1 and not begun.file_offset:
+        return []
+    detail = (
+        f"the state of the earlier watch (watch.db) is gone: this one begins at {instant_text(begun.next_us)} and "
+        "skips older windows. Audit the time before with notify audit run"
+    )
+    start = begun.next_us
+    return [{"kind": "inconclusive", "window_us": start, "key": f"STATE:{start}", "detail": detail}]
+
+
+def _note(ledger: Ledger, line: bytes) -> None:
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return  # damaged: its finding may be reported again
+    if said.get("kind") == "finding":
+        ledger.know(said["key"], said["window_us"], 0)
+    elif said.get("kind") == "revision":
+        ledger.revise(said["key"])

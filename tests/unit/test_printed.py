@@ -18,7 +18,7 @@ import pytest
 import notify.cli
 from notify.admin_api.writes import described
 from notify.cli import api, backup, dead_letter, group, main, message, printed, topic, transaction, writes
-from notify.cli.audit_failures import spark_errors
+from notify.cli.audit import spark_errors
 from notify.cli.overview import screen_of
 from notify.cli.printed import Output, OutputLost, Rows, cell, console, say
 from notify.runtime.log_output import discard
