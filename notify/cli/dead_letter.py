@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_dead(
     group_name: str = GROUP,
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     failure: str = option(dead_letters.LetterConditions, "failure"),
     wide: bool = WIDE,
     url: str = URL,

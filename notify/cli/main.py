@@ -19,7 +19,7 @@ import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli.commands import COMMANDS, hide_long_variables, load, stand_in
+from notify.cli.commands import COMMANDS, shorten_help, load, stand_in
 from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
@@ -129,7 +129,7 @@ def _log_to_stderr() -> None:
 def root_command() -> Any:
     """`notify`, which imports each command when it runs."""
     root: Any = typer.main.get_command(app)
-    hide_long_variables(root)
+    shorten_help(root)
     return root
 
 

@@ -19,7 +19,7 @@ from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.movers.sinks.delays import earlier, release, releaser
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser
 from notify.movers.sinks.delays.releaser import releasing as delays_released
 from notify.movers.sinks.delays.topics import make_wheels

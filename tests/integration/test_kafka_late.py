@@ -49,7 +49,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic, transactional_id
 from notify.kafka.records import ID
 from notify.kafka.undelivered import UndeliveredList
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser, in_background, wall_us
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import SECOND_US, wheels_of

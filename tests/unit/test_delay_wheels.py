@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from notify.movers.sinks.delays.delayed import delayed_headers, delayed_of
+from notify.movers.sinks.delays.delayed_record import delayed_headers, delayed_of
 from notify.movers.sinks.delays.wheels import DAY_US, LATE_US, SECOND_US, SHAPE, WHEELS, Place, Wheel, wheels_of
 from notify.protocol.limits import LIMITS
 

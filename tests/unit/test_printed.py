@@ -176,6 +176,13 @@ def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
     assert shown == {"reason", "dry_run", "url", "as_json"}
 
 
+def test_help_shows_no_type_of_a_flag_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.command()(["topic", "list", "--help"])
+    help = capsys.readouterr().out
+    assert "--json" in help and "<bool>" not in help
+
+
 @pytest.mark.long
 def test_a_locale_without_a_character_is_shown_its_number() -> None:
     """Help, and whatever a message or a sentence of ours holds, ended with a traceback."""

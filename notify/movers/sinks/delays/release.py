@@ -25,7 +25,7 @@ from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.movers.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
+from notify.movers.sinks.delays.delayed_record import Delayed, delayed_headers, delayed_of
 from notify.movers.sinks.delays.slots import Slots
 from notify.movers.sinks.delays.wheels import Place, Wheels
 from notify.runtime.backoff import Backoff
