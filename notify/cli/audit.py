@@ -65,12 +65,12 @@ SCHEMAS = typer.Option(
 MASTER = typer.Option("", "--master", help="Spark's master, or sc://host:port of Spark Connect; default: this machine.")
 MEMORY = typer.Option("3g", "--memory", help="Memory of Spark's driver and of each executor.")
 LONGEST = typer.Option(
-    600.0, "--max-transaction-seconds", min=0, help="The longest that a transaction may take; younger ones may be PENDING."
+    600.0, "--max-transaction-seconds", min=0, help="How long a transaction may take; younger ones may be PENDING."
 )
 DELIVER = typer.Option(
     600.0, "--deliver-seconds", min=0, help="The time within which a queued message must be settled."
 )
-BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The width of a column in the report's charts, in seconds.")
+BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The width of a bar in the report's charts, in seconds.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
     "a database's name; `{schema}` in it is the database's schema. What it finds took effect, even if the "

@@ -1,4 +1,4 @@
-"""Checks of undecided transactions: which are due, and what was answered."""
+"""Checks of undecided transactions: claims the due ones and records their answers."""
 
 from __future__ import annotations
 

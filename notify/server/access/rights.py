@@ -16,7 +16,7 @@ ACTIONS = {
     "read": "read topics of this name at any offset",
     "bridge": "send messages as the bridge or relay of this source",
     "view": "see everything in the console, the admin routes and /metrics, message bodies included",
-    "admin": "change topics and groups of this name, and decide transactions of that producer group; without a name: change "
+    "admin": "change topics and groups of this name, and decide transactions of that producer group; without a name: "
     "everything, settings and tokens included",
 }
 
