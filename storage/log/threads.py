@@ -109,7 +109,7 @@ class Threads:
         try:
             kernel.submit(frame.segment.fd)
         except OSError:
-            # A file system that refuses does so before the sync begins: the thread writes the same bytes again and syncs them.
+            # A file system refuses before the sync begins: the thread writes the same bytes again and syncs them.
             self._close_kernel(kernel)
             self._to_write.put(frame)
         else:

@@ -31,7 +31,7 @@ class TimeIndex:
         self._horizon: Moment = _END
         self._near: list[tuple[int, int, bytes]] = []
         self.unpublished: dict[int, tuple[int, bytes]] = {}
-        """(due, entry) of delayed messages on their way to the disk, which are not in a part yet, by payload position."""
+        """(due, entry) of delayed messages on their way to the disk, not in a part yet, by payload position."""
         self.leaving: dict[int, int] = {}
         """When withdrawn messages on their way to the disk are due, by payload position."""
         self._withdrawn: set[Moment] = set()

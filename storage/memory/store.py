@@ -16,7 +16,7 @@ from notify.storage.topics import Topic
 
 @final
 class MemoryStore:
-    """Dictionaries and lists, with the methods and answers of every storage. It exposes its parts' methods as its own."""
+    """Dictionaries and lists, with the methods of every storage. It exposes its parts' methods as its own."""
 
     def __init_subclass__(cls) -> None:
         raise TypeError("MemoryStore lends the methods of its parts: an override in a subclass would be passed over")

@@ -37,7 +37,7 @@ class MemoryWithdrawals:
         self._withdrawn: dict[Key, tuple[int, int]] = {}
         self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
         self._waiting: dict[Key, list[tuple[Key, NewMessage, int]]] = {}
-        """Withdrawals by the message that they wait for, each with the time since when it waits; 0: it waits without limit."""
+        """Withdrawals by the message that they wait for, and since when they wait; 0: without limit."""
         self._waiting_count = 0
         self.transaction_of: Callable[[bytes], tuple[State, Sequence[NewMessage]] | None] = lambda _: None
 
