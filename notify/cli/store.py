@@ -88,9 +88,7 @@ def sweep_store(
         help="Never delete a body younger than this, in seconds. Choose at least the age of the oldest backup that you "
         "would restore.",
     ),
-    gone: bool = typer.Option(
-        False, "--gone", help="Also delete the bodies of a group of which no message is left."
-    ),
+    gone: bool = typer.Option(False, "--gone", help="Also delete the bodies of a group of which no message is left."),
     logs: int | None = typer.Option(
         None,
         "--logs",

@@ -30,7 +30,7 @@ LAST_RECORDS = 1000
 AT_ONCE = 1000
 POLL_SECONDS = 1.0
 PASSING = AWAY | GONE | {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
-"""Temporary errors of reading: brokers are away, or do not know a new topic yet."""
+"""Temporary errors of reading: brokers are unreachable, or do not know a new topic yet."""
 FETCH_MILLISECONDS = 20
 """How long a broker waits for more records before it reports a partition's end. The default is half a second."""
 

@@ -234,7 +234,8 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
-    """A function that reads the newest audit, and returns the last one it read while the records' database is away."""
+    """A function that reads the newest audit, and returns the last one it read while the records' database is
+    unreachable."""
     last_read: list[dict[str, Any]] = []
 
     async def newest() -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ class Server:
         return self._thread.run(self._patiently(path, kind))
 
     async def _patiently(self, path: str, kind: str) -> bytes:
-        """One answer: a server that is away or busy is asked again, until the option timeoutSeconds is over."""
+        """One answer: a server that is unreachable or busy is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.1, 5.0)
         failed: NotifyError | None = None

@@ -40,7 +40,7 @@ class ShippedMessages:
     """The messages of one store, as its manifest lists them when this is made."""
 
     def __init__(self, options: Options) -> None:
-        """Raises ObjectStoreFailed where the store is away for longer than the option timeoutSeconds."""
+        """Raises ObjectStoreFailed where the store is unreachable for longer than the option timeoutSeconds."""
         self._seconds = options.timeout_seconds
         self._store = Store(options.store)
         manifest = self._patiently(lambda: manifests.load(self._store))
@@ -166,7 +166,7 @@ class ShippedMessages:
             ) from None
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """The result of a call: a store that is away is asked again, until the option timeoutSeconds is over."""
+        """The result of a call: a store that is unreachable is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.2, 5.0)
         while True:

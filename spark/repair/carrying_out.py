@@ -75,7 +75,7 @@ class Repair:
         as, and was_before: whether an earlier repair did it.
 
         `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
-        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away,
+        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is unreachable,
         InvalidRequest where an input of the plan's audit is not given, and HiddenRows.
         """
         for database in (*self._inputs.databases, *self._inputs.storages):

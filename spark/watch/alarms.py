@@ -63,7 +63,7 @@ class Alarms:
         self._send = send
         self._backoff = Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._again = 0.0
-        """When to try again after the receiver was away, by the clock."""
+        """When to try again after the receiver was unreachable, by the clock."""
 
     def add(self, key: str, body: dict[str, object]) -> None:
         """Within the ledger's transaction."""
@@ -76,7 +76,7 @@ class Alarms:
         log.error("%s %s: %s", body.get("finding", body["kind"]), body.get("message_id", ""), body.get("detail", ""))
 
     def send(self) -> None:
-        """Send what is due, for ROUND_SECONDS at most. A receiver that is away is tried again later."""
+        """Send what is due, for ROUND_SECONDS at most. A receiver that is unreachable is tried again later."""
         if not self._url or self._clock() < self._again:
             return
         try:

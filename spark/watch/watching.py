@@ -179,7 +179,7 @@ class Watch:
                 if not stop.is_set():
                     self._look()
             except Exception as error:
-                # The window stays due: no window is skipped because an input is away.
+                # The window stays due: no window is skipped because an input is unreachable.
                 self.failed(error)
                 # Flags that were right once are right: then an input is gone, and may come back.
                 is_wrong = isinstance(error, InvalidRequest) and not self.position.window

@@ -180,7 +180,7 @@ class Shipper:
         return True
 
     def drop_old(self, keep_us: int) -> int:
-        """Drop segments from the manifest that are older than `keep_us` and not needed; returns how many. See retention.py.
+        """Drop unneeded segments older than `keep_us` from the manifest (see retention.py); returns how many.
 
         `remove_dropped` removes their files afterwards. Raises what `ship_next` raises.
         """

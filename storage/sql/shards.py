@@ -123,7 +123,7 @@ class SqlShards:
         if shard not in self.by_name:
             raise InvalidRequest(f"after is {after[:80]!r}: it should be what an earlier answer said", "invalid_query")
         if shard not in self._opened:
-            raise Unavailable(f"shard {shard!r} is away, and may name bodies that no other does")
+            raise Unavailable(f"shard {shard!r} is unreachable, and may name bodies that no other does")
         found, following = await self.by_name[shard].stored_bodies(place)
         if following:
             return found, f"{shard}/{following}"

@@ -1,7 +1,8 @@
 """The server's own tables in a database: halves and outcomes, the registry, and the key map.
 
 `server_half_message` has the columns of the local table `half_message`, under another name so that both may share a
-database, and further columns for checks, which count in the row of message 0. It has one row a message. Times are in UTC; `next_check_us` is in microseconds since 1970.
+database, and further columns for checks, which count in the row of message 0. It has one row a message. Times are
+in UTC; `next_check_us` is in microseconds since 1970.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def test_an_input_that_is_away_holds_the_window_up(
 
     def audit(plan: Plan) -> Result:
         if away.pop(0):
-            raise Unavailable("the database is away")
+            raise Unavailable("the database is unreachable")
         return shop.audit(plan)
 
     plan = Plan(BEGIN_US + SECOND, 0, 1, 1)
@@ -201,7 +201,7 @@ def test_an_input_that_is_away_holds_the_window_up(
         watch.run(Hurried(), 1)
     assert [line["kind"] for line in shop.said] == ["failure", "failure", "window"]
     assert shop.said[-1]["window_us"] == BEGIN_US + SECOND
-    assert [body["detail"] for body in receiver.taken] == ["the database is away"], "once for a window"
+    assert [body["detail"] for body in receiver.taken] == ["the database is unreachable"], "once for a window"
 
 
 def test_a_window_in_which_the_process_dies_again_and_again_is_an_alarm(

@@ -109,7 +109,7 @@ def rename_nothing(seen: Seen) -> None:
         (lose_an_alarm, "not alarmed"),
         (lose_a_line, "said and alarmed differ"),
         (make_one_up, "findings that nobody planted"),
-        (miss_an_episode, "tables were away"),
+        (miss_an_episode, "tables were unreachable"),
         (name_another_reason, "reasons"),
         (leave_out_windows, "windows were left out"),
         (grow, "whole_mb has grown"),

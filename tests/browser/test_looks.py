@@ -1,5 +1,5 @@
 """The console as it is seen and used: contrast in light and dark, previews in sentences, pages that keep themselves
-up to date without taking the keyboard's focus, and that say so where the server is away."""
+up to date without taking the keyboard's focus, and that say so where the server is unreachable."""
 
 from __future__ import annotations
 

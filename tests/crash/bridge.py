@@ -144,7 +144,7 @@ class Source:
                 with suppress(Exception):
                     connection.close()
                 connection = None
-                time.sleep(0.05)  # the pause of a writer whose server is away
+                time.sleep(0.05)  # the pause of a writer whose server is unreachable
             else:
                 acknowledged += numbers
             time.sleep(self._pause_seconds)  # the pace of the load

@@ -267,7 +267,7 @@ def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, mon
     }
     elsewhere = {"webhooks": {"php": "http://192.0.2.1/x"}}
     assert refusal(url, "PUT", "check-webhooks", **elsewhere) == (422, "invalid_webhook")
-    receiver.status = 503  # while the webhook is away no check is used up
+    receiver.status = 503  # while the webhook is unreachable no check is used up
     admin(url, "PUT", "check-webhooks", {"webhooks": {"php": receiver.url}})
     for outcome in wanted:
         outcomes[half(watched, "php")] = outcome

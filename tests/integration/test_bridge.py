@@ -96,7 +96,7 @@ def test_once_does_not_end_on_a_candidate_that_is_behind(
     bridge = Bridge([url, url], server.url)
 
     def of_the_primary(connection: sa.Connection) -> Any:
-        """One transaction further; then the primary is away."""
+        """One transaction further; then the primary is unreachable."""
         end: Any = end_of_log(connection)
         monkeypatch.undo()
         bridge._end = replace(end, gtids=re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), end.gtids))

@@ -283,7 +283,7 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
             assert key_map.newest(connection) == KeyMap(1, ("a", "b"))
         key_of_a = next(key for key in KEYS if store.shard_of(sent(key=key)) == "a")
         doubtful = sent(key=key_of_a)
-        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: the producer is away
+        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: the producer is unreachable
         begun, plain = sent(key=key_of_a), sent()
         await store.put([begun, plain], now())
         with engine.begin() as connection:

@@ -104,7 +104,7 @@ def test_a_commit_that_is_cut_neither_loses_nor_doubles(
 
 def test_a_session_that_broke_is_an_error_of_sqlalchemy(proxied: tuple[Proxy, str]) -> None:
     """Also in the first moment of its next use, and where an isolation level is set: all that looks for databases that
-    are away looks for these errors."""
+    are unreachable looks for these errors."""
     proxy, url = proxied
     with opened(url) as engine:
         with engine.connect() as held:

@@ -61,7 +61,7 @@ def test_a_request_that_came_too_slowly_may_be_repeated() -> None:
 
 
 def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
-    """Its own server is away, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
+    """Its own server is unreachable, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
     error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
     assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
 

@@ -439,7 +439,7 @@ def test_a_refused_read_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         read = s.store.read
 
         def refuse(*arguments: Any) -> Any:
-            raise Unavailable("the disk is away")
+            raise Unavailable("the disk is unreachable")
 
         monkeypatch.setattr(s.store, "read", refuse)
         with pytest.raises(Unavailable):

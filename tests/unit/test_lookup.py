@@ -235,7 +235,8 @@ def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
         registry.make("subject", "clerk", "view")
         principal = await registry.access.principal(b"Bearer clerk:", None)
         assert principal.may("view")
-        # While the database is away the provider's rights are enough; a token without rights is answered with 503.
+        # While the database is unreachable the provider's rights are enough; a token without rights is answered with
+        # 503.
         registry.failure = OSError("connection refused")
         assert (await registry.access.principal(b"Bearer service:publish", None)).may("publish")
         assert await registry.outcome(b"Bearer other:") == "unavailable"
@@ -312,7 +313,7 @@ def test_keys_are_fetched_once_for_any_number_of_unknown_ones() -> None:
         assert len(issuer.fetches) == 1
         # Where keys cannot be fetched, no token is called wrong.
         registry, issuer = with_issuer()
-        issuer.failure = Unavailable("the provider is away")
+        issuer.failure = Unavailable("the provider is unreachable")
         issuer.fetched.set()
         assert set(await registry.outcomes(*[b"Bearer u%d/x" % n for n in range(50)])) == {"unavailable"}
         assert len(issuer.fetches) == 1

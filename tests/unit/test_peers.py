@@ -304,7 +304,7 @@ echo '{"ready": 1}'
 while read -r name rest; do
   case $name in
     stuck) exec sleep 1000;;
-    failing) echo "the broker is away" >&2; exit 1;;
+    failing) echo "the broker is unreachable" >&2; exit 1;;
     *) echo '{"per_second": 5.5}';;
   esac
 done
@@ -329,9 +329,9 @@ def test_a_driver_answers(started: Driver) -> None:
 
 
 def test_a_driver_that_fails_says_why(started: Driver) -> None:
-    with pytest.raises(Unavailable, match="the driver failed: the broker is away"):
+    with pytest.raises(Unavailable, match="the driver failed: the broker is unreachable"):
         started.ask("failing")
-    with pytest.raises(Unavailable, match="the broker is away"):
+    with pytest.raises(Unavailable, match="the broker is unreachable"):
         started.ask("drain")
 
 

@@ -238,7 +238,7 @@ def test_what_no_handler_got_is_given_back_at_once_while_the_session_runs() -> N
 
     async def run() -> None:
         consuming = Consuming(2)
-        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is away")))
+        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is unreachable")))
         for _ in range(10):
             await asyncio.sleep(0)  # a turn of the loop
         assert consuming.server.asked == [("give_back", "7.0-1", None)]

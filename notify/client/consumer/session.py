@@ -154,8 +154,8 @@ class _Settling:
 
 
 class Settler:
-    """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
-    to one event loop."""
+    """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is unreachable.
+    Belongs to one event loop."""
 
     def __init__(self, http: HttpClient, group: str, lease: float, times: Times, *, sends_traces: bool = True) -> None:
         """`lease`: the seconds for which an item is repeated that the server does not take. `times`: what the server is
@@ -274,8 +274,8 @@ class Session:
         self._moved = asyncio.Event()
         """Set when messages were settled."""
         self._is_away = False
-        """Whether the server was away when it was last to hear that this instance stops: the end does not wait for it
-        again."""
+        """Whether the server was unreachable when it was last to hear that this instance stops: the end does not wait
+        for it again."""
         self._has_told = False
         """Whether the server knows that this instance stops."""
         self._is_to_leave = True
@@ -321,7 +321,7 @@ class Session:
                 finally:
                     await self._end_polls()
             except NotifyError as error:
-                # If the session ends while the server is away, its caller does not need the error.
+                # If the session ends while the server is unreachable, its caller does not need the error.
                 if not (is_away(error) and self._ending.is_set()):
                     if self._runs:
                         log.error("nothing more is received from %s: %s", self._http.url, error)
@@ -502,8 +502,8 @@ class Session:
         return fields
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a request while the server is away. Raises errors that a retry cannot mend, and the last failure once
-        the session ends."""
+        """Repeat a request while the server is unreachable. Raises errors that a retry cannot mend, and the last
+        failure once the session ends."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:

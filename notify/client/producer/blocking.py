@@ -249,7 +249,7 @@ class BlockingSender:
         if answer is None:
             return False
         item = _item_of(answer, last_outcome[0])
-        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is away, or a key is moving
+        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is unreachable, or a key is moving
             self._lose()
         else:
             self._unanswered = None

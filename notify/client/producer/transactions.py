@@ -264,9 +264,10 @@ class TransactionClient:
     def _or_later(self, item_ids: list[str], items: list[Item], deadline: float) -> Answers:
         """The items, with Later in place of those that the server may take in a moment.
 
-        These are items whose shard is away, whose storage failed, whose key is moving, or whose key belongs to another
-        shard because the keys were divided after the servers were listed. The deadline of an item's first attempt holds
-        for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
+        These are items whose shard is unreachable, whose storage failed, whose key is moving, or whose key belongs to
+        another shard because the keys were divided after the servers were listed. The deadline of an item's first
+        attempt holds for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it
+        again.
         """
         deadlines = self._deadlines
         if not deadlines and NOT_NOW.isdisjoint([item.status for item in items]):

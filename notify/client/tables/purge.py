@@ -161,7 +161,7 @@ class RowPurge:
         self._database = DatabaseCalls(engine, self._sources)
 
     async def run(self) -> None:
-        """Purge until cancelled. If the database or server is away, try again an hour later."""
+        """Purge until cancelled. If the database or server is unreachable, try again an hour later."""
         await asyncio.sleep(random.uniform(0, EVERY_SECONDS))  # instances of a group often start together
         while True:
             try:

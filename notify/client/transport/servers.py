@@ -503,7 +503,8 @@ def _tells(error: NotifyError) -> int:
 
 
 def _another_may_do(error: NotifyError) -> bool:
-    """Whether another server may succeed: the one that failed is away, stopping, slow, full, or has another role."""
+    """Whether another server may succeed: the one that failed is unreachable, stopping, slow, full, or has another
+    role."""
     if error.status == 421:
         return error.code == "wrong_role"
     if isinstance(error, Closed):

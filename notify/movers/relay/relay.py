@@ -121,9 +121,9 @@ class Relay:
         target or database.
 
         `interval`: seconds between two looks where no commit wakes this relay; more than QUIET_SECONDS: it keeps no
-        session in between. With `once` raises Unavailable if the target is away, or if other relays hold all keys.
-        Raises InvalidRequest if there is no table, or both `schema` and `schemas` are given; WrongRole if a table is a
-        server's and the target has no queues.
+        session in between. With `once` raises Unavailable if the target is unreachable, or if other relays hold all
+        keys. Raises InvalidRequest if there is no table, or both `schema` and `schemas` are given; WrongRole if a table
+        is a server's and the target has no queues.
         """
         self._forget_all()
         self._sink = sink = open_sink(self._url)

@@ -222,7 +222,7 @@ class Rows:
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether an error means that the database is away for now."""
+    """Whether an error means that the database is unreachable for now."""
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.TimeoutError):
         return True
     if not isinstance(error, sa.exc.DBAPIError):

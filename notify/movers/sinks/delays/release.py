@@ -56,7 +56,7 @@ CLEAN_SECONDS = 30.0
 """How often the brokers are asked to delete records that have moved: the wheels' topics keep records of any age."""
 TOPIC_LOOK_SECONDS = 1.0
 RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
-"""Temporary errors of reading: the brokers are away, or do not know a new topic yet."""
+"""Temporary errors of reading: the brokers are unreachable, or do not know a new topic yet."""
 
 
 @dataclass(slots=True)
