@@ -85,10 +85,10 @@ class NamesBodies(Protocol):
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
         """The names that a part of what is stored mentions, from a place on, and where the next part begins.
 
-        `after`: "" for the first part; "" beside the names: this was the last one. A message that is stored before the
-        first call, and until the last one, is in one of the parts, even if it is moved meanwhile;
-        the name of a deleted message may appear too. Raises InvalidRequest for an invalid place, Unavailable if a
-        part of the storage is unreachable.
+        `after`: "" for the first part; with the names, "" says that this was the last one. A message that is stored
+        before the first call, and until the last one, is in one of the parts, even if it is moved meanwhile; the name
+        of a deleted message may appear too. Raises InvalidRequest for an invalid place, Unavailable if a part of the
+        storage is unreachable.
         """
         ...
 

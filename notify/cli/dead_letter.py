@@ -128,7 +128,7 @@ add_write(
 )  # fmt: skip
 add_write(
     group, "drop", dead_letters.DROP,
-    "Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards.",
+    "Drop dead letters, as a job unless --id names them. They cannot be sent again afterwards.",
     send=_whole, show=to_the_end, group_name=GROUP,
 )  # fmt: skip
 add_write(

@@ -49,7 +49,7 @@ def show_job(
     watched(watch, lambda: show(call(url, "GET", "jobs", str(number), query=query), as_json))
 
 
-add_write(group, "cancel", server.JOB_CANCEL, "Cancel a job for good; items that it has finished stay so.", number=int)
+add_write(group, "cancel", server.JOB_CANCEL, "Cancel a job. Finished items stay as they are.", number=int)
 
 
 def to_the_end(write: AdminWrite, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:

@@ -166,7 +166,7 @@ def main() -> None:
         if sentence is None:
             raise
         _fail(sentence)
-    except KeyboardInterrupt:  # while the commands were loaded: a command that runs hears of it itself
+    except KeyboardInterrupt:  # while the commands were loaded; a running command handles it itself
         end_by(signal.SIGINT)
     except OutputLost:  # of typer's own sentence about a wrong flag
         discard(sys.stderr)

@@ -227,7 +227,7 @@ def _refuse_without_halves(names: Iterable[str]) -> None:
     if undecided := _groups_in(AT_SERVERS, names):
         raise InvalidRequest(
             f"producers of {undecided} keep undecided messages at servers (mode half or auto): name these "
-            "with --url, beside Kafka"
+            "with --url, in addition to Kafka"
         )
 
 
@@ -397,7 +397,7 @@ async def _named_by(address: str) -> list[set[str]]:
             if not part.next:
                 return parts
             if part.next == after:
-                raise foreign_content("it says that the list goes on where it began")
+                raise foreign_content("its list continues where it began")
             after = part.next
 
 

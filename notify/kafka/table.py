@@ -95,7 +95,7 @@ class KafkaTable(Generic[K, V]):
 
 
 def reader(cluster: Cluster, group: str, own: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
-    """A consumer of committed records that reports the ends of partitions, and is no member of a group.
+    """A consumer of committed records that reports the ends of partitions, and is not a member of a group.
 
     Kafka requires the name of a `group`, but nothing is committed. Raises InvalidRequest for settings that Kafka's
     client refuses.

@@ -212,7 +212,7 @@ def _same_commits(local: Sequence[Mapping[str, LocalSlot]], sent: Mapping[int, M
             if row is None or row.committed != sum(sums.count for _, sums in topics):
                 return False
             if row.digests not in (0, row.committed):
-                return False  # rows of an older SDK beside others: they are compared one by one
+                return False  # rows of an older SDK among others: they are compared one by one
             combined = 0
             for topic, sums in topics:
                 of_messages = sums.body_hash if row.digests else sums.hash

@@ -34,7 +34,7 @@ _MASKS = ("acked", "settled", "attempted")
 
 
 class TooManyParts(NotifyError):
-    """The digest has so many parts that reading the messages is quicker."""
+    """The digest has too many parts: reading the messages is quicker."""
 
     code = "too_many_parts"
 

@@ -35,7 +35,7 @@ def first_half(texts: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[
 
 
 def _padded(texts: NDArray[np.uint8], lengths: NDArray[np.int64], blocks: int) -> NDArray[np.uint32]:
-    """The words of texts that fill so many blocks, a row for each word."""
+    """The words of texts that fill `blocks` blocks, a row for each word."""
     size = blocks * BLOCK
     padded = np.zeros((len(texts), size), np.uint8)
     width = min(size, texts.shape[1])

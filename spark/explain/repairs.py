@@ -158,7 +158,7 @@ def _concerns(transaction: str) -> sa.ColumnElement[bool]:
 
 
 def _of_plan(path: Path, transaction: str) -> Iterator[Record]:
-    """The items of a plan that concern it, with what the journal beside it says. Raises InvalidRequest."""
+    """The items of a plan that concern a transaction, with the entries of its journal. Raises InvalidRequest."""
     plan = read_plan(path)
     items: dict[str, Item] = {i.key: i for i in plan.items if i.message_id.partition(".")[0] == transaction}
     begun: dict[str, dict[str, Any]] = {}

@@ -211,7 +211,7 @@ def _ends(state: TopicState) -> dict[int, int]:
 
 
 def behind(at: int, rows: int, spans: list[tuple[int, int]]) -> int:
-    """The offset behind so many rows from `at` on, which lie in these spans."""
+    """The offset after `rows` rows from `at` on, which are in these spans."""
     for first, end in spans:
         if rows <= 0:
             break

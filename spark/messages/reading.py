@@ -60,7 +60,7 @@ def cut(topic: str, queue: int, at: int, end: int) -> NotFound:
     return NotFound(
         f"queue {queue} of topic {topic!r} ends at {end}, and was read up to {at}: its server has another log, or was "
         "restored without its last messages. Begin with another checkpointLocation, or set failOnDataLoss to false to "
-        f"go on at {end}",
+        f"continue at {end}",
         DATA_LOSS,
         410,
     )

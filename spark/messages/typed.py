@@ -1,7 +1,7 @@
-"""JSON bodies as values of a type: what fits goes into the column `value`, and what does not into `rescued`.
+"""JSON bodies as values of a type: fields that fit go into the column `value`, the others into `rescued`.
 
-A field of the body that the type does not name, or whose value does not fit, stands in `rescued` as it was sent; so
-does a body that is no JSON object. Nothing is guessed: "12" is no number, and 1.5 is no integer.
+A field of the body that the type does not name, or whose value does not fit, goes into `rescued` unchanged, and so
+does a body that is not a JSON object. Nothing is guessed: "12" is not a number, and 1.5 is not an integer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _MoreFields(Exception):
 
 
 def _text(body: bytes) -> str:
-    """A body as text; one that is no UTF-8 as `base64:` and its bytes."""
+    """A body as text; if it is not UTF-8, `base64:` and its bytes."""
     try:
         return body.decode()
     except UnicodeDecodeError:

@@ -51,8 +51,8 @@ class Repair:
         effects: Sequence[tuple[str, str]] = (),
         force: bool = False,
     ) -> None:
-        """`effects`: further queries for effects, besides those of the plan, as of an audit's plan. `scratch`: for
-        copies of the logs' segments. `reason` is recorded with each repair.
+        """`effects`: queries for effects in addition to the plan's. `scratch`: the directory for copies of the logs'
+        segments. `reason` is recorded with each repair.
 
         `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do
         again what the journal says was done and of which nothing is left.
@@ -74,9 +74,9 @@ class Repair:
         """A row for each item: key, finding, message_id, action, group, what, status (of HTTP; 0: held back), detail,
         as, and was_before: whether an earlier repair did it.
 
-        `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
-        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is unreachable,
-        InvalidRequest where an input of the plan's audit is not given, and HiddenRows.
+        `path`: the plan's file; the journal is in the same directory. `say` gets each row when it is known. With
+        `dry_run` nothing changes. Raises Conflict if another process carries out this plan, Unavailable if an input is
+        unreachable, InvalidRequest if an input of the plan's audit is missing, and HiddenRows.
         """
         for database in (*self._inputs.databases, *self._inputs.storages):
             database.check_seen()

@@ -28,7 +28,7 @@ AT_ONCE = 500
 
 
 def parts(values: Iterable[Any], most: int = AT_ONCE) -> Iterator[list[Any]]:
-    """Values in lists of at most so many."""
+    """Values in lists of at most `most`."""
     rest = iter(values)
     while part := list(islice(rest, most)):
         yield part

@@ -1,7 +1,7 @@
-"""The journal of a plan that is carried out: what was begun and what came of it, one JSON line each, beside the plan.
+"""The journal of a plan, in the plan's directory: what was begun, and each result, one JSON line each.
 
 The first line says which plan it is of: items have the same keys in every plan.
-A line is durable before what it announces is done. A repair that was killed goes on from here.
+A line is durable before its action. A repair that was killed continues from here.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`doubts`: why the audit is no ground for repairs; there are items nevertheless only where a person forced it."""
+    """`doubts`: why the audit does not justify repairs; then there are items only if a person forced the plan."""
 
     notify_repair_plan: int
     made_at: str
@@ -140,7 +140,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_plan(path: Path) -> RepairPlan:
-    """Raises InvalidRequest for a file that is no plan of this version."""
+    """Raises InvalidRequest if a file is not a plan of this version."""
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RepairPlan)
     except OSError as error:

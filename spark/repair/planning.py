@@ -40,7 +40,7 @@ from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.result import Found, Inputs, Result
 
 FEW = 10
-"""So many lost messages, or missing effects, are no sign that a whole input is missing."""
+"""Up to this many lost messages, or missing effects, do not suggest that a whole input is missing."""
 MOST_HELD = 1000
 """The most findings that are listed as held back, of each class."""
 

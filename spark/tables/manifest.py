@@ -1,8 +1,8 @@
-"""The manifest of a table: which files are its rows. What is not listed is no part of it.
+"""The manifest of a table: the files with its rows. Other files are not part of the table.
 
 <url>/manifest.json    replaced as a whole
 <url>/data/….parquet   written once
-<url>/pages/….json     files of a long table that no longer stand in the manifest itself
+<url>/pages/….json     files of a long table that are no longer in the manifest itself
 """
 
 from __future__ import annotations

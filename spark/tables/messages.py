@@ -1,7 +1,7 @@
 """Adding messages to a table, each once, by its offset.
 
-The manifest holds, beside the files, how far each queue is in the table; both change in one step. So rows that come
-again add nothing, whoever was killed in between, and whatever a checkpoint says.
+The manifest has the files and how far each queue is in the table; both change in one step. So repeated rows add
+nothing, even after a kill in between and with any checkpoint.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _further(known: Next, behind: dict[Queue, int]) -> dict[str, Any]:
     for (topic, number, queue), offset in sorted(behind.items()):
         had, queues = offsets.get(topic, (number, {}))
         if had != number:
-            queues = {}  # the topic was made anew
+            queues = {}  # the topic was recreated
         queues[queue] = max(queues.get(queue, 0), offset)
         offsets[topic] = (number, queues)
     return to_json({topic: TopicOffsets(number, queues) for topic, (number, queues) in offsets.items()})

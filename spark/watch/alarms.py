@@ -27,11 +27,11 @@ log = logging.getLogger("notify.audit")
 
 CALL_SECONDS = 5.0
 ROUND_SECONDS = 20.0
-"""A round of sending takes so long at most; then the next window has its turn."""
+"""The longest that a round of sending takes before the next window is audited."""
 AT_ONCE = 100
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 MOST_REFUSALS = 10
-"""An alarm that the receiver refuses so often is dropped."""
+"""An alarm that the receiver has refused this often is dropped."""
 WAITING = Gauge("notify_audit_alarms_waiting", "Alarms that their receiver has not taken.")
 
 
@@ -55,7 +55,7 @@ class Alarms:
         """Raises InvalidRequest if the URL is not one of http or https."""
         if url and (not url.startswith(("http://", "https://")) or has_user(url)):
             raise InvalidRequest(
-                f"--alarm-url {place_of(url)!r} is no http:// or https:// URL without a user and a password"
+                f"--alarm-url {place_of(url)!r} is not an http:// or https:// URL without a user and a password"
             )
         self._ledger = ledger
         self._url = url
@@ -93,7 +93,7 @@ class Alarms:
                     return
 
     def _sent(self, alarm: Alarm) -> bool:
-        """Whether to go on with the next one."""
+        """Whether to continue with the next alarm."""
         crash_point.reached("watch.before_alarm")
         try:
             self._send(self._url, alarm)

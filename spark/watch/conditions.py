@@ -1,6 +1,6 @@
 """Conditions of an audit itself: an input that stalls, reasons why nothing can be judged, and silence.
 
-Each condition is said when it begins and when it is over, whatever times and counts it names meanwhile.
+Each condition is reported when it begins and when it ends, even if its times and counts change in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from notify.spark.watch.ledger import Ledger
 from notify.spark.watch.lines import Line
 
 QUIET_SECONDS = 3600.0
-"""Without anything to audit for so long a watch raises an alarm: nothing was sent, or all inputs are empty."""
+"""A watch without anything to audit for this long raises an alarm: nothing was sent, or all inputs are empty."""
 MOST_REASONS = 20
 _CLOCK = "CLOCK"
 
@@ -95,5 +95,5 @@ def _again(key: str) -> str:
 
 
 def _kind(reason: str) -> str:
-    """A reason without its times and counts: the same with others is no news. Digits of names stay."""
+    """A reason without its times and counts, because the same reason with others is not news. Digits of names stay."""
     return _NUMBER.sub("#", _INSTANT.sub("#", reason))

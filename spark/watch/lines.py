@@ -1,6 +1,6 @@
 """`findings.jsonl`: a line for each finding, revision and condition, written once each, in files of a bounded size.
 
-The ledger knows how long the file is. A part that a kill left behind that is cut off, and written anew from the ledger.
+The ledger knows the file's length. Bytes after it, which a kill left, are cut off and written again from the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from notify.storage import crash_point
 
 AT_ONCE = 1000
 FILE_BYTES = 64 << 20
-"""A file of so many bytes is renamed to `findings-{number}.jsonl`, and the next one begun."""
+"""A file of this size is renamed to `findings-{number}.jsonl`, and the next one is begun."""
 KEPT_FILES = 8
 """Older renamed files are deleted."""
 

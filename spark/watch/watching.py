@@ -1,7 +1,7 @@
-"""A continuous audit: one time window after the other, each in batch, by this machine's clock.
+"""A continuous audit: one time window after another, each in batch, by this machine's clock.
 
-It is no stream-stream join, because the watermark of such a join is that of its slower input: an input that stalls
-would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
+It does not use a stream-stream join, because the watermark of such a join is that of its slower input: an input that
+stalls would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
 transactions must be over, whatever the inputs say. Later looks (looks.py) audit it again: they revise findings about
 messages that arrived late, and find what went wrong since.
 
@@ -48,8 +48,8 @@ log = logging.getLogger("notify.audit")
 
 RETRY_SECONDS = 5.0
 DEATHS = 3
-"""A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
-out."""
+"""A process that died this often within one window raises an alarm; a second audit that failed this often skips its
+windows."""
 MOST_NAMED = 20
 """The most inputs that one line names."""
 
@@ -159,8 +159,8 @@ class Watch:
     # --- windows ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, windows: int = 0) -> None:
-        """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input
-        before the first window of this state; later an input that is gone holds the window up."""
+        """Audit windows until `stop`, or at most `windows` (0: no limit). Raises InvalidRequest for a wrong plan or
+        input before the first window of this state; later an input that is gone holds the window up."""
         done = 0
         if self._begun:
             self._say(self._begun)
@@ -318,8 +318,8 @@ class Watch:
     # --- looks at earlier windows -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Audit earlier windows again, if a look has its turn. One that ends the process, or fails, again and again
-        leaves its windows out: the watch goes on."""
+        """Audit earlier windows again, if a look is due. If a look repeatedly fails or crashes the process, its windows
+        are skipped."""
         position = self.position
         turn = looks.due(self._ledger, position, self._window_us, self._oldest_us)
         if turn is None:

@@ -166,12 +166,12 @@ class MemoryTransactions:
         record.state = State.PARKED if answer.park else State.PREPARED
         return True
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         record = self._open(transaction_id)
         if record is None:
             return False
         record.token, record.next_check_us = 0, now_us
-        if anew:
+        if reset:
             record.state, record.attempts = State.PREPARED, 0
         return True
 

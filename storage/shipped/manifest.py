@@ -95,7 +95,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShippedRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The administrators' records (settings, limits, tokens, jobs) beside the log: an SQLite database."""
+    """The administrators' records (settings, limits, tokens, jobs) of the log: an SQLite database."""
 
     at_us: int
     """When the copy was taken, in microseconds since 1970: after the segments listed by then were sealed."""

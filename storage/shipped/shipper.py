@@ -132,7 +132,7 @@ class Shipper:
             if sealed is not None and (sealed.end, sealed.created_us) != (last.end, last.created_us):
                 raise Conflict(
                     f"{self.store.url} lists another segment at position {last.base} than {self._data_dir} has: they "
-                    "are two copies of one log that went on separately. Name another URL",
+                    "are two copies of one log that continued separately. Name another URL",
                     FOREIGN,
                 )
 

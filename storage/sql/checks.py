@@ -128,14 +128,14 @@ class SqlChecks:
 
         return await self._database.run(read)
 
-    async def resume(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         def resume(connection: Connection) -> bool:
             values: dict[str, Any] = {"token": 0, "next_check_us": now_us}
-            if anew:
+            if reset:
                 values["attempts"] = 0
             undecided = sa.and_(first_message(transaction_id), _t.state.in_(UNDECIDED))
             changed = connection.execute(server_half_message.update().where(undecided).values(values)).rowcount
-            if changed and anew:
+            if changed and reset:
                 _set_state(connection, transaction_id, State.PREPARED.name)
             return bool(changed)
 

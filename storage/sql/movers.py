@@ -72,7 +72,7 @@ def is_past(connection: Connection, movers: Movers | None = None) -> Any:
 
 
 def movers_of(connection: Connection) -> Movers:
-    """The bridges of this database, and whether relays run beside them."""
+    """The bridges of this database, and whether relays run too."""
     if connection.dialect.name == "sqlite":  # it has no log that a bridge could read
         return Movers()
     through: dict[str, int] = {}

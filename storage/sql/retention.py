@@ -76,7 +76,7 @@ class SqlRetention:
             shard=self._database.shard,
             bridge=movers.slowest,
             seconds_behind=round(behind_us / 1e6),
-            remedy="start it; if it was removed for good: notify storage forget NAME --storage …",
+            remedy="start it; if it was removed permanently: notify storage forget NAME --storage …",
         )
 
 

@@ -317,9 +317,9 @@ class SqlShards:
             return await self._at(shard).checking(transaction_id)
         return await self._first(lambda s: s.checking(transaction_id))
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         async def resumed(store: SqlStore) -> bool | None:
-            return await store.resume_checks(transaction_id, now_us, anew=anew) or None
+            return await store.resume_checks(transaction_id, now_us, reset=reset) or None
 
         return await self._first(resumed) is not None
 

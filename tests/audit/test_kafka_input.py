@@ -149,7 +149,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
             known = explain(inputs, each.message_id, tmp_path, (5, 5))
             assert (known.exit_code, known.verdicts[0].finding) == (0, ""), known.sentence
     causes = {cause.finding: cause.sentence for cause in result.causes}
-    assert f"group {group} stands still since" in causes["UNDELIVERED"] and "2 messages" in causes["UNDELIVERED"]
+    assert f"group {group} has been stuck since" in causes["UNDELIVERED"] and "2 messages" in causes["UNDELIVERED"]
     assert f"group {group} gave up 1 message" in causes["DEAD"]
 
 

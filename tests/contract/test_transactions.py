@@ -290,14 +290,14 @@ def test_a_resume_starts_checks_over_if_that_is_asked_for(transactions: Any) -> 
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(CheckAnswer(t.id, due.token, T0 + 600 * SECOND, 15, True))
-        assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
+        assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, reset=False)
         assert (await b.store.checking(t.id))[1:] == (15, True, "g")
         assert len(await b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
-        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, anew=True)
+        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, reset=True)
         await b.restart()
         assert (await b.store.checking(t.id))[1:] == (0, False, "g")
         assert len(await b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
-        assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
+        assert not await b.store.resume_checks(ids.new_id(), T0, reset=True)
 
     transactions(scenario)
 

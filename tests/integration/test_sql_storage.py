@@ -218,7 +218,7 @@ def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(stor
             await store.probe()  # one that only read said each second that the shard is back
         assert store.writer.failing_since
         with pytest.raises(Unavailable, match="read-only"):
-            await store.resume_checks(t.id, now(), anew=True)
+            await store.resume_checks(t.id, now(), reset=True)
         for _ in range(2):
             with pytest.raises(faults.DATABASE_AWAY, match="read-only"):
                 beat()
@@ -227,7 +227,7 @@ def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(stor
         beat()
         await store.probe()
         assert not store.writer.failing_since
-        assert await store.resume_checks(t.id, now(), anew=True)
+        assert await store.resume_checks(t.id, now(), reset=True)
         assert (await store.put([sent()], now()))[0].put is Put.STORED
         with store.engine.connect() as connection:
             assert list(connection.scalars(sa.select(server_member.c.name))) == ["server-x"], "no probe leaves a row"

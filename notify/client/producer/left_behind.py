@@ -21,7 +21,7 @@ from notify.protocol.wire import PackedMessage
 MOST_LEFT = 100_000
 """The most transactions that are remembered. With more, every commit goes by row until the table has none left."""
 COMMIT_SECONDS = 5.0
-"""How long after its rows were inserted a transaction may still commit without this process hearing of it."""
+"""How long after its rows were inserted a transaction may still commit without the knowledge of this process."""
 _NOT_NOW = (421, 429, 500, 503, 504, 507)
 
 
@@ -29,7 +29,7 @@ def may_be_left(error: NotifyError) -> bool:
     """Whether a transaction may commit although its half was not stored: the server is unreachable, or cannot take it
     now.
 
-    Not if the server refused it for good, or if the producer is closed.
+    Not if the server refused it permanently, or if the producer is closed.
     """
     return not isinstance(error, Closed) and (error.retryable or error.status in _NOT_NOW)
 

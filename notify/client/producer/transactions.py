@@ -457,7 +457,7 @@ class TransactionClient:
 
 
 def _may_be_smaller(error: NotifyError, items: int) -> bool:
-    """Whether a request with so many items is sent in parts, because it is, or may be, too large for a proxy."""
+    """Whether a request with this many items is sent in parts because it may be too large for a proxy."""
     return isinstance(error, ForeignAnswer) and error.is_for_size and items > 1
 
 

@@ -147,7 +147,7 @@ def _delete(connection: Connection, transaction_ids: Sequence[str], cutoff: date
 
 
 class RowPurge:
-    """Purges a producer's rows while it runs: once an hour, in small batches, beside its transactions.
+    """Purges a producer's rows while it runs: once an hour, in small batches.
 
     It purges only rows of its own group, because it may have no right to ask for other groups.
     """

@@ -268,7 +268,7 @@ class KafkaSink:
         size = record_bytes(key, value, headers)
         largest = self._largest(topic)
         if size > largest:
-            largest = self._topics.largest(topic, anew=True)
+            largest = self._topics.largest(topic, refresh=True)
         if size > largest:
             raise InvalidRequest(
                 f"its record has {size:,} bytes; topic {topic!r} takes {largest:,}: raise its max.message.bytes",

@@ -69,7 +69,7 @@ SHORT_BYTES = 16 << 10
 SMALL_HEAD_BYTES = 4 << 10
 """Heads up to this size are not counted while their requests wait for a turn."""
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending a refused request, so that it reads the answer instead of a reset."""
+"""How long a client may keep sending a refused request, so that it reads the answer instead of a reset."""
 
 
 class Timers:

@@ -61,7 +61,8 @@ RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, Ka
 
 @dataclass(slots=True)
 class Released:
-    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused for good."""
+    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused
+    permanently."""
 
     released: int = 0
     moved: int = 0
