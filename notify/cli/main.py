@@ -19,7 +19,7 @@ import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli.commands import COMMANDS, shorten_help, load, stand_in
+from notify.cli.commands import COMMANDS, load, shorten_help, stand_in
 from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError

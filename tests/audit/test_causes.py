@@ -114,7 +114,7 @@ def test_ghosts_name_who_sent_them() -> None:
     assert cause.sentence.startswith("producer group bank, source X1: 1 message delivered that no database committed")
 
 
-def test_what_matters_most_comes_first_and_what_is_harmless_not_at_all() -> None:
+def test_causes_are_ordered_by_weight_without_harmless_ones() -> None:
     cases = [
         Found("MISDATED", new_id(), producer_group="bank", at_us=T0), undelivered(T0), lost(T0), lost(T0),
         Found("ACKED_NO_EFFECT", new_id(), groups=["mail", "points"], at_us=T0, evidence={"acked_us": T0}),

@@ -107,7 +107,7 @@ def audited(spark: Any, trade: Trade, copy: str, scratch: Path) -> Result:
 
 
 @pytest.mark.long
-def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
+def test_commits_that_a_standby_lacks_are_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
     primary, copy = standby
     begin(primary, Trade(tmp_path / "none", 0))
     database = Database(of(primary, WITH_INBOX), "primary")

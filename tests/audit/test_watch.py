@@ -490,7 +490,7 @@ class StopsSoon(threading.Event):
         return was_waited_for
 
 
-def test_what_a_group_never_settled_is_said_only_if_it_fails_an_audit(tmp_path: Path, receiver: Receiver) -> None:
+def test_left_out_messages_are_reported_only_if_they_fail_an_audit(tmp_path: Path, receiver: Receiver) -> None:
     def made(start: int) -> Result:
         found = [Found("LEFT_OUT", "a", groups=["points"], at_us=start)] if start == BEGIN_US else []
         return Result("FINDINGS" if found else "PASS", found=found, totals={"committed": 1})

@@ -172,7 +172,7 @@ def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window
 @pytest.mark.parametrize(
     ("path", "field"), [("/transactions", "id"), ("/groups/points/dead-letters", "contains"), ("/topics", "prefix")]
 )
-def test_what_is_typed_in_a_search_stays(scene: Scene, window: Any, path: str, field: str) -> None:
+def test_typed_search_text_survives_a_refresh(scene: Scene, window: Any, path: str, field: str) -> None:
     """A form's field named `id` hid the id of the form: each refresh put a new form there, without what was typed."""
     w = window(scene.url)
     w.go(path)

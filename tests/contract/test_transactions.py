@@ -133,7 +133,7 @@ def test_the_same_id_again_is_the_same_transaction(transactions: Any) -> None:
     transactions(scenario)
 
 
-def test_what_a_storage_cannot_hold_refuses_its_own_transaction_only(transactions: Any) -> None:
+def test_a_value_that_a_storage_cannot_hold_refuses_only_its_transaction(transactions: Any) -> None:
     """A key with a NUL, which PostgreSQL cannot store, fails alone in a request and batch with others."""
 
     async def put(b: Bench, *halves: NewTransaction) -> list[Any]:
@@ -302,7 +302,7 @@ def test_a_resume_starts_checks_over_if_that_is_asked_for(transactions: Any) -> 
     transactions(scenario)
 
 
-def test_what_an_administrator_decided_is_told(run: Any) -> None:
+def test_a_forced_decision_is_shown(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         committed, rolled_back, own = sent(delay_us=SECOND), sent(), sent()
         await b.store.put([committed, rolled_back, own], T0)

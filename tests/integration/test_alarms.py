@@ -232,7 +232,7 @@ def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: 
     assert admin(url, "GET", "refused")["sources"] == []
 
 
-def test_what_a_group_has_left_behind_is_shown_until_it_is_sent(watched: InMemoryServer) -> None:
+def test_transactions_left_behind_are_shown_until_they_are_sent(watched: InMemoryServer) -> None:
     url, path = watched.url, "/v1/transactions/left-behind"
     report = {"producer_group": "shop", "source": "shop-db", "transactions": 3, "seconds": 90}
     assert ask(url, "POST", path, report)[0] == 200

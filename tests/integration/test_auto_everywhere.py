@@ -149,7 +149,7 @@ EVERYWHERE = pytest.mark.parametrize(
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"])
 @EVERYWHERE
-def test_what_is_left_behind_arrives_once_and_in_order(
+def test_messages_left_behind_arrive_once_and_in_order(
     kind: Callable[[Site], Place], site: Site, engine: sa.Engine, unique: str
 ) -> None:
     place = kind(site)

@@ -382,7 +382,7 @@ def test_a_bomb_is_refused() -> None:
 
 
 @pytest.mark.parametrize("body", [b"plain", zstd.compress(os.urandom(5000))[:-7]], ids=["other", "cut"])
-def test_what_cannot_be_decompressed_is_a_dead_letter(body: bytes) -> None:
+def test_a_body_that_cannot_be_decompressed_is_a_dead_letter(body: bytes) -> None:
     with pytest.raises(Exception, match=r"is not in Zstandard's format|it is cut short") as raised:
         BodyReader(None, BODY_BYTES).read(received(body, content_encoding="zstd"))
     assert type(raised.value).__name__ == "DeadLetter"

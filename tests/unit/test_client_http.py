@@ -13,7 +13,7 @@ HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
 
 
-def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It passed for the answer, and the answer for that of the next request on the connection."""
     feed = AnswerReader.feed
 

@@ -135,7 +135,7 @@ def test_latencies_below_the_pace_are_not_compared() -> None:
     assert ratios(slow)["handler_p50"] is None and ratios(slow)["end_to_end_p50"] == 0.04
 
 
-def test_what_a_round_lacks_has_no_ratio_and_is_never_passed() -> None:
+def test_a_measurement_missing_in_a_round_has_no_ratio_and_fails() -> None:
     comparison = compared(({"visible_1": 1000.0}, {}))
     comparison.rounds[0].systems["rocketmq"].reason = "128 callers: it failed"
     assert set(ratios(comparison).values()) == {None}
@@ -144,7 +144,7 @@ def test_what_a_round_lacks_has_no_ratio_and_is_never_passed() -> None:
 
 
 @pytest.mark.parametrize("field", ["lost", "doubled"])
-def test_what_is_lost_or_doubled_fails(field: str) -> None:
+def test_lost_or_doubled_messages_fail_the_comparison(field: str) -> None:
     comparison = compared((OURS, THEIRS))
     setattr(comparison.rounds[0].systems["notify"], field, 1)
     verdict = comparison.verdict()

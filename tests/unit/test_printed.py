@@ -138,7 +138,7 @@ def test_rows_escape_their_columns() -> None:
 REASON = "ConnectionError: the mail server does not answer (at shop.mail.send:7)"
 
 
-def test_what_does_not_fit_stands_below_its_row(
+def test_columns_that_do_not_fit_go_below_their_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of five columns at 80 made a dead letter ten lines high, its reason a column of seven characters."""

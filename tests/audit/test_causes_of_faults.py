@@ -128,7 +128,9 @@ def test_completeness_counts_what_was_delivered_and_took_effect(result: Result) 
 
 
 @pytest.mark.long
-def test_what_came_late_is_incomplete_and_no_finding(spark: Any, result: Result, trade: Trade, tmp_path: Path) -> None:
+def test_late_messages_lower_completeness_without_a_finding(
+    spark: Any, result: Result, trade: Trade, tmp_path: Path
+) -> None:
     figures = result.completeness
     assert figures is not None
     stricter = told(spark, trade, replace(PLAN, deliver_seconds=2), tmp_path / "scratch")

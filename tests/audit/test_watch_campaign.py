@@ -117,7 +117,7 @@ def rename_nothing(seen: Seen) -> None:
         (rename_nothing, "files of lines were renamed"),
     ],
 )
-def test_what_a_watch_does_wrong_is_told(harm: Callable[[Seen], None], complaint: str) -> None:
+def test_the_campaign_reports_planted_faults_of_a_watch(harm: Callable[[Seen], None], complaint: str) -> None:
     seen = Seen()
     harm(seen)
     assert any(complaint in text for text in seen.complaints())
