@@ -45,7 +45,7 @@ class TypedBodies:
         return pa.array([value for value, _ in rows], self._arrow), pa.array([rest for _, rest in rows], pa.string())
 
     def one(self, body: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
-        """A body's value, None where it has none, and what did not fit, None where everything did."""
+        """A body's value, or None, and the part that did not fit, or None if everything did."""
         if body is None:
             return None, None
         try:

@@ -1,7 +1,7 @@
-"""Carrying out a plan through the server's admin routes: exactly its items, each checked once more, each recorded.
+"""Carries out a plan through the server's admin routes: exactly its items, each checked again and recorded.
 
-What the databases and logs say now counts: an item whose message took effect, came into a queue or into doubt since the
-plan was made is not carried out. The server refuses the same for its own queues.
+The present databases and logs count: an item is not carried out if its message took effect, came into a queue or into
+doubt since the plan was made. The server refuses the same for its own queues.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Repair:
         """`effects`: queries for effects in addition to the plan's. `scratch`: the directory for copies of the logs'
         segments. `reason` is recorded with each repair.
 
-        `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do
-        again what the journal says was done and of which nothing is left.
+        `force`: send a group even messages from before its inbox began, which the server refuses otherwise, and repeat
+        items that the journal says were done but of which nothing is left.
         """
         self._inputs = inputs
         self._url = url
@@ -103,7 +103,7 @@ class Repair:
         return [rows[item.key] | {"dry_run": dry_run} for item in plan.items]
 
     def _done_before(self, items: Sequence[Item], done: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
-        """Rows for items that the journal says were done, compared with what the logs have of them now. With `force`,
+        """Rows for items that the journal says were done, compared with the present logs. With `force`,
         those of which nothing is left have no row: they are carried out again."""
         for several in parts(items):
             now = self._now(several)

@@ -29,8 +29,8 @@ class Conditions:
         self._ledger = ledger
 
     def lines(self, result: Result, start: int, end: int, quiet_us: int) -> list[Line]:
-        """Lines for what is wrong since this window, and for what is over. `quiet_us`: since when there was nothing at
-        all to audit; 0: there was something."""
+        """Lines for conditions that began in this window, and for those that ended. `quiet_us`: since when there was
+        nothing to audit; 0: there was something."""
         now = {
             f"STALLED:{entry['input']}": f"{entry['input']} ends before this window does"
             for entry in result.inputs
@@ -49,13 +49,13 @@ class Conditions:
             lines.append({"kind": kind, "window_us": start, "key": f"{key}:{start}", "detail": now[key]})
         for key in sorted(before - now.keys()):
             if quiet_us and key.startswith("INCONCLUSIVE:"):
-                continue  # nothing shows that it is over
+                continue  # it is unknown whether it has ended
             self._ledger.end_condition(key)
             lines.append({"kind": "over", "window_us": start, "key": key, "detail": f"no longer: {key}"})
         return lines
 
     def behind(self, start: int, now_us: int) -> list[Line]:
-        """Lines for a clock that is far behind what was audited: once, until a window is audited again."""
+        """Lines for a clock that is far behind the audited windows: once, until a window is audited again."""
         if _CLOCK in self._ledger.conditions():
             return []
         self._ledger.set_condition(_CLOCK, start)
@@ -90,7 +90,7 @@ def is_quiet(result: Result) -> bool:
 
 
 def _again(key: str) -> str:
-    """The key under which a condition of a window is known to looks at earlier windows."""
+    """The key of a window's condition for later looks at the window."""
     return f"AGAIN:{key}"
 
 

@@ -5,9 +5,9 @@ stalls would stop it and so hide lost messages. Instead a window is audited once
 transactions must be over, whatever the inputs say. Later looks (looks.py) audit it again: they revise findings about
 messages that arrived late, and find what went wrong since.
 
-The state is a directory with `watch.db` (ledger.py), which moves on in one transaction with what a window's audit
-showed, and `findings.jsonl` (lines.py). A watch that was killed audits its last window again, and says each finding
-once.
+The state is a directory with `watch.db` (ledger.py), which gets a window's findings and the next position in one
+transaction, and `findings.jsonl` (lines.py). A watch that was killed audits its last window again, and reports each
+finding once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Auditing:
     scratch: Path | str
     results: str = ""
     producer_groups: set[str] = field(default_factory=set)
-    """Those that had local rows in windows before: only the first window asks each table for all of them."""
+    """The producer groups of earlier windows: only the first window reads all of them from each table."""
 
     def __call__(self, plan: Plan) -> Result:
         with self.inputs() as inputs:
@@ -104,8 +104,7 @@ class Watch:
     ) -> None:
         """`audit`: see `Auditing`. `plan.from_us`: the start of the first window; 0: now.
 
-        Raises InvalidRequest for settings that cannot be, and a state that is damaged; Conflict where another watch
-        has the state.
+        Raises InvalidRequest for invalid settings and a damaged state; Conflict if another watch has the state.
         """
         if window_seconds < 1:
             raise InvalidRequest("--window-seconds must be at least 1")
@@ -122,7 +121,7 @@ class Watch:
             self._alarms = Alarms(self._ledger, alarm_url, clock)
             self._conditions = Conditions(self._ledger)
             self._begun = self._begin(directory)
-            """Lines of the beginning that `run` says."""
+            """Lines of the beginning, which `run` reports."""
             self._lines = Lines(self._ledger)
             self._lines.write()
         except BaseException:
@@ -131,7 +130,7 @@ class Watch:
 
     @property
     def position(self) -> Position:
-        """As it was committed."""
+        """The committed position."""
         assert self._ledger.position is not None
         return self._ledger.position
 
@@ -153,14 +152,14 @@ class Watch:
         return lines
 
     def close(self) -> None:
-        """Let go of the state."""
+        """Close the state."""
         self._ledger.close()
 
     # --- windows ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, windows: int = 0) -> None:
         """Audit windows until `stop`, or at most `windows` (0: no limit). Raises InvalidRequest for a wrong plan or
-        input before the first window of this state; later an input that is gone holds the window up."""
+        input before the first window of this state; later a missing input delays the window."""
         done = 0
         if self._begun:
             self._say(self._begun)
@@ -181,7 +180,7 @@ class Watch:
             except Exception as error:
                 # The window stays due: no window is skipped because an input is unreachable.
                 self.failed(error)
-                # Flags that were right once are right: then an input is gone, and may come back.
+                # The flags were valid before, so an input is missing, and may come back.
                 is_wrong = isinstance(error, InvalidRequest) and not self.position.window
                 if is_wrong or not _is_transient(error):
                     raise
@@ -190,7 +189,7 @@ class Watch:
         self._alarms.send()
 
     def _heed_clock(self) -> None:
-        """Say it if the next window begins in the future: the clock was ahead before, or is behind now."""
+        """Report it if the next window begins in the future: the clock was ahead before, or is behind now."""
         start, now_us = self.position.next_us, int(self._clock() * 1e6)
         if start - now_us > self._window_us:
             with self._ledger.transaction():
@@ -236,8 +235,8 @@ class Watch:
         return self._audit(replace(self._plan, from_us=start, to_us=end, with_strays=with_strays))
 
     def failed(self, error: Exception, start: int = 0, look: str = "") -> None:
-        """Say that the next window, or the one at `start`, could not be audited, by a look if one is named. Its first
-        failure is an alarm."""
+        """Report that the next window, or the one at `start`, could not be audited, by a look if one is named. The
+        first failure of a window is an alarm."""
         FAILURES.inc()
         start = start or self.position.next_us
         cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
@@ -258,8 +257,8 @@ class Watch:
     # --- lines ------------------------------------------------------------------------------------------------
 
     def _findings(self, cases: Sequence[Found], start: int, end: int, *, again: bool = False) -> list[Line]:
-        """Lines for the findings that were not said yet, of the windows from `start` to `end`. `again`: these were
-        audited before, and their findings may be forgotten."""
+        """Lines for the unreported findings of the windows from `start` to `end`. `again`: whether these were audited
+        before, so that their findings may be forgotten."""
         lines: list[Line] = []
         for case in _by_group(cases):
             if not self._fails(case.finding) or case.evidence.get("repaired"):
@@ -267,7 +266,7 @@ class Watch:
             is_new = not self._ledger.is_known(case.key)
             own_us = case.at_us // self._window_us * self._window_us if start <= case.at_us < end else start
             if again and is_new and self._ledger.has_forgotten(own_us):
-                continue  # it may have been said
+                continue  # it may have been reported
             self._ledger.know(case.key, own_us, self.position.window)
             if is_new:
                 FINDINGS.labels(case.finding).inc()
@@ -275,7 +274,7 @@ class Watch:
         return lines
 
     def _exchanged(self, result: Result, start: int) -> list[Line]:
-        """A line if inputs of the windows before are gone: their findings are not those of these inputs."""
+        """A line if inputs of earlier windows are missing: the findings of these windows came from other inputs."""
         gone = self._ledger.take_inputs(result.identities, start) if result.identities else []
         if not gone:
             return []
@@ -297,14 +296,14 @@ class Watch:
         return BY_NAME[name].is_bad or name in self._plan.fail_on
 
     def _announce(self, lines: Sequence[Line]) -> None:
-        """Put lines on their way, within the ledger's transaction."""
+        """Add lines and their alarms, within the ledger's transaction."""
         self._ledger.add_lines(lines)
         for line in lines:
             if self._is_alarm(line):
                 self._alarms.add(self._alarm_key(line["key"]), line)
 
     def _alarm_key(self, key: str) -> str:
-        """The key of a finding's alarm: another one once it is back, or its receiver takes it for a repetition."""
+        """The key of a finding's alarm. It changes when a finding returns, so that the receiver takes no repetition."""
         returns = self._ledger.returns(key)
         return f"{key}#{returns + 1}" if returns else key
 
@@ -358,7 +357,7 @@ class Watch:
     def _revised(self, result: Result, start: int, end: int) -> list[Line]:
         """Lines for findings of the windows from `start` to `end` that no longer apply."""
         if result.reasons or start < self._ledger.changed_us:
-            return []  # an audit that doubts itself, or has other inputs, may not see what is there nevertheless
+            return []  # an inconclusive audit, or one with other inputs, may miss findings that still apply
         shown = Counts(f.finding for f in result.found)
         stand = {f.key for f in _by_group(result.found) if not f.evidence.get("repaired")}
         lines: list[Line] = []
@@ -376,7 +375,7 @@ class Watch:
 
 
 def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
-    """The alarm of a watch that ends, or does not begin: once for its next window. Raises what `Watch` does."""
+    """Raise the alarm of a watch that ends, or cannot begin: once for its next window. Raises what `Watch` raises."""
 
     def audit(plan: Plan) -> Result:
         raise error
@@ -408,7 +407,7 @@ def _add(result: Result, found: Sequence[Found]) -> None:
 
 
 def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
-    """The cases, with one for each group of those that concern several: one group may be put right before another."""
+    """The cases, one for each group: of several groups, one may be repaired before another."""
     for case in cases:
         if len(case.groups) > 1 and BY_NAME[case.finding].by_group:
             together = ", ".join(case.groups)
@@ -420,7 +419,7 @@ def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether to try again: a database or a disk may have gone away during the audit."""
+    """Whether to try again: a database or a disk may have failed during the audit."""
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
         return False  # the watch's own state is damaged
     library = type(error).__module__.partition(".")[0]

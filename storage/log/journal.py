@@ -35,7 +35,7 @@ IDLE_MARK_SECONDS = 0.010
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Errors that pass once there is space (or a file descriptor) again; after any other the journal stops."""
 
-# What waits for the sync of a frame (threads.py): the loop if little waits and the disk is fast, a thread
+# These decide what waits for the sync of a frame (threads.py): the loop if little waits and the disk is fast, a thread
 # if little waits and the disk is slow, the kernel if there is more to do meanwhile.
 LOOP_SYNC_SECONDS = 0.002
 LOOP_WAITERS = 2

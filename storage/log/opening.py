@@ -24,7 +24,7 @@ log = structlog.get_logger("notify.log")
 
 @dataclass(slots=True)
 class Opened:
-    """What recovery found when it opened the log."""
+    """The result of recovery: what it found when it opened the log."""
 
     end: int = 0
     """The position after the last valid frame, where writing continues."""

@@ -21,7 +21,7 @@ from notify.storage.log.kernel_sync import KernelSync
 
 
 class Way(Enum):
-    """What waits while a frame is synced."""
+    """The one that waits while a frame is synced."""
 
     LOOP = auto()
     THREAD = auto()

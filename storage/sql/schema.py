@@ -39,7 +39,7 @@ NEEDS = tuple(
         *administration.metadata.sorted_tables,
     )
 )
-"""What a server needs of its tables: see notify/runtime/guarantees.py."""
+"""The server's needs of its tables: see notify/runtime/guarantees.py."""
 
 
 def upgrade(engine: Engine, shard: str) -> None:
