@@ -141,8 +141,9 @@ class Source:
                     continue
                 connection.commit()
             except (pymysql.Error, psycopg.Error, OSError):
-                with suppress(Exception):
-                    connection.close()
+                if connection is not None:
+                    with suppress(pymysql.Error, psycopg.Error, OSError):
+                        connection.close()
                 connection = None
                 time.sleep(0.05)  # the pause of a writer whose server is unreachable
             else:

@@ -22,6 +22,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+from notify.errors import ObjectStoreFailed
 from notify.object_store.store import Store
 from notify.protocol import ids
 from notify.spark.audit import Audit
@@ -119,7 +120,7 @@ class LostDisks:
 
     def _shipped(self) -> int:
         """How many segments the store lists; 0 while it is unreachable."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ObjectStoreFailed):
             listed = manifest.load(Store(self.store.url, tries=1))
             return 0 if listed is None else listed.count
         return 0
