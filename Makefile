@@ -130,7 +130,7 @@ crash-kafka: install
 # Each request of a transaction at Kafka held, cut, repeated and late, at each point of the next transaction: 1,060 cells, a table
 # of them, and a verdict. 30 minutes.
 matrix-kafka: install
-	$(PY) -m pytest tests/integration/test_kafka_late.py -m "" -n 0 -s -q
+	$(PY) -m pytest tests/integration/test_kafka_late_requests.py -m "" -n 0 -s -q
 
 # The disk of a server that ships its log is lost under load ROUNDS=20 times, while the store is away now and then: it is
 # restored, and an audit names and repairs exactly what is missing. 20 minutes.

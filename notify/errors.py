@@ -21,7 +21,7 @@
     │   ├── Closed                this producer or client was closed: make another one (not retryable)
     │   ├── Timeout               no answer in time; the request may have been carried out (504)
     │   ├── ForeignAnswer         something else answered in a server's place: a proxy, a login page (503)
-    │   ├── DiskFull              the server's disk is full: reads go on, writes are refused (507)
+    │   ├── DiskFull              the server's disk is full: reads work, writes are refused (507)
     │   ├── ObjectStoreFailed     an object store is unreachable, refuses, or lost an object (503)
     │   └── InboxUnavailable      the database of an inbox did not answer before the handler was called
     ├── StorageFailed             the disk refused a write or a sync: the server has stopped (500)

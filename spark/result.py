@@ -159,7 +159,8 @@ class Result:
     judged_us: int = 0
     """Transactions before this were judged, including the delivery of their messages."""
     judges_all_us: int = 0
-    """From when on an audit can judge all that is PENDING for its youth alone; 0: nothing is, or waiting is no help."""
+    """When an audit can judge all messages that are PENDING only because they are new; 0: none is, or waiting is
+    useless."""
     producer_groups: set[str] = field(default_factory=set)
     """The producer groups with local rows."""
     seconds: float = 0.0

@@ -44,7 +44,7 @@ class Placing(Protocol):
     """Tells when committed messages are in their queues."""
 
     def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
-        """Call `callback(topic, committed_us, count)` on the event loop once so many messages of one commit are durable
+        """Call `callback(topic, committed_us, count)` on the event loop once `count` messages of one commit are durable
         in the queues of a topic; not for messages that were delayed."""
         ...
 
@@ -70,11 +70,11 @@ class Shippable(Protocol):
         ...
 
     def hold_from(self, position: int | None) -> None:
-        """Keep retention from dropping segments behind `position`; None: retention may drop any segment."""
+        """Keep retention from dropping segments after `position`; None: retention may drop any segment."""
         ...
 
     def behind(self, position: int) -> tuple[int, int]:
-        """How many finished segments and how many durable bytes lie behind a position."""
+        """How many finished segments and how many durable bytes follow a position."""
         ...
 
 
@@ -85,10 +85,10 @@ class NamesBodies(Protocol):
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
         """The names that a part of what is stored mentions, from a place on, and where the next part begins.
 
-        `after`: "" for the first part; "" beside the names: this was the last one. A message that is stored before the
-        first call, and all the time until the last one, is met in one of the parts, wherever it is moved meanwhile;
-        that of a message that is gone may be met, too. Raises InvalidRequest for what is no place, Unavailable if a
-        part of the storage is away.
+        `after`: "" for the first part; with the names, "" says that this was the last one. A message that is stored
+        before the first call, and until the last one, is in one of the parts, even if it is moved meanwhile; the name
+        of a deleted message may appear too. Raises InvalidRequest for an invalid place, Unavailable if a part of the
+        storage is unreachable.
         """
         ...
 

@@ -22,7 +22,7 @@ class Subscription:
     topic: str
     mode: str = "shared"
     tags: tuple[str, ...] = ()
-    max_attempts: int = 16  # after so many failed attempts a message is a dead letter
+    max_attempts: int = 16  # failed attempts after which a message is a dead letter
     retry_min_us: int = 1_000_000
     retry_max_us: int = 300_000_000
     filter: str = ""  # an expression over headers, key and tag; see notify/protocol/filter.py
@@ -31,7 +31,7 @@ class Subscription:
     replay: int = 0  # the number of this run through the topic: in a higher run messages have their effects again
     last_replay: int = 0  # the highest number that a reset or redrive of this subscription was given
     inbox_from_us: int = -1  # the consumers' inbox has rows for messages committed from this time on; -1: not known
-    max_deaths: int = 16  # after the deaths of so many consumers that held it, a message is a dead letter
+    max_deaths: int = 16  # consumers that died while they held a message, after which it is a dead letter
     earlier: tuple[tuple[int, int, int], ...] = ()
     """Larger bounds from before, as (until when, max_attempts, max_deaths), the latest last: see `bounds`."""
 
@@ -59,7 +59,7 @@ class Subscription:
             return self.earlier
         steps: list[tuple[int, int, int]] = []
         for until_us, attempts, deaths in reversed((*self.earlier, (now_us, self.max_attempts, self.max_deaths))):
-            if attempts > max_attempts or deaths > max_deaths:  # a later one is not as large
+            if attempts > max_attempts or deaths > max_deaths:  # later bounds are smaller
                 steps.append((until_us, attempts, deaths))
                 max_attempts, max_deaths = max(max_attempts, attempts), max(max_deaths, deaths)
         while len(steps) > MOST_STEPS:

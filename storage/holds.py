@@ -7,7 +7,7 @@ from typing import NamedTuple
 HOLD = "hold"
 """The `on_exhausted` with which a message without attempts left holds its key."""
 HOLD_RETRIED, HOLD_RELEASED = -1, -2
-"""In place of the time since when a key is held: its hold ended, and the message gets one more attempt, or all of its
+"""Instead of the time since when a key is held: its hold ended, and the message gets one more attempt, or all its
 attempts once more."""
 
 

@@ -1,4 +1,4 @@
-"""A member: a server, bridge, relay or consumer that is there. With a registry, its database has them."""
+"""A member: a running server, bridge, relay or consumer. A registry's database lists them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Member:
     started_us: int = 0
     seen_us: int = 0
     age: float = 0.0
-    """Seconds since it was heard of, by the database's clock."""
+    """Seconds since its last heartbeat, by the database's clock."""
 
     def shown(self) -> dict[str, Any]:
         """The member as `GET /v1/members` shows it."""

@@ -1,4 +1,4 @@
-"""Runs: neighbouring messages of a queue, encoded together, as the answer to a consumer has them."""
+"""Runs: neighbouring messages of a queue, encoded together for answers to consumers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from notify.storage.progress import to_runs
 from notify.storage.records import StoredMessage
 
 LEAST = 16
-"""Fewer messages are cheaper one by one."""
+"""Fewer messages are encoded one by one, which is cheaper."""
 RUN_FIELDS = 4
 """The fields of a `DeliveredRun` that `encoded_run` has."""
 
 
 def total_of(times: array[int]) -> int:
-    """The sum of times; numpy adds many of them faster, but no more than 63 bits."""
+    """The sum of times. numpy adds many times faster, but only up to 63 bits."""
     if len(times) < LEAST:
         return sum(times)
     first = times[0]
@@ -30,9 +30,9 @@ class CommitTimes(msgspec.Struct, frozen=True, gc=False):
     """When messages were committed, or released to their queue, in microseconds since 1970: 8 bytes for each."""
 
     each: array[int]
-    """In the order of the offsets, and so of time, if `total_us` is known."""
+    """The times in the order of the offsets; this is also the order of time if `total_us` is known."""
     total_us: int | None = None
-    """Their sum; None: the messages do not lie side by side, so that the times may be in any order."""
+    """The sum; None: the messages are not adjacent, so the times may be in any order."""
 
     def of(self, places: range) -> tuple[Sequence[int], int]:
         """The times at these neighbouring places, the oldest first, and their sum."""
@@ -43,7 +43,7 @@ class CommitTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageRun(msgspec.Struct, frozen=True, gc=False):
-    """Messages without a gap between them. Each is sound; `encoded` is the same for all groups that receive them."""
+    """Messages without a gap between them, none damaged. `encoded` is the same for all groups that receive them."""
 
     first: int
     """The first offset."""
@@ -51,7 +51,7 @@ class MessageRun(msgspec.Struct, frozen=True, gc=False):
     size: int
     """The bytes of all payloads."""
     expires_us: int
-    """When the first of them expires; 0: none expires."""
+    """When the first message expires; 0: none expires."""
     encoded: bytes
     """See `encoded_run`."""
     times: CommitTimes
@@ -62,13 +62,13 @@ class MessageRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeptRuns:
-    """The newest runs, for other groups that follow the same queues in step: they want them within milliseconds."""
+    """The newest runs, for other groups that read the same queues within milliseconds."""
 
     def __init__(self, most: int = 8 << 20) -> None:
-        """`most`: bytes of all of them. Larger runs than an eighth of it are not kept."""
+        """`most`: the most bytes of all runs. A run larger than an eighth of that is not kept."""
         self._most = most
         self._runs: dict[tuple[int, int], MessageRun] = {}
-        """By the queue's key and the first offset, the oldest first."""
+        """The runs by the queue's key and the first offset, the oldest first."""
         self.bytes = 0
 
     def get(self, queue: int, first: int, count: int) -> MessageRun | None:
@@ -77,7 +77,7 @@ class KeptRuns:
         return run if run is not None and run.count == count else None
 
     def keep(self, queue: int, run: MessageRun) -> None:
-        """Keep a run in place of older ones."""
+        """Keep a run, and drop older ones beyond the bound."""
         size = len(run.encoded)
         if size > self._most // 8:
             return
@@ -102,7 +102,7 @@ def encoded_run(
 
 
 def encoded_messages(messages: Sequence[StoredMessage]) -> bytes:
-    """As `encoded_run`, of messages of one queue."""
+    """`encoded_run` for messages of one queue."""
     heads = b"".join([RUN_HEAD.pack(m.transaction_id, m.message_no, m.committed_us) for m in messages])
     offsets = to_runs([m.offset for m in messages])
     return encoded_run(messages[0].queue, offsets, heads, len(messages), [m.payload for m in messages])

@@ -122,19 +122,19 @@ class DelayStore(Protocol):
         ...
 
     def withdrawable(self, transaction_id: bytes, number: int) -> Withdrawable | None:
-        """Where a message stands that somebody wants to withdraw; None if it is not known."""
+        """The state of a message that is to be withdrawn; None if it is unknown."""
         ...
 
     def withdrawal(self, transaction_id: bytes, number: int, now_us: int) -> Withdrawal | None:
-        """A message that withdraws another one, and what became of it; None if it is not known, or withdraws none."""
+        """A message that withdraws another one, with its fate; None if it is unknown, or withdraws none."""
         ...
 
     def collapsed(self) -> int:
-        """How many messages were collapsed into another one of their dedupe key since the storage was opened."""
+        """How many messages were collapsed into another message of their dedupe key since the storage was opened."""
         ...
 
     def is_full_of_keys(self) -> bool:
-        """Whether so many dedupe keys have a pending message that no further one may be taken now."""
+        """Whether the most dedupe keys have a pending message, so that no further one is accepted now."""
         ...
 
     def withdrawals(self) -> Mapping[Fate, int]:

@@ -68,10 +68,10 @@ class CheckStore(Protocol):
         """The state of an undecided transaction's checks; None if the transaction is decided or not known."""
         ...
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         """Make a check of a transaction due now. Returns False if the transaction is not undecided.
 
-        `anew`: the transaction becomes PREPARED again and its answered checks are forgotten.
+        `reset`: the transaction becomes PREPARED again and its answered checks are forgotten.
         """
         ...
 

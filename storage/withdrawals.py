@@ -9,19 +9,19 @@ import msgspec
 from notify.protocol.withdrawal import Fate, Wanted
 
 WAIT_US = 24 * 3600 * 1_000_000
-"""How long a withdrawal waits for a message that this storage has not met: a relay may bring them in another order."""
+"""How long a withdrawal waits for an unknown message: a relay may bring them in another order."""
 MOST_WAITING = 20_000
-"""The most withdrawals that wait for their messages; a further one is NOT_FOUND at once."""
+"""The most withdrawals that wait for their messages; a further one is NOT_FOUND immediately."""
 MOST_UNKNOWN = 10_000
-"""One for a message that the storage has not met is NOT_FOUND at once if so many wait, so that there is room for those
-of undecided messages: anybody may name messages that never come."""
+"""If this many wait, a withdrawal of an unknown message is NOT_FOUND immediately, so that there is room for those of
+undecided messages: any sender may name messages that never come."""
 
 MOST_PENDING = 100_000
 """The most dedupe keys with a pending message; messages with further ones are refused for now."""
 
 
 class Standing(enum.StrEnum):
-    """Where a message stands that somebody wants to withdraw."""
+    """The state of a message that is to be withdrawn."""
 
     UNDECIDED = "undecided"
     DELAYED = "delayed"
@@ -32,7 +32,7 @@ class Standing(enum.StrEnum):
 
 
 class Withdrawable(msgspec.Struct, gc=False):
-    """A message that somebody wants to withdraw. `due_us` is 0 unless it is delayed, or was until it was withdrawn."""
+    """A message that is to be withdrawn. `due_us` is 0 unless it is delayed, or was until it was withdrawn."""
 
     topic: str
     standing: Standing
@@ -52,5 +52,5 @@ class Withdrawal(msgspec.Struct, gc=False):
 
 
 def is_in_time(since_us: int, now_us: int) -> bool:
-    """Whether a withdrawal that waits since then, or as long as it takes (0), may still wait."""
+    """Whether a withdrawal that waits since an instant, or without limit (0), may still wait."""
     return not since_us or now_us <= since_us + WAIT_US

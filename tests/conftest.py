@@ -135,7 +135,7 @@ def patient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient_writers(patient_writers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a writer give up soon when its database is away."""
+    """Let a writer give up soon when its database is unreachable."""
     monkeypatch.setattr(writer, "GIVE_UP_SECONDS", 0.5)
 
 

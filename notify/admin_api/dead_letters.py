@@ -126,16 +126,16 @@ def _failure(result: Mapping[str, Any]) -> list[str]:
     closed_part = f", and {messages(closed)} of it that were sent again or dropped before" if closed else ""
     when = f"the first died at {exactly(failure['first_at'])}, the last at {exactly(failure['last_at'])}"
     waiting = messages(failure["open"])
-    return [f"Failure group {failure['fingerprint']} ({what}) has {waiting} that wait{closed_part}: {when}."]
+    return [f"Failure group {failure['fingerprint']} ({what}) has {waiting} waiting{closed_part}: {when}."]
 
 
 def drop(target: str, result: Mapping[str, Any]) -> Description:
     """Dead letters that are dropped, by their ids or by a job."""
     if "ids" in result:
         dropped = capital(messages(len(result["ids"])))[:-1]
-        return _of_ids(result, f"{dropped} of the dead letters of {target} will be dropped for good.")
+        return _of_ids(result, f"{dropped} of the dead letters of {target} will be dropped. This cannot be undone.")
     if "at_most" in result:
-        job = f"A job looks at {messages(result['at_most'])} at most, and drops those that match for good."
+        job = f"A job drops the matching ones of {messages(result['at_most'])} at most. This cannot be undone."
         return Description([*_failure(result), job, "Dead letters that were sent again before stay sent."])
     if "job" in result:
         return by_job(result)

@@ -63,7 +63,7 @@ def retry(target: str, result: Mapping[str, Any]) -> Description:
 
 def skip(target: str, result: Mapping[str, Any]) -> Description:
     """Held keys whose messages become dead letters."""
-    return _described(result, "{keys}: the message becomes a dead letter with your reason, and the key goes on.")
+    return _described(result, "{keys}: the message becomes a dead letter with your reason; the key is delivered again.")
 
 
 def release(target: str, result: Mapping[str, Any]) -> Description:

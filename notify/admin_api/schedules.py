@@ -37,7 +37,7 @@ class ScheduleWrite(Write):
         input=Input("Cron expression", "Minute, hour, day of month, month, day of week, such as 0 7 * * 1-5."),
         flag=Flag("Minute, hour, day of month, month and day of week, such as '0 7 * * 1-5'.", default=""))
     every: float | None = declared(None, "seconds, counted from 1970-01-01T00:00:00Z, instead of cron", gt=0,
-        input=Input("Or every so many seconds", "Counted from 1970-01-01T00:00:00Z."),
+        input=Input("Or at an interval, in seconds", "Counted from 1970-01-01T00:00:00Z."),
         flag=Flag("Instead of --cron: seconds, counted from 1970-01-01T00:00:00Z.", 1))
     zone: str = declared("UTC", "the IANA time zone of the cron expression", max_length=64, examples=["Europe/Berlin"],
         input=Input("Time zone", "An IANA name, such as Europe/Berlin; empty: UTC."),

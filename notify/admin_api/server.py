@@ -18,7 +18,7 @@ from notify.protocol.wire import instant
 # A field is a row of a table: itself, its input, its flag.
 # fmt: off
 DAYS, MOST_DAYS = 90.0, 3650.0
-"""How long a credential holds, in days: if nothing else is said, and at most."""
+"""How long a credential is valid, in days: the default, and the longest."""
 LONGEST_SILENCE_SECONDS = 30 * 86_400.0
 MOST_REPUBLISHED = 1000
 REPORT_BYTES = 512 << 10

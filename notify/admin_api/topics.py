@@ -87,7 +87,7 @@ def send(target: str, result: Mapping[str, Any]) -> Description:
 def purge(target: str, result: Mapping[str, Any]) -> Description:
     """A topic's messages, or a group's dead letters, that are deleted."""
     dropped = sum(q["dropped"] for q in result["queues"])
-    deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted for good."
+    deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted. This cannot be undone."
     description = Description([deleted if dropped else "Nothing is deleted."])
     for group, number in result["missed"].items():
         description.sentences.append(f"Group {group} never receives {messages(number)} that it has not settled.")

@@ -88,7 +88,7 @@ class Bridge:
         `schema`: the schema (MySQL: the database) with the tables, by default that of the URL. `schemas`: patterns of
         schemas, separated by commas (`t_*,shop`), also for those that are made later; their source needs a name.
         `server_id`: the bridge's id as a replica of MySQL or MariaDB; 0: it is made from the name.
-        `accept_unbounded_wal`: read a PostgreSQL whose disk would fill while this bridge is away.
+        `accept_unbounded_wal`: read a PostgreSQL whose disk would fill while this bridge is stopped.
         `transactions_url`: see LeftBehindMover.
         `purged_seconds`: how long to wait for a replica that is behind, if every candidate lacks the position.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.cli.api import DRY_RUN, URL, call
-from notify.cli.audit_failures import never_one, spark_errors
 from notify.cli.audit_inputs import Schemas, is_small, opened, opened_here, session
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_text import published, show, show_explained
-from notify.cli.printed import say, say_json
-from notify.errors import InvalidRequest, Unavailable
+from notify.cli.printed import OutputLost, say, say_json
+from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.runtime.extras import remedy
+from notify.runtime.log_output import discard
 from notify.runtime.signals import heeding_signals
 from notify.runtime.urls import without_secrets
 
@@ -62,12 +65,12 @@ SCHEMAS = typer.Option(
 MASTER = typer.Option("", "--master", help="Spark's master, or sc://host:port of Spark Connect; default: this machine.")
 MEMORY = typer.Option("3g", "--memory", help="Memory of Spark's driver and of each executor.")
 LONGEST = typer.Option(
-    600.0, "--max-transaction-seconds", min=0, help="The longest transaction; younger ones may be PENDING."
+    600.0, "--max-transaction-seconds", min=0, help="How long a transaction may take; younger ones may be PENDING."
 )
 DELIVER = typer.Option(
     600.0, "--deliver-seconds", min=0, help="The time within which a queued message must be settled."
 )
-BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The step of the report's plots and counts.")
+BUCKET = typer.Option(60.0, "--bucket-seconds", min=0.1, help="The width of a bar in the report's charts, in seconds.")
 EFFECTS = typer.Option(
     [], "--effects", help="A query for the message_id (and consumer_group) of business effects, as `NAME:SQL` with "
     "a database's name; `{schema}` in it is the database's schema. What it finds took effect, even if the "
@@ -400,3 +403,66 @@ def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: 
 
     continue_from.conclude(report, plan, inputs, result, before)
     return write(result, report)
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Turn errors of Spark, files and databases, and a missing extra, into Unavailable with one line."""
+    try:
+        yield
+    except (NotifyError, OutputLost):
+        raise
+    except OSError as error:
+        raise Unavailable(f"the audit could not be finished: {error}") from error
+    except ImportError as error:
+        sentence = remedy(error)
+        if sentence is None:
+            raise
+        raise Unavailable(sentence) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "sqlalchemy"):
+            raise
+        raise Unavailable(f"the audit could not be finished: {cause_of(error)}") from error
+
+
+@contextmanager
+def never_one(as_json: bool) -> Iterator[None]:
+    """Exit with code 2 if the audit cannot run, fails, or cannot print its result, because 1 means findings.
+
+    With `as_json` the reason is in the JSON. Put the whole command inside this context.
+    """
+    try:
+        yield
+    except (typer.Exit, typer.BadParameter):
+        raise
+    except NotifyError as error:
+        _say_failed(as_json, str(error))
+        raise
+    except KeyboardInterrupt:
+        _say_failed(as_json, "interrupted")
+        raise typer.Exit(2) from None
+    except OutputLost as error:
+        discard(sys.stdout)
+        with suppress(OSError):
+            say(f"notify: the result could not be printed: {error}", err=True)
+        raise typer.Exit(2) from None
+    except Exception as error:
+        with suppress(OSError):
+            traceback.print_exc()
+        _say_failed(as_json, f"a fault of the audit itself: {error!r}")
+        raise typer.Exit(2) from None
+
+
+def _say_failed(as_json: bool, why: str) -> None:
+    if as_json:
+        try:
+            say_json({"verdict": "", "failed": why, "exit_code": 2})
+        except OutputLost:
+            discard(sys.stdout)
+
+
+def cause_of(error: Exception) -> str:
+    """The innermost cause that Spark names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by:")]
+    return (causes[-1] if causes else lines[0] if lines else repr(error))[:500]

@@ -70,7 +70,7 @@ def load(name: str) -> Any:
     command: Any = typer.main.get_group(part).commands[name]
     command.rich_help_panel, command.short_help = listed.panel, listed.text
     command.help = command.help or listed.text
-    hide_long_variables(command)
+    shorten_help(command)
     return command
 
 
@@ -80,10 +80,24 @@ def stand_in(name: str) -> Any:
     return typer.core.TyperCommand(name, short_help=listed.text, rich_help_panel=listed.panel)
 
 
-def hide_long_variables(command: Any) -> None:
-    """Let --help show only variables with explicit names; those that follow the rule would make it twice as long."""
+def shorten_help(command: Any) -> None:
+    """Let --help show only variables with explicit names, and no type of flags that take no value."""
     for parameter in command.params:
-        if getattr(parameter, "envvar", None) is None:
-            parameter.show_envvar = False
+        _shorten(parameter)
+    of_help = command.get_help_option
+
+    def get_help_option(context: Any) -> Any:
+        if (option := of_help(context)) is not None:
+            _shorten(option)
+        return option
+
+    command.get_help_option = get_help_option
     for inner in getattr(command, "commands", {}).values():
-        hide_long_variables(inner)
+        shorten_help(inner)
+
+
+def _shorten(parameter: Any) -> None:
+    if getattr(parameter, "envvar", None) is None:  # the others follow a rule
+        parameter.show_envvar = False
+    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+        parameter.metavar = ""

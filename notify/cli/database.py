@@ -218,7 +218,7 @@ def away(error: sa.exc.SQLAlchemyError) -> str:
     if arguments and arguments[0] in _GALERA_CUT_OFF:
         return (
             f"the database refuses statements: {detail}. A node of Galera does so while it is cut off from the others: "
-            "reconnect it; if the others are gone for good, SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES' "
+            "reconnect it; if the others will not come back, SET GLOBAL wsrep_provider_options = 'pc.bootstrap=YES' "
             "on the node with the newest state."
         )
     return f"the database does not answer: {detail}. Start it, or correct --dsn."

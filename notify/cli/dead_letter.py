@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_dead(
     group_name: str = GROUP,
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     failure: str = option(dead_letters.LetterConditions, "failure"),
     wide: bool = WIDE,
     url: str = URL,
@@ -128,7 +128,7 @@ add_write(
 )  # fmt: skip
 add_write(
     group, "drop", dead_letters.DROP,
-    "Drop dead letters for good, as a job unless --id names them; they cannot be sent again afterwards.",
+    "Drop dead letters, as a job unless --id names them. They cannot be sent again afterwards.",
     send=_whole, show=to_the_end, group_name=GROUP,
 )  # fmt: skip
 add_write(

@@ -79,7 +79,7 @@ TENANTS: Columns = {
 def list_tenants(
     name: str,
     topic: str = typer.Option("", help="Only of this topic."),
-    max: int = typer.Option(20, min=1, max=100, help="The most to show."),
+    max: int = typer.Option(20, min=1, max=100, help="Show at most this many."),
     wide: bool = WIDE,
     watch: float = WATCH,
     url: str = URL,

@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
 def list_held(
     group_name: str = GROUP,
     topic: str = typer.Option("", help="Only keys of this topic."),
-    max: int = typer.Option(100, min=1, max=held_keys.AT_ONCE, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=held_keys.AT_ONCE, help="Show at most this many."),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,

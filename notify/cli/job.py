@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_jobs(
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -39,7 +39,7 @@ def list_jobs(
 def show_job(
     number: int,
     offset: int = typer.Option(0, min=0, help="The number of the first item to show."),
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     watch: float = WATCH,
     url: str = URL,
     as_json: bool = AS_JSON,
@@ -49,7 +49,7 @@ def show_job(
     watched(watch, lambda: show(call(url, "GET", "jobs", str(number), query=query), as_json))
 
 
-add_write(group, "cancel", server.JOB_CANCEL, "Cancel a job for good; items that it has finished stay so.", number=int)
+add_write(group, "cancel", server.JOB_CANCEL, "Cancel a job. Finished items stay as they are.", number=int)
 
 
 def to_the_end(write: AdminWrite, url: str, answer: dict[str, Any], as_json: bool, *, here: bool = False) -> None:

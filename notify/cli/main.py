@@ -19,7 +19,7 @@ import typer.core
 import typer.main
 
 from notify import __version__
-from notify.cli.commands import COMMANDS, hide_long_variables, load, stand_in
+from notify.cli.commands import COMMANDS, load, shorten_help, stand_in
 from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
@@ -129,7 +129,7 @@ def _log_to_stderr() -> None:
 def root_command() -> Any:
     """`notify`, which imports each command when it runs."""
     root: Any = typer.main.get_command(app)
-    hide_long_variables(root)
+    shorten_help(root)
     return root
 
 
@@ -166,7 +166,7 @@ def main() -> None:
         if sentence is None:
             raise
         _fail(sentence)
-    except KeyboardInterrupt:  # while the commands were loaded: a command that runs hears of it itself
+    except KeyboardInterrupt:  # while the commands were loaded; a running command handles it itself
         end_by(signal.SIGINT)
     except OutputLost:  # of typer's own sentence about a wrong flag
         discard(sys.stderr)

@@ -74,7 +74,7 @@ def find_messages(
     topic: str | None = typer.Option(None, help="Messages of this topic."),
     since: str | None = typer.Option(None, "--from", help="Committed at or after this instant (RFC 3339)."),
     until: str | None = typer.Option(None, "--to", help="Committed before this instant."),
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     wide: bool = WIDE,
     url: str = URL,
     as_json: bool = AS_JSON,

@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("audit-log")
     def list_actions(
-        max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
+        max: int = typer.Option(20, min=1, max=10_000, help="Show at most this many."),
         url: str = URL,
         as_json: bool = AS_JSON,
     ) -> None:

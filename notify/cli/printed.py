@@ -108,7 +108,7 @@ def say_fields(values: Iterable[Any]) -> None:
 
 
 def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: int = 0) -> None:
-    """Print a list: as many columns beside each other as the terminal has room for, and the others on a further line
+    """Print a list: as many columns side by side as the terminal has room for, and the others on a further line
     below. No column is cut."""
     cells = [[_text(value).replace("\n", ", ") for value in row] for row in rows]
     names = [visible(heading) for heading in headings]

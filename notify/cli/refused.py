@@ -49,7 +49,7 @@ def list_refused(
     schema: str | None = SCHEMA,
     state: str | None = typer.Option(None, help="Only this state: WAITING, RETRY (Kafka: SENT) or DROPPED."),
     after: str = typer.Option("", help="Only transactions with ids above this one."),
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     wide: bool = WIDE,
     as_json: bool = AS_JSON,
 ) -> None:

@@ -92,7 +92,8 @@ def _refuse_another_workers(data_dir: Path, shard: object) -> None:
 
 
 def _place_shared(data_dir: Path) -> None:
-    """Move the files that all workers share from a worker's backup beside its directory, unless they exist there."""
+    """Move the files that all workers share from a worker's backup to the directory above it, unless they exist
+    there."""
     shared = data_dir / SHARED
     if not shared.is_dir():
         return

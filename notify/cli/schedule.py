@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 @group.command("list")
 def list_schedules(
     prefix: str = typer.Option("", help="Only schedules whose names begin with this."),
-    max: int = typer.Option(1000, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(1000, min=1, max=10_000, help="Show at most this many."),
     wide: bool = WIDE,
     watch: float = WATCH,
     url: str = URL,

@@ -46,7 +46,7 @@ def set_settings(
 
 @group.command()
 def history(
-    max: int = typer.Option(20, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(20, min=1, max=10_000, help="Show at most this many."),
     url: str = URL,
     as_json: bool = AS_JSON,
 ) -> None:

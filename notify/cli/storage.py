@@ -73,12 +73,12 @@ def upgrade(
 def change_key_map(
     storage: str = STORAGE,
     shards: str | None = typer.Option(
-        None, help="The shards of a new version of the map: names in order, separated by commas."
+        None, help="Change the map to these shards: their names in order, separated by commas."
     ),
     take_back: bool = typer.Option(
-        False, "--take-back", help="Give up the current change: the previous version is valid again."
+        False, "--take-back", help="Undo a change that is still under way: the previous map becomes valid again."
     ),
-    wait: float = typer.Option(60.0, min=0, help="How many seconds to follow a change."),
+    wait: float = typer.Option(60.0, min=0, help="How long to follow a change, in seconds."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Show the map of keys to shards, or change it while servers run and follow the change to its end.

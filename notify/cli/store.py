@@ -85,18 +85,15 @@ def sweep_store(
         "--min-age",
         min=LEAST_AGE_SECONDS,
         max=3_200_000_000,
-        help="Seconds for which each body is kept in any case; at least as long as the age of a backup that you would "
-        "restore.",
+        help="Never delete a body younger than this, in seconds. Choose at least the age of the oldest backup that you "
+        "would restore.",
     ),
-    gone: bool = typer.Option(
-        False, "--gone", help="Also sweep a group none of whose bodies is named by anything: its messages are all gone."
-    ),
+    gone: bool = typer.Option(False, "--gone", help="Also delete the bodies of a group of which no message is left."),
     logs: int | None = typer.Option(
         None,
         "--logs",
         min=0,
-        help="How many servers with queues the registries of these servers have in all: if fewer are there now, "
-        "nothing is deleted.",
+        help="How many servers with queues there should be in all. If the registries list fewer, nothing is deleted.",
     ),
     dry_run: bool = DRY_RUN,
     as_json: bool = AS_JSON,
@@ -230,7 +227,7 @@ def _refuse_without_halves(names: Iterable[str]) -> None:
     if undecided := _groups_in(AT_SERVERS, names):
         raise InvalidRequest(
             f"producers of {undecided} keep undecided messages at servers (mode half or auto): name these "
-            "with --url, beside Kafka"
+            "with --url, in addition to Kafka"
         )
 
 
@@ -400,7 +397,7 @@ async def _named_by(address: str) -> list[set[str]]:
             if not part.next:
                 return parts
             if part.next == after:
-                raise foreign_content("it says that the list goes on where it began")
+                raise foreign_content("its list continues where it began")
             after = part.next
 
 

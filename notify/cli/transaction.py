@@ -33,7 +33,7 @@ def list_transactions(
     state: str | None = typer.Option(None, help="PREPARED or PARKED."),
     producer_group: str | None = typer.Option(None, help="Only transactions of this producer group."),
     older_than: float = typer.Option(0, min=0, help="Only transactions older than this, in seconds."),
-    max: int = typer.Option(100, min=1, max=10_000, help="The most to show."),
+    max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),
     wide: bool = WIDE,
     watch: float = WATCH,
     url: str = URL,

@@ -37,7 +37,7 @@ def offset_of(answer: Any) -> int:
     """The offset in an answer of `list_offsets`; -1 for an instant after the last record.
 
     Raises KafkaException if the answer has no offset: while a partition's leader changes, the client answers like this
-    without an error. Used as a partition's end, it would be before a group's position, and the group would begin anew.
+    without an error. Used as a partition's end, it would be before a group's position, and the group would start over.
     """
     offset: int = answer.offset
     if offset == OFFSET_INVALID:

@@ -24,7 +24,7 @@ class ClientThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """The calls to make. None wakes the thread so that it looks whether it has to go on."""
+        """The calls to make. None wakes the thread so that it checks whether to stop."""
         self._waits = 0
         """The number of callbacks that wait for the loop."""
         self._deferred: list[Callable[[], None]] = []

@@ -7,8 +7,8 @@ A transaction with messages begins with a record here, too, which only opens it:
 has ended the transaction in between, it refuses the position, because the client does not add the partition again. The
 position would otherwise be committed alone, and the messages before it would be lost.
 
-A long position refers to a base (see notify/movers/long_positions.py). The base has records of its own beside the
-positions, each with a part of it, since brokers take records of 1 MiB only.
+A long position refers to a base (see notify/movers/long_positions.py). The base has records of its own in addition to
+the positions, each with a part of it, since brokers take records of 1 MiB only.
 """
 
 from __future__ import annotations

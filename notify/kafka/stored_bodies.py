@@ -219,7 +219,7 @@ def read(consumer: Consumer, cluster: Cluster, unread: Mapping[Place, Extent]) -
             until = time.monotonic() + SILENT_SECONDS
             if error is None:
                 found |= mentioned(message.value() or b"")
-            # The last offsets may be those of a transaction's end, which is no record: then the partition's end comes.
+            # The last offsets may be a transaction's end, which is not a record: then the partition's end comes.
             if spot in left and (offset or 0) + (error is None) >= left[spot]:
                 del left[spot]
                 consumer.pause([TopicPartition(*spot)])

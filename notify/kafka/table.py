@@ -30,7 +30,7 @@ LAST_RECORDS = 1000
 AT_ONCE = 1000
 POLL_SECONDS = 1.0
 PASSING = AWAY | GONE | {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
-"""Temporary errors of reading: brokers are away, or do not know a new topic yet."""
+"""Temporary errors of reading: brokers are unreachable, or do not know a new topic yet."""
 FETCH_MILLISECONDS = 20
 """How long a broker waits for more records before it reports a partition's end. The default is half a second."""
 
@@ -95,7 +95,7 @@ class KafkaTable(Generic[K, V]):
 
 
 def reader(cluster: Cluster, group: str, own: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
-    """A consumer of committed records that reports the ends of partitions, and is no member of a group.
+    """A consumer of committed records that reports the ends of partitions, and is not a member of a group.
 
     Kafka requires the name of a `group`, but nothing is committed. Raises InvalidRequest for settings that Kafka's
     client refuses.

@@ -23,8 +23,8 @@ from notify.protocol.limits import LIMITS, check_name, digits
 LOOK_SECONDS = 60.0
 """How long the size of a topic's largest record is cached; it is read again for a record that is too large."""
 RECORD_BYTES, HEADER_BYTES = 128, 16
-"""The most bytes of a record besides its key, value and headers, alone in its batch; and of a header besides its texts.
-"""
+"""The most bytes of a record alone in its batch without its key, value and headers; and of a header without its
+texts."""
 LARGEST_RECORD = LIMITS.message_bytes + LIMITS.key_bytes + LIMITS.headers_bytes + (16 << 10)
 """The size of the largest legal message with Notify's headers."""
 UNKNOWN = 1 << 30
@@ -39,14 +39,14 @@ class Topics:
         self._largest: dict[str, tuple[int, float]] = {}
         """The size of the largest record of each topic, and when it was read."""
 
-    def largest(self, name: str, *, anew: bool = False) -> int:
+    def largest(self, name: str, *, refresh: bool = False) -> int:
         """The size, in bytes, of the largest record that a topic accepts; the topic is made if it is missing.
 
         Raises InvalidRequest for an illegal name, and if the brokers refuse to make the topic; Unavailable if they do
-        not answer. `anew`: read the size again.
+        not answer. `refresh`: read the size again.
         """
         cached = self._largest.get(name)
-        if cached is not None and not anew and time.monotonic() - cached[1] < LOOK_SECONDS:
+        if cached is not None and not refresh and time.monotonic() - cached[1] < LOOK_SECONDS:
             return cached[0]
         check_name("topic", name)
         if name.startswith(OWN_TOPICS):

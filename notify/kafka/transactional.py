@@ -191,7 +191,7 @@ def _called(call: Callable[[], T]) -> T:
     """Make a call of the client. Raises KafkaException for a fatal error that the client found within a callback.
 
     It reports such an error as the cause of a SystemError; or, if it called its logger after it had found it, it raises
-    the KafkaError itself, which is no exception to Python: it would end a thread whose caller waits for the result.
+    the KafkaError itself, which is not a Python Exception: it would end a thread whose caller waits for the result.
     """
     try:
         return call()

@@ -70,7 +70,7 @@ class LeftBehindMover:
         """The schemas that are left alone since their table lacks the index, at the last look."""
         self._sending: asyncio.Task[None] | None = None
         self.sent = self.refused = 0
-        """How many transactions the servers have got, and how many they refuse for good."""
+        """How many transactions the servers have stored, and how many they refuse permanently."""
 
     def waiting(self, connection: Connection, schemas: Sequence[str]) -> list[str]:
         """Those of these schemas in which something is left behind. Schemas without the index are left alone, because

@@ -17,7 +17,7 @@ UNREADABLE = "unreadable"
 NOT_A_MESSAGE = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, DataError)
 """The errors of a row that is not a message: invalid text or numbers, or times that Python's datetime does not know."""
 HEAD_BYTES = 512
-"""About the bytes of a transaction besides its bodies."""
+"""About the bytes of a transaction without its bodies."""
 
 
 def cut(places: Iterable[Place], most_bytes: int) -> Iterator[list[Place]]:

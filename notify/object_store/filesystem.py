@@ -26,7 +26,7 @@ def check_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise InvalidRequest(f"{without_secrets(url)!r} is no store: {error}") from None
+        raise InvalidRequest(f"{without_secrets(url)!r} is not a store: {error}") from None
     if parts.username or parts.password or without_secrets(url) != url:
         raise InvalidRequest("a store's URL must not hold credentials: put them where the store's library reads them")
     if not url or (parts.scheme not in fsspec.available_protocols() if parts.scheme else not url.startswith("/")):
@@ -50,7 +50,7 @@ def opened(url: str) -> tuple[Any, str]:
     try:
         fs, root = url_to_fs(url, **options)
     except Exception as error:
-        raise InvalidRequest(f"{url} is no store: {said(error)}") from None
+        raise InvalidRequest(f"{url} is not a store: {said(error)}") from None
     return fs, str(root).rstrip("/")
 
 

@@ -24,7 +24,7 @@ class Pace:
         self._free_at = 0.0
 
     def __call__(self, size: int) -> None:
-        """Take the time of so many bytes: returns once those before them have had theirs."""
+        """Wait until `size` more bytes may be sent at the rate."""
         now = time.monotonic()
         wait = self._free_at - now
         self._free_at = max(now, self._free_at) + size / self._rate

@@ -167,7 +167,7 @@ def _pattern_points(argument: Sequence[_Token]) -> int:
     points = len(pattern) + CLASS_POINTS * classes
     for counted in _COUNTED.finditer(pattern):
         if counted.start() and pattern[counted.start() - 1] in ")}":
-            raise _refused("a pattern repeats a group so many times; repeat single characters")
+            raise _refused("a pattern repeats a group too often; repeat single characters")
         times = max(int(number[:6] or "0") for number in (counted[1], counted[2] or ""))
         points += times * (CLASS_POINTS if classes else 4)
     return points

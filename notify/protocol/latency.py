@@ -137,7 +137,7 @@ def written(histogram: Histogram) -> str:
 
 
 def parsed(text: str) -> Histogram | None:
-    """The histogram that `written` wrote; None for another text: a report is no reason to refuse a settlement."""
+    """The histogram that `written` wrote; None for another text: a settlement is not refused because of its report."""
     sum_text, *parts = text.split("_", BUCKETS)
     sum_us = digits(sum_text, 18)
     if sum_us is None:

@@ -135,7 +135,7 @@ class PackedMessages(Fields):
 
 
 class ScheduleFields(Fields):
-    """When a schedule's messages are sent: by a cron expression in a zone, or every so many seconds."""
+    """When a schedule's messages are sent: by a cron expression in a zone, or at an interval."""
 
     cron: str | None = None
     every: float | None = None
@@ -461,11 +461,11 @@ PROBLEM_TYPE = "urn:notify:error:"
 """The beginning of the `type` of a server's problems, with which it shows that an error is its own word."""
 
 RUN_HEAD = struct.Struct(">16sHQ")
-"""The head of a message in a run, beside its payload: its transaction's id, its number there, and when it was committed
-(microseconds since 1970)."""
+"""The head of a message in a run, stored apart from its payload: its transaction's id, its number there, and when it
+was committed (microseconds since 1970)."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for bytes from elsewhere. For texts that are no UTF-8, and for deep nesting, it raises
+"""The errors of msgspec for bytes from elsewhere. For texts that are not UTF-8, and for deep nesting, it raises
 Python's."""
 
 encode_msgpack = msgspec.msgpack.Encoder().encode
@@ -504,7 +504,7 @@ def microseconds(moment: datetime) -> int:
 
 
 def array_head(count: int) -> bytes:
-    """The head of an array of so many elements, in msgpack."""
+    """The head of an array of `count` elements, in msgpack."""
     if count < 16:
         return bytes((0x90 | count,))
     return struct.pack(">BH", 0xDC, count) if count < 65536 else struct.pack(">BI", 0xDD, count)

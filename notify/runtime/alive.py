@@ -25,7 +25,7 @@ BEAT_SECONDS = 5.0
 
 
 def tell(state: str) -> None:
-    """Tell systemd a state (READY=1, STOPPING=1, WATCHDOG=1). A manager that cannot be reached is no fault of ours."""
+    """Tell systemd a state (READY=1, STOPPING=1, WATCHDOG=1). An unreachable manager is not an error."""
     address = os.environ.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return

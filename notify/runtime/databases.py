@@ -74,8 +74,8 @@ waits for a process of its group, a relay or a bridge."""
 
 
 GONE_STATES = ("08", "53", "57P", "25006", "25P03", "25P04")
-"""SQLSTATEs, or their first characters, of passing errors: the database is away, full or starting, became a standby, or
-has ended a session whose transaction was idle or took too long."""
+"""SQLSTATEs, or their first characters, of passing errors: the database is unreachable, full or starting, became a
+standby, or has ended a session whose transaction was idle or took too long."""
 GONE_CODES = frozenset(
     {
         0,  # PyMySQL's own, for a connection that is closed

@@ -1,7 +1,7 @@
 """Faults of Notify itself: each is logged with its traceback, and counted (`notify_unexpected_errors_total`).
 
-Failures of the environment, such as a database that is away or a full disk, are not faults: they pass, and their text
-says enough. Servers and storages use this module; the SDK uses Python's `logging`.
+Failures of the environment, such as a database that is unreachable or a full disk, are not faults: they pass, and their
+text says enough. Servers and storages use this module; the SDK uses Python's `logging`.
 """
 
 from __future__ import annotations

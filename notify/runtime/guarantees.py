@@ -1,8 +1,8 @@
 """Guarantees: what Notify needs of its tables, verified from a database's catalogue before anything rests on it.
 
 A key must exclude a second row: by it a check excludes a late commit, and an inbox a second effect. Rows must last,
-and end with their transaction. And whoever looks must see all rows: an empty answer does not mean that there is nothing
-before it is known that this role may see it. One statement reads a schema's tables, and `verify` raises UnsafeTable for
+and end with their transaction. And a reader must see all rows: an empty answer proves nothing until it is known that
+this role may see every row. One statement reads a schema's tables, and `verify` raises UnsafeTable for
 the first fault. Missing tables are not a fault here: each caller says itself how to make them.
 """
 
@@ -327,7 +327,7 @@ def _read_sqlite(connection: Connection, names: Sequence[str], schema: str) -> d
                 table.flaw = "is in a file with the journal mode OFF, in which a rollback undoes nothing"
                 table.mends = "PRAGMA journal_mode = WAL"
             elif resolves is not None:
-                table.flaw = f"has the clause {resolves.group(0).upper()}, so that a second row is no error"
+                table.flaw = f"has the clause {resolves.group(0).upper()}, so a second row raises no error"
                 table.mends = "rename the table, have create_tables recreate it, and copy its rows"
     keys: dict[str, dict[int, str]] = {name: {} for name in found}
     for what, name, of, value, collation, _ in rows:

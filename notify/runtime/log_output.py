@@ -1,7 +1,7 @@
 """LogOutput: the stream that a process logs to. A line that cannot be written is lost, without an error for the caller.
 
 The disk may be full, or the reader gone: the process that reads a pipe has ended, or journald was restarted. Or the
-reader is there and does not read: then the pipe is full, and a write would wait for good.
+reader is there and does not read: then the pipe is full, and a write would never return.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _takes(stream: TextIO, seconds: float) -> bool:
     try:
         number = stream.fileno()
     except (OSError, ValueError, AttributeError):
-        return True  # it is no file
+        return True  # it is not a file
     waiting = select.poll()
     waiting.register(number, select.POLLOUT)
     return bool(waiting.poll(seconds * 1000))

@@ -37,7 +37,7 @@ _MYSQL_HAS = sa.text(
 )
 _OTHER_KINDS: dict[str, Kind] = {"v": "view", "VIEW": "view", "f": "foreign"}
 SQLITE = "main"
-"""The name of the schema of SQLite's own file, beside attached ones."""
+"""The name of the schema of SQLite's own file; attached files have others."""
 
 
 def named_by(connection: Connection, schema: str | None = None) -> str:

@@ -13,9 +13,9 @@ T = TypeVar("T")
 async def in_thread(function: Callable[..., T], *arguments: Any, stop: Callable[[], None] | None = None) -> T:
     """Call a function in a thread and return its result. A cancelled caller ends only when the thread has ended.
 
-    With `asyncio.to_thread` the cancelled caller ends immediately while the thread goes on. Then an engine was disposed
-    of that the thread still used, or a directory was removed that it wrote to. `stop` is called when the caller is
-    cancelled; it should make the function return soon.
+    With `asyncio.to_thread` the cancelled caller ends immediately while the thread continues. Then an engine was
+    disposed of that the thread still used, or a directory was removed that it wrote to. `stop` is called when the
+    caller is cancelled; it should make the function return soon.
     """
     call = contextvars.copy_context().run
     running = asyncio.get_running_loop().run_in_executor(None, call, function, *arguments)

@@ -18,7 +18,7 @@ def decoded(body: bytes) -> Any:
     """Decode a body. Raises InvalidRequest.
 
     Python's own decoder takes halves of surrogate pairs. An action that was recorded with one could not be shown, nor
-    the actions beside it.
+    the actions of the same page.
     """
     try:
         return msgspec.json.decode(body)

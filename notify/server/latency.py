@@ -63,7 +63,7 @@ IN_LISTS = ("commit_to_ack", "handler")
 
 
 class Exemplar(NamedTuple):
-    """One of the durations of a bucket, and the trace that shows what took so long."""
+    """One of the durations of a bucket, and the trace that shows the cause."""
 
     us: int
     at_us: int

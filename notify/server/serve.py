@@ -75,7 +75,7 @@ def check_host(settings: Settings) -> None:
 
 
 def _certificates(settings: Settings) -> Certificates | None:
-    """The certificates; None if TLS is off. Raises InvalidRequest if a file is no certificate, key or authority."""
+    """The certificates; None if TLS is off. Raises InvalidRequest if a file is not a certificate, key or authority."""
     if not settings.tls_certificate:
         if settings.tls_key or settings.tls_client_ca:
             raise InvalidRequest("tls_key and tls_client_ca need tls_certificate")
@@ -92,7 +92,7 @@ def _visibly(logger: object, method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def prepare_log() -> None:
-    """Have this process escape what it logs for a terminal, and go on if nobody reads its output any more."""
+    """Have this process escape what it logs for a terminal, and continue if nothing reads its output any more."""
     if not structlog.is_configured():
         *steps, renderer = structlog.get_config()["processors"]
         structlog.configure(
@@ -161,7 +161,7 @@ def serve(
         event = "ready" if workers is None else "worker_is_ready"  # the parent says when all of them are
         log.info(event, url=address, data_dir=settings.data_dir, shard=settings.shard, topics=topics)
         following.append(asyncio.get_running_loop().create_task(_load(app, stop_serving)))
-        if workers is None:  # what supervises this process hears of workers from their parent
+        if workers is None:  # the parent of the workers reports to what supervises this process
             following.append(asyncio.get_running_loop().create_task(beat()))
         if greet is not None:
             greet(address, topics)

@@ -135,8 +135,8 @@ class Settings:
     )
     ship_every: float = _setting(
         60.0,
-        "How often the segment that is written to is finished while the log is shipped, in seconds: about so much is "
-        "lost with the disk. A segment that holds nothing is not finished.",
+        "How often a segment is finished and shipped, in seconds. If the disk is lost, about this much of the log is "
+        "lost with it. An empty segment is not finished.",
         1,
         86_400,
     )

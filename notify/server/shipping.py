@@ -1,4 +1,4 @@
-"""Has the log shipped by a separate process (storage/shipped/worker.py) beside the server's work.
+"""Has the log shipped by a separate process (storage/shipped/worker.py).
 
 The server finishes a segment every `ship_every` seconds, keeps its retention from dropping segments that the store does
 not list yet, and starts the process again when it ends. Producers and consumers never wait for the store.

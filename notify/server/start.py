@@ -127,7 +127,7 @@ async def started(
 
 
 async def _clock_of(membership: Membership | None, store: TransactionStore, clock: Clock) -> Clock:
-    """The clock of the registry, which is then known; without one, `clock`, which goes on from the time of the log.
+    """The clock of the registry, which is then known; without one, `clock`, which continues from the time of the log.
 
     The process before may have been ahead, as where a machine starts with a wrong time: the checks, retries and delays
     that it recorded would otherwise wait until that time comes.
@@ -234,14 +234,15 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
 
 
 def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
-    """A function that reads the newest audit, and returns the last one it read while the records' database is away."""
+    """A function that reads the newest audit, and returns the last one it read while the records' database is
+    unreachable."""
     last_read: list[dict[str, Any]] = []
 
     async def newest() -> dict[str, Any] | None:
         try:
             last_read[:] = await in_thread(records.audits, 1)
         except faults.DATABASE_AWAY as error:
-            faults.note("audits_not_read", error)  # the other alarms go on
+            faults.note("audits_not_read", error)  # the other alarms continue
         return last_read[0] if last_read else None
 
     return newest
@@ -264,7 +265,7 @@ def _membership(settings: Settings, url: str, store: TransactionStore) -> Member
             schema.check_version(engine)
         except faults.DATABASE_AWAY as error:
             faults.note("registry_not_checked", error)
-        except sa.exc.DatabaseError as error:  # such as a file that is no database
+        except sa.exc.DatabaseError as error:  # such as a file that is not a database
             registry = without_secrets(settings.registry)
             raise InvalidRequest(f"--registry {registry}: the database refuses: {reason_of(error)}") from error
     elif isinstance(store, SqlShards):

@@ -1,4 +1,4 @@
-"""Background tasks: work that is repeated beside the requests, and the end of such tasks."""
+"""Background tasks: work that is repeated while requests are served, and the end of such tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes and changes topics: the only place that does, so that all parts that follow topics hear of each change."""
+"""Makes and changes topics. Nothing else does, so that all parts that follow topics learn of each change."""
 
 from __future__ import annotations
 

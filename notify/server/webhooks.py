@@ -31,7 +31,7 @@ SECONDS = 10.0
 URL_CHARACTERS = 2000
 ANSWER_BYTES = 1 << 20
 HEAD_BYTES = 64 << 10
-"""The most bytes of an answer besides its body."""
+"""The most bytes of an answer's head."""
 LOOKUP_THREADS = 8
 """Threads that only look up names: a look-up may hang for longer than a call, and nothing else may wait for it."""
 FOUND_SECONDS = 30.0

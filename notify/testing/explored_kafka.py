@@ -64,7 +64,7 @@ class ExploredKafka:
         self._cluster = Cluster.of(url)
         self._reader = self._cluster.consumer({"group.id": "notify-explorer", "enable.partition.eof": True})
         self._members: dict[str, Any] = {}
-        """Clients that ask for the groups' progress, and are no members themselves."""
+        """Clients that ask for the groups' progress, and are not members themselves."""
         self._begins: dict[Place, int] = {}
         """The offsets at which this run's records begin."""
         self._letters_before = 0

@@ -1,4 +1,4 @@
-"""HOOKS hears of the steps of a process: see Step.
+"""HOOKS gets the steps of a process: see Step.
 
 A step is a statement of the database, a COMMIT, or a call of the SDK to the server, each with the line of the service's
 own code that made it. The SDK's work in the background, such as its long polls, has no such line and no steps; but what

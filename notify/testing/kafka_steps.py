@@ -12,8 +12,8 @@ from notify.testing.hooks import HOOKS
 from notify.testing.step import Place, meet, place_of_handler
 
 _settled: weakref.WeakKeyDictionary[Settling, Place] = weakref.WeakKeyDictionary()
-"""The handlers whose messages the next commit settles. Other commits, such as those of a partition's end, come as they
-happen to come, and are no steps."""
+"""The handlers whose messages the next commit settles. Other commits, such as those of a partition's end, come at
+unpredictable times, and are not steps."""
 
 
 def look() -> None:

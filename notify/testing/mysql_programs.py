@@ -23,7 +23,7 @@ TESTED_VERSION = "9.7.4"
 _PACKAGE = "mysql-server-core"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _WITHOUT = ("perl", "libperl", "gcc-")
-"""Beginnings of the names of packages that only the programs beside the server need."""
+"""Beginnings of the names of packages that only the client programs need."""
 _FETCH_SECONDS = 300.0
 """How long a step of the download, about 50 MB, may take."""
 

@@ -83,7 +83,7 @@ class Process:
         return self._engine
 
     def load(self, module: str) -> Any:
-        """Import a module of the service anew, as a new process does: its engines and producers must not be those of
+        """Import a module of the service again, as a new process does: its engines and producers must not be those of
         the killed process. Returns the module. Django's models, which can be imported only once, stay as they are."""
         package = module.partition(".")[0]
         if package not in self._run.packages:
@@ -131,7 +131,7 @@ class ServiceRun:
     def __init__(
         self, url: str, kafka: str, fault: Fault | None, die: Callable[[], None], tell: Callable[[Event], None]
     ) -> None:
-        """`die` is called before Crashed is raised; `tell` hears of what happens."""
+        """`die` is called before Crashed is raised; `tell` gets each event."""
         self.url = url
         self.kafka = kafka
         self.relay_place: Place | None = None
@@ -151,7 +151,7 @@ class ServiceRun:
         self._process: Process | None = None
         """Kept until the run is buried: its engine's connections are open."""
         self.packages: set[str] = set()
-        """The packages that this run has imported anew."""
+        """The packages that this run has imported again."""
 
     # --- steps ------------------------------------------------------------------------------------------------
 

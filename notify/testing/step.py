@@ -80,7 +80,7 @@ def faults_at(step: Step) -> list[Fault]:
 
 
 class Watched(Protocol):
-    """The run of a process, which hears of its steps."""
+    """The run of a process, which gets its steps."""
 
     url: str
     """The address of the server by which this process knows it."""

@@ -13,7 +13,7 @@ from notify.spark.times import instant_text
 PLAN_FILE = "plan.json"
 REASON = "after an audit"
 BEFORE_US = 60_000_000
-"""A backfill begins so long before what is missing."""
+"""How long before the first missing message a backfill begins."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def _undelivered(subject: Subject, stretch: Stretch, standstill: Standstill, lea
     verb = "is" if len(cases) == 1 else "are"
     if subject.state == STILL:
         where = "" if standstill.is_still(subject.name) else " there"
-        what = f"stands still{where} since" if last_us else f"has settled nothing{where} since"
+        what = f"has been stuck{where} since" if last_us else f"has settled nothing{where} since"
         return f"{subject} {what} {instant_text(last_us or stretch.from_us)}: {n}{of_topics} {verb} undelivered"
     if subject.state == BEHIND:
         return (

@@ -1,4 +1,4 @@
-"""When consumer groups settled their last message: a group that stands still is another cause than one that is slow."""
+"""When consumer groups last settled a message: a stuck group is another cause than a slow one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Standstill:
 
     last: LastSettled
     still_before_us: int
-    """A group whose last settlement is older stands still."""
+    """A group whose last settlement is older is stuck."""
 
     def with_state(self, subject: Subject, case: Found) -> Subject:
         """The subject of an undelivered message with its state; another one as it is."""
@@ -68,8 +68,8 @@ class Standstill:
 
 
 def last_settled(spark: SparkSession, inputs: Inputs, cases: Iterable[Found]) -> LastSettled:
-    """When each group with undelivered messages among `cases` went on for the last time, since its first of these was
-    queued. A group that has not is missing."""
+    """When each group with undelivered messages among `cases` last settled a message since its first of these was
+    queued. A group that settled none is missing."""
     undelivered = [case for case in cases if case.finding == "UNDELIVERED"]
     groups = sorted({group for case in undelivered for group in case.groups})
     if not groups:

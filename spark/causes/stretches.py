@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from notify.spark.result import Found
 
 PAUSE_US = 600_000_000
-"""After a pause of so long the next finding begins another stretch."""
+"""After a pause of this length the next finding begins another stretch."""
 MOST = 3
 """With more stretches than these a subject is one cause that says how many there are: single faults have no begin."""
 

@@ -244,8 +244,8 @@ def _gone(log: LogInput, topic: int, queue: int, offset: int) -> tuple[str, int]
 def tell(spark: SparkSession, inputs: Inputs, result: Result, effects: Sequence[BusinessEffects] = ()) -> None:
     """Say in each case of LEFT_OUT by what the message left, who did it and why; and sum up the cases.
 
-    What a group's tags or filter exclude was not for the group, and is no case; nor is what took effect in it, as its
-    inbox or one of `effects` shows.
+    A message that a group's tags or filter exclude was not for the group, and is not a case; nor is one that took
+    effect, as the group's inbox or one of `effects` shows.
     """
     cases = [case for case in result.found if case.finding == NAME]
     if not cases:
@@ -269,7 +269,7 @@ def tell(spark: SparkSession, inputs: Inputs, result: Result, effects: Sequence[
         )
         case.detail = "; ".join(case.of_groups)
         for group, why in zip(case.groups, whys, strict=True):
-            # Changes that come one by one, message after message, are one thing to tell.
+            # Changes that come message by message are one finding.
             kind = replace(why, at_us=0, until_us=0) if why.how in _ONE_BY_ONE else why
             sums.setdefault((group, case.topic, kind), []).append((why, case))
     result.left_out = sorted(

@@ -21,7 +21,7 @@ UNMOVED_SQL = (
 WHY = {
     WAITS: "its relay or bridge has not sent it",
     REFUSED: "its target refuses it, and a person has to decide (notify refused list), or its producer left it behind "
-    "while the server was away, and neither a process of the group nor a relay or bridge has sent it",
+    "while the server was unreachable, and neither a process of the group nor a relay or bridge has sent it",
     DROPPED: "a person dropped it (notify refused list --state DROPPED)",
 }
 

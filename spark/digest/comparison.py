@@ -99,7 +99,7 @@ class Comparison:
         return result
 
     def _times(self, slot: int, log: LogSlot) -> tuple[int, int]:
-        """The lowest and the highest time of a slot's messages, as far as they have rows or places."""
+        """The lowest and the highest time of a slot's messages that have rows or places."""
         local = [row for rows in self._local for row in rows.get(slot, {}).values()]
         lows = [log.low_us] * (log.high_us > 0) + [row.first_us for row in local]
         highs = [log.high_us] * (log.high_us > 0) + [row.last_us for row in local]
@@ -168,7 +168,7 @@ class Comparison:
         return None if holders or group in self._covered_groups else ABROAD
 
     def _same_effects(self, slot: int, log: LogSlot) -> bool:
-        """Whether every inbox has exactly what its group acknowledged, from times when that may have been."""
+        """Whether every inbox has exactly what its group acknowledged, at possible times."""
         combined: dict[str, list[int]] = {}
         slack_us = self._coverage.terms.slack_us
         first_us, last_us = (slot + 1) * SLOT_US - slack_us, log.first_acked_us + slack_us
@@ -212,7 +212,7 @@ def _same_commits(local: Sequence[Mapping[str, LocalSlot]], sent: Mapping[int, M
             if row is None or row.committed != sum(sums.count for _, sums in topics):
                 return False
             if row.digests not in (0, row.committed):
-                return False  # rows of an older SDK beside others: they are compared one by one
+                return False  # rows of an older SDK among others: they are compared one by one
             combined = 0
             for topic, sums in topics:
                 of_messages = sums.body_hash if row.digests else sums.hash

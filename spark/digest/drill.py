@@ -1,4 +1,4 @@
-"""The part of its inputs that an audit reads row by row: ranges of slots, and ids that begin as none does."""
+"""The part of its inputs that an audit reads row by row: ranges of slots, and invalid ids."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Drill:
         return _any(self.conditions(column))
 
     def within(self, rows: DataFrame) -> DataFrame:
-        """The rows with ids of the slots. Those that begin as no id does have none of 16 bytes, or one of a slot."""
+        """The rows with ids of the slots. Invalid ids do not have 16 bytes, or belong to a slot."""
         bounds = [
             (F.col("id") >= F.lit(r.first.to_bytes(SLOT_BYTES))) & (F.col("id") < F.lit(r.end.to_bytes(SLOT_BYTES)))
             for r in self.ranges

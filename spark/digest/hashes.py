@@ -1,10 +1,10 @@
-"""The hashes that a digest is made of, computed alike by numpy, Python, Spark and each database.
+"""The hashes of a digest, computed in the same way by numpy, Python, Spark and each database.
 
 A message's hash is half the MD5 of its id as text, `{transaction}.{n}`, and with the digest of its contents that of
 `{transaction}.{n}:{digest}`. The hashes of a slot are combined by XOR: in any order, part by part.
 
 The digest of contents is that of the body (notify.protocol.digest), combined by XOR with the hash of `t{tag} k{key}`
-where the message has one of the two: a local row holds these as text.
+if the message has one of the two, because a local row has these as text.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def xor_of_sql(kind: str, hashes: str) -> str:
 
 
 def joined_by_sql(kind: str, *texts: str) -> str:
-    """Texts one after the other, as an expression of SQL; NULL if one of them is."""
+    """Joined texts as an expression of SQL; NULL if one of them is."""
     return f"CONCAT({', '.join(texts)})" if kind == "mysql" else f"({' || '.join(texts)})"
 
 

@@ -104,7 +104,7 @@ class LogSlots:
             self._count(slot.in_time[group, topic], row, group, readers)
 
     def _expected(self, row: Mapping[str, Any], readers: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-        """The readers that are to have at least one of these messages; `readers`: groups and their first offsets."""
+        """The readers that should get at least one of these messages; `readers`: groups and their first offsets."""
         return ((name, start) for name, start in readers if row["places"] and start <= row["high_offset"])
 
     def _left(self, log: LogInput, row: Mapping[str, Any]) -> set[str]:
@@ -123,7 +123,7 @@ class LogSlots:
     def _count(
         self, figures: Counter[str], row: Mapping[str, Any], group: str, readers: Iterable[tuple[str, int]]
     ) -> None:
-        """Count what was delivered in time, of transactions alone: the others have no local row."""
+        """Count messages delivered in time, of transactions only, because the others have no local row."""
         if not group or row["form"] in (OPEN, PENDING):
             return
         figures["due"] += row["due"]

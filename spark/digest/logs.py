@@ -1,4 +1,4 @@
-"""A digest of a log: the rows of its segments' copies, counted and combined where they are alike.
+"""A digest of a log: equal rows of its segments' copies are counted and combined.
 
 Spark groups the rows by slot, queue, sender and what groups did with them; no row is moved for that. A row's form says
 how much of a message's life it shows, so that the comparison knows what it may rely on.
@@ -27,14 +27,14 @@ WHOLE, LATE, OPEN, PENDING, WAITING, ROLLED, ODD = range(7)
 without an outcome here; committed, and in no queue here; the same, and not due yet; rolled back, with its half; and
 all others."""
 FEW = 500_000
-"""So many acknowledgements are sent to every task; more are joined by a shuffle."""
+"""Up to this many acknowledgements are sent to every task; more are joined by a shuffle."""
 MOST_ROWS = 2_000_000
 """The most rows of a digest that this process takes."""
 _MASKS = ("acked", "settled", "attempted")
 
 
 class TooManyParts(NotifyError):
-    """The digest has so many parts that reading the messages is quicker."""
+    """The digest has too many parts: reading the messages is quicker."""
 
     code = "too_many_parts"
 
@@ -71,7 +71,7 @@ class LogDigest:
         return [f"{mask}{b}" for mask in _MASKS for b in range(self._groups.blocks)]
 
     def _with_loose(self, messages: DataFrame, from_us: int) -> DataFrame:
-        """The messages, with what groups did with them according to other segments, too."""
+        """The messages, with their settlements in all segments."""
         acks = self._log.acks(self._spark, from_us, loose_only=True)
         if acks is None:
             return messages

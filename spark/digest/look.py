@@ -28,10 +28,10 @@ from notify.spark.result import Inputs
 
 MOST_QUERIES_AT_ONCE = 4
 MOST_BEGINNINGS = 100
-"""The most beginnings of ids that are none; a table with more is read whole."""
+"""The most beginnings of invalid ids; a table with more is read whole."""
 _PLAIN = frozenset(string.ascii_letters + string.digits + " -_.:@/")
 MOST_SHARE = 0.5
-"""Where more of the messages lie in unequal slots, all are read: that is quicker than many ranges."""
+"""If a larger share of the messages is in unequal slots, all are read, which is quicker than many ranges."""
 
 
 @dataclass

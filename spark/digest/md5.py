@@ -1,6 +1,6 @@
 """MD5 (RFC 1321) of many short texts at once, in numpy.
 
-Every database computes MD5, and nothing quicker in common. It serves to compare, not to keep secrets.
+MD5 is the quickest hash that every database computes. It serves to compare, not to keep secrets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 BLOCK = 64
 _CHUNK = 16_384
-"""Texts that are hashed together: their words fit into a processor's cache."""
+"""How many texts are hashed together: their words fit into a processor's cache."""
 _START = (0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476)
 _SINES = [int(abs(math.sin(i + 1)) * 2**32) for i in range(64)]
 _SHIFTS = [(7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21)]
@@ -22,7 +22,7 @@ _ORDER = [lambda i: i, lambda i: 5 * i + 1, lambda i: 3 * i + 5, lambda i: 7 * i
 def first_half(texts: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """The first 8 bytes of the MD5 of each text, as a signed number.
 
-    `texts`: a row for each, with zeros behind it; `lengths`: in bytes.
+    `texts`: a row for each, padded with zeros; `lengths`: in bytes.
     """
     hashes = np.empty(len(texts), np.int64)
     blocks = (lengths + 8) // BLOCK + 1
@@ -35,7 +35,7 @@ def first_half(texts: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[
 
 
 def _padded(texts: NDArray[np.uint8], lengths: NDArray[np.int64], blocks: int) -> NDArray[np.uint32]:
-    """The words of texts that fill so many blocks, a row for each word."""
+    """The words of texts that fill `blocks` blocks, a row for each word."""
     size = blocks * BLOCK
     padded = np.zeros((len(texts), size), np.uint8)
     width = min(size, texts.shape[1])

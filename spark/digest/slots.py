@@ -20,7 +20,7 @@ def slot_at(us: int) -> int:
 
 
 def slot_of(characters: str) -> int | None:
-    """The slot of ids that begin like this; None for what no id begins with."""
+    """The slot of ids that begin like this; None if no id begins so."""
     return int(characters, 16) if _SLOT.fullmatch(characters) else None
 
 
@@ -41,8 +41,7 @@ class SlotRange:
 
 
 def ranges_of(slots: Iterable[int], most: int) -> list[SlotRange]:
-    """The ranges that slots form, in order; where there are more than `most`, those with the least between them become
-    one."""
+    """The ranges that slots form, in order; if there are more than `most`, those with the smallest gaps are joined."""
     starts = sorted(set(slots))
     if not starts:
         return []

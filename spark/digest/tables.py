@@ -22,7 +22,7 @@ from notify.spark.inputs.ranges import FIRST_ID, LAST_ID, Span, conditions_of, i
 
 MOST_QUERIES = 4096
 _SETTINGS = {
-    # A hash table of few groups is quicker than to sort all rows, and nobody else needs the session.
+    # A hash table of few groups is quicker than sorting all rows, and only this query uses the session.
     "postgresql": ("SET enable_sort = off", "SET max_parallel_workers_per_gather = 0")
 }
 
@@ -68,9 +68,9 @@ class TableSlots:
     """By slot and consumer group."""
     producer_groups: set[str] = field(default_factory=set)
     beginnings: set[str] = field(default_factory=set)
-    """The first characters of ids that begin as none does."""
+    """The first characters of invalid ids."""
     mixed: set[int] = field(default_factory=set)
-    """Slots whose ids have letters in upper and in lower case, in a database that does not tell them apart."""
+    """Slots whose ids have letters in upper and in lower case, in a database that does not distinguish them."""
 
 
 def topic_text(combined: int, count: int, topic: str) -> str:

@@ -186,7 +186,7 @@ def _absent(inputs: Inputs, history: History, judged: Span) -> dict[tuple[str, s
 
 
 def _with_rows(inputs: Inputs, history: History) -> frozenset[str]:
-    """The producer groups with local rows: asked for, which reads a whole table, only where no half names a source."""
+    """The producer groups with local rows: read from a whole table only if no half names a source."""
     traces = history.traces.values()
     if not any(t.source is None and t.producer_group and not t.rows and (t.stands or t.outcomes) for t in traces):
         return frozenset()

@@ -26,7 +26,7 @@ from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.sql.rows import microseconds_of
 
 MOST_MESSAGES = 100
-"""The most messages of a transaction, beside those that a source knows."""
+"""The most messages of a transaction that are shown, apart from those that a source knows."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Repairs of a message: under which ids it was sent again, what became of these, and who did it and why.
+"""Repairs of a message: the ids under which it was sent again, their results, and who did it and why.
 
 Servers keep records of an operator's writes, and plans have journals.
 """
@@ -26,7 +26,7 @@ from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, 
 from notify.storage.sql.administration import server_action
 
 DROPPED = "dropped"
-"""A dead letter that somebody let go of: under the id of its redrive there is a note of it, and nothing was sent."""
+"""A dropped dead letter: its redrive's id has a note, and nothing was sent."""
 MOST_RECORDS = 1000
 """The most records of one server that are looked at, the newest first."""
 _DECISIONS = ("transaction.commit", "transaction.rollback", "plan.decide")
@@ -47,7 +47,7 @@ class Sent:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The repair in words."""
         if self.what == DROPPED:
             return f"{self.done}, {self._by}"
         to = f" to group {self.to}" if self.to else ""
@@ -56,7 +56,7 @@ class Sent:
 
     @property
     def done(self) -> str:
-        """The action in words, without who did it and what became of it."""
+        """The action in words, without its author and result."""
         if self.what == DROPPED:
             return f"dropped from the dead letters of group {self.to}"
         return f"{self.what} as {self.verdict.message_id}" + (f" to group {self.to}" if self.to else "")
@@ -73,7 +73,7 @@ def repairs_of(
     records: Sequence[Record],
     effects: Sequence[BusinessEffects] = (),
 ) -> list[Sent]:
-    """All that was sent again of a transaction, the oldest first. The inputs are prepared."""
+    """All repeated messages of a transaction, the oldest first. The inputs must be prepared."""
     sent: list[Sent] = []
     for trace in list(history.traces.values()):
         for what, group, again in _candidates(inputs, history.transaction, trace):
@@ -137,7 +137,7 @@ def _record_of(records: Sequence[Record], again: str, what: str, group: str, que
     by_job = {"redriven": "dead_letter.redrive", DROPPED: "dead_letter.drop"}.get(what)
     if naming or by_job is None:
         return next(iter(naming), None)
-    # Where all dead letters that match are meant, the record names the group alone, and was written when the job began.
+    # For a job over all matching dead letters the record names only the group, and was written when the job began.
     before = [r for r in records if r.what == by_job and r.target == group and r.at_us <= queued_us]
     return before[-1] if before else None
 
@@ -151,14 +151,14 @@ def records_of(inputs: Inputs, transaction: str, plans: Sequence[Path]) -> list[
 
 
 def _concerns(transaction: str) -> sa.ColumnElement[bool]:
-    """Writes that name it, and redrives and drops of many dead letters, which name none."""
+    """Whether a write names the transaction, or redrives or drops many dead letters, which names none."""
     c = server_action.c
     named = c.result.contains(transaction, autoescape=True) | c.target.startswith(transaction, autoescape=True)
     return named | c.what.in_(("dead_letter.redrive", "dead_letter.drop"))
 
 
 def _of_plan(path: Path, transaction: str) -> Iterator[Record]:
-    """The items of a plan that concern it, with what the journal beside it says. Raises InvalidRequest."""
+    """The items of a plan that concern a transaction, with the entries of its journal. Raises InvalidRequest."""
     plan = read_plan(path)
     items: dict[str, Item] = {i.key: i for i in plan.items if i.message_id.partition(".")[0] == transaction}
     begun: dict[str, dict[str, Any]] = {}

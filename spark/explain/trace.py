@@ -46,7 +46,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class Settled:
-    """The way in which a group was done with a message: ACK, FILTERED, DEAD_LETTER, …, or DONE if that is not known;
+    """How a group finished a message: ACK, FILTERED, DEAD_LETTER, …, or DONE if that is not known;
     and when, in microseconds since 1970 (0: not known)."""
 
     kind: str
@@ -78,7 +78,7 @@ class Trace:
     readers: set[str] | None = None
     """The groups that ever subscribed to its queue; None: not known."""
     inboxes_from: dict[str, int] = field(default_factory=dict)
-    """When the inbox of a group begins, for its topic, where the log says so."""
+    """When the inbox of a group begins, for its topic, if the log has it."""
     settled: dict[str, Settled] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     effects: dict[str, list[tuple[str, int]]] = field(default_factory=dict)

@@ -105,7 +105,7 @@ def _record(source: str, row: sa.RowMapping) -> Record:
 
 
 def _beside(log: LogInput, chosen: sa.Select[Any]) -> Iterator[Record]:
-    """Records of the server whose log it is: its own database is beside the log, or was shipped with it."""
+    """Records of the server whose log it is: its own database is next to the log, or was shipped with it."""
     try:
         with log.files.administration() as paths:
             for path in paths:

@@ -496,7 +496,8 @@ class Database:
         return [where for where in conditions if self.rows(f"SELECT 1 FROM {name} WHERE {where} LIMIT 1")]
 
     def undated(self, span: Span | None) -> list[str]:
-        """A condition for the inbox rows with ids of the span whose `created_at` is no time and sorts before the span.
+        """A condition for the inbox rows with ids of the span whose `created_at` is not a time and sorts before the
+        span.
 
         The list is empty if there is no such row.
         """
@@ -543,8 +544,8 @@ ODD = "odd"
 
 
 def _made_plain(table: sa.Table, row: dict[str, Any]) -> bool:
-    """Give the values of a row of SQLite their types, and note under ODD where they had others; False if its id or its
-    number is none, so that it is no message's."""
+    """Convert the values of an SQLite row to their types, and note under ODD which had others; False if its id or its
+    number is invalid, so that it does not belong to a message."""
     odd = []
     for column in table.c:
         name, value = column.name, row.get(column.name)

@@ -1,4 +1,4 @@
-"""Business effects, as the queries of `--effects` find them: they prove what took effect, beside the inboxes."""
+"""Business effects, found by the queries of `--effects`: like inboxes, they prove what took effect."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class BusinessEffects:
     def doubled(self, spark: SparkSession, between: Span | None = None) -> DataFrame:
         """(message_id, consumer_group, times) of effects that the query returns more than once.
 
-        `between`: only ids of that time, and texts that are no id.
+        `between`: only ids of that time, and texts that are not ids.
         """
         # MySQL fills a CHAR with spaces where its session is told to.
         name = "RTRIM(message_id)" if self.database.kind == "mysql" else "message_id"

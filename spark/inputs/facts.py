@@ -1,4 +1,4 @@
-"""Facts about a segment besides its rows, as plain values for JSON: the next audit need not read the segment."""
+"""Facts about a segment, as plain values for JSON, so that the next audit need not read the segment."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def _certificate(certificate: Path, key: Path) -> dict[str, str]:
 
 
 def _hosts(url: URL) -> list[str]:
-    """The hosts that a URL names besides its own."""
+    """The further hosts that a URL names."""
     given = url.query.get("host", ())
     return [host for text in ([given] if isinstance(given, str) else given) for host in text.split(",")]
 

@@ -78,7 +78,7 @@ class LogFiles(Protocol):
         """The position up to which retention dropped segments, by the list of segments; 0: there is no such list."""
 
     def segments(self) -> tuple[list[SegmentFile], list[str]]:
-        """The segments in the order of their positions, and a sentence for each file that is no sound segment."""
+        """The segments in the order of their positions, and a sentence for each file that is not a valid segment."""
 
     def gone(self) -> str:
         """A sentence that says why listed segments are missing now; "" if the reason is not known."""

@@ -39,8 +39,8 @@ def absent_shards(inputs: Inputs, span: Span | None, judged: Span) -> dict[int, 
 
     `span`: only rows of that time count. `judged`: the time for which logs must have every message. A storage knows the
     name of its shard, a log does not. If only logs were given, and at least as many as the rows name shards, a log that
-    has no message of any shard may be one of those without a message, which are then lost. But beside logs of other
-    shards one that has messages of that time, of outboxes say, is no shard.
+    has no message of any shard may be one of those without a message, which are then lost. But next to logs of other
+    shards one that has messages of that time, such as those of outboxes, is not a shard.
     """
     shard_values = {number: _shard_values(database, span) for number, database in enumerate(inputs.databases)}
     shards = {shard for values in shard_values.values() for value in values for shard in value.split(",")}

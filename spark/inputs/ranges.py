@@ -28,7 +28,7 @@ class Span:
     belong to every span; 0: no id counts so."""
 
     def odd(self, name: str) -> list[str]:
-        """SQL conditions for the ids without a time in a column; they also hold for most texts that are no id."""
+        """SQL conditions for the ids without a time in a column; they also hold for most texts that are not ids."""
         if not self.ahead_us:
             return []
         return [f"{name} < '{id_at(min(EPOCH_US, self.start_us))}'", f"{name} >= '{id_at(self.after_us)}'"]

@@ -1,6 +1,6 @@
 """How current a database is that follows another one (a standby, a replica, or a subscriber).
 
-Commits of the primary that the copy does not have yet are no finding, nor are those that it leaves out.
+Commits of the primary that the copy does not have yet, or leaves out, are not findings.
 """
 
 from __future__ import annotations

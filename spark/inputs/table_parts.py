@@ -41,7 +41,7 @@ class TableParts:
     def by_id(self, column: sa.Column[Any], span: Span | None) -> list[str]:
         """Edges of ranges of ids, which are in order of time.
 
-        Without a `span` the first and the last range are open (""), so that they also hold texts that are no id.
+        Without a `span` the first and the last range are open (""), so that they also include texts that are not ids.
         """
         within = sa.and_(column >= FIRST_ID, column < LAST_ID)
         if span is not None:

@@ -24,7 +24,7 @@ from notify.storage.groups import SettleKind
 TOTALS = (
     "messages", "committed", "queued", "in_queues", "acknowledged", "effects", "rows", "halves", "closed", *COUNTED
 )  # fmt: skip
-"""The counts of each bucket besides the findings."""
+"""The counts of each bucket apart from the findings."""
 
 
 def count(rows: DataFrame, grain: Grain, groups: Groups, in_time: InTime) -> list[dict[str, Any]]:

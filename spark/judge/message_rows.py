@@ -21,7 +21,7 @@ from notify.spark.small_table import small_table
 
 BITS = 62
 UNKNOWN, OUTBOX, UNMOVED, DATABASE = 3, 4, 8, 32
-"""Parts of `t_state` besides COMMITTED and ROLLED_BACK."""
+"""Parts of `t_state` apart from COMMITTED and ROLLED_BACK."""
 ABROAD = -1
 """The `origin` of halves from a database that was not given, or whose transactions are in no database."""
 HALF_WAITS, HALF_DROPPED = 4, 8

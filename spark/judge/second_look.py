@@ -1,7 +1,7 @@
 """Judges messages again by facts that became known only after their rows were read.
 
 Such facts are purges and retention during the audit, and logs and storages that were not given. A message that lacks
-something for one of these reasons is no finding.
+something for one of these reasons is not a finding.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SKEW_US = 600_000_000
-"""The largest error of a producer's clock: ids have the time of that clock."""
+"""How wrong a producer's clock may be. The time in an id comes from that clock."""
 
 
 @dataclass(frozen=True)

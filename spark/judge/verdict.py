@@ -10,7 +10,7 @@ from notify.spark.result import Plan, Result
 from notify.spark.times import instant_text
 
 LIVE_US = 60_000_000
-"""An input whose newest record is no older than this goes on."""
+"""An input whose newest record is at most this old is live."""
 MANY = 10
 """From this many messages on: if no message is known to both sides, the inputs do not belong together."""
 
@@ -67,9 +67,9 @@ def _until(plan: Plan, result: Result, slowest: Mapping[str, Any], now_us: int) 
     longest = f"--max-transaction-seconds {plan.max_transaction_seconds:g}"
     if result.judges_all_us:
         return (
-            f". A transaction is judged so long after it as one may last ({longest}): from "
+            f". A transaction is judged only once the longest possible one has ended ({longest}): from "
             f"{instant_text(result.judges_all_us)} on an audit can judge all of them; name a shorter time if none "
-            "lasts so long"
+            "takes that long"
         )
     if now_us - int(slowest["watermark_us"]) > LIVE_US:
         return f", and no later time helps: {slowest['input']} has to catch up first, or a newer copy of it is needed"

@@ -1,4 +1,4 @@
-"""The columns of a message in Spark, and making them of what a server answered."""
+"""The columns of a message in Spark, and how they are made from a server's answers."""
 
 from __future__ import annotations
 

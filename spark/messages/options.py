@@ -41,7 +41,7 @@ class Options:
     rows_per_partition: int = 50_000
     infer_rows: int = 1000
     timeout_seconds: float = 60.0
-    """How long a server or a store that is away is tried again."""
+    """How long a server or a store that is unreachable is tried again."""
     token: str = ""
     token_file: str = ""
     ca: str = ""

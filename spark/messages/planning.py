@@ -1,4 +1,4 @@
-"""The plan of a query: where it begins, how far a micro-batch goes, and the ranges that its tasks read."""
+"""Plans a query: its start, the end of each micro-batch, and the ranges that its tasks read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from notify.spark.messages.shipped import ShippedMessages
 log = logging.getLogger("notify.spark")
 
 MOST_PIECES = 100_000
-"""Ranges of one micro-batch, or of one batch query: beyond it they get longer."""
+"""The most ranges of one micro-batch, or of one batch query; beyond it they get longer."""
 
 
 class Planning:
-    """Asks the server where its topics stand, on the driver. Close it at the end."""
+    """Reads the ends of the topics from the server, on the driver. Close it at the end."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -53,7 +53,7 @@ class Planning:
         if text == LATEST:
             return self.latest()
         if text == EARLIEST:
-            # Whatever the store has, comes first.
+            # Messages in the store come first.
             return self._each(lambda _topic, _queue, start, _end: 0 if self._options.store else start)
         if text.startswith("{"):
             return self._given(option, from_text(text))
@@ -116,7 +116,7 @@ class Planning:
     # --- one micro-batch after another ------------------------------------------------------------------------
 
     def following(self, offsets: Offsets, most_rows: int | None, until: Offsets | None = None) -> Offsets:
-        """The end of what is read next from `offsets` on: of at most `most_rows`, and not beyond `until`.
+        """The end of the next rows from `offsets` on: at most `most_rows` rows, and not beyond `until`.
 
         Each queue gets a share of the rows that is as large as its share of what is left to read.
         """
@@ -138,7 +138,7 @@ class Planning:
         }
 
     def _continued(self, topic: str, read: TopicOffsets | None, state: TopicState) -> TopicOffsets:
-        """How far a topic is read, with all queues that it has now. Raises NotFound for what no longer exists."""
+        """The read position of a topic, with all its present queues. Raises NotFound for what no longer exists."""
         if read is None:  # a topic that was added to the query
             return TopicOffsets(state.number, dict.fromkeys(state.bounds, 0), _ends(state))
         if read.number != state.number:
@@ -211,7 +211,7 @@ def _ends(state: TopicState) -> dict[int, int]:
 
 
 def behind(at: int, rows: int, spans: list[tuple[int, int]]) -> int:
-    """The offset behind so many rows from `at` on, which lie in these spans."""
+    """The offset after `rows` rows from `at` on, which are in these spans."""
     for first, end in spans:
         if rows <= 0:
             break
@@ -221,7 +221,7 @@ def behind(at: int, rows: int, spans: list[tuple[int, int]]) -> int:
 
 
 def shares(left: dict[tuple[str, int], int], most: int | None) -> dict[tuple[str, int], int]:
-    """How many of `most` rows each queue gets: one while there are, the rest in proportion to what is left in it."""
+    """How many of `most` rows each queue gets: first one each, the rest in proportion to what is left in it."""
     if most is None or sum(left.values()) <= most:
         return left
     fullest = sorted(left, key=lambda queue: -left[queue])

@@ -1,4 +1,4 @@
-"""Reading a range of a queue's offsets: from the server, and what that no longer has from the store."""
+"""Reads a range of a queue's offsets: from the server, and what it no longer has from the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Piece(InputPartition):
 
 
 def lost(topic: str, queue: int, first: int, end: int, has_store: bool) -> NotFound:
-    """The error for messages that were there once and are nowhere now."""
+    """The error for messages that existed and cannot be found any more."""
     where = "neither the server nor the store has" if has_store else "the server no longer has"
     what = f"offset {first}" if end == first + 1 else f"offsets {first} to {end - 1}"
     return NotFound(
@@ -60,7 +60,7 @@ def cut(topic: str, queue: int, at: int, end: int) -> NotFound:
     return NotFound(
         f"queue {queue} of topic {topic!r} ends at {end}, and was read up to {at}: its server has another log, or was "
         "restored without its last messages. Begin with another checkpointLocation, or set failOnDataLoss to false to "
-        f"go on at {end}",
+        f"continue at {end}",
         DATA_LOSS,
         410,
     )
@@ -89,12 +89,12 @@ class Reading:
             if pulled is None:
                 start = self._state(piece).bounds.get(piece.queue, (piece.end, 0))[0]
                 end = min(max(start, at + 1), piece.end)
-                # It was there when the query was planned, unless the store was to have it.
+                # It existed when the query was planned, unless it was to come from the store.
                 yield from self._elsewhere(piece, at, end, piece.known if self._options.store else 0)
                 at = end
                 continue
             messages, following = pulled
-            if following <= at:  # the server has nothing from here on, and had it when the range was made
+            if following <= at:  # the server has nothing from here on any more
                 following = piece.end
             messages = [m for m in messages if m.offset < piece.end]
             following = min(following, piece.end)
@@ -104,7 +104,7 @@ class Reading:
             else:
                 yield from self._elsewhere(piece, at, following, piece.known)
             at = following
-        # Numbers rise: one that is the same afterwards was the same all the time.
+        # Numbers rise, so one that is the same afterwards has never changed.
         self._state(piece)
 
     def _state(self, piece: Piece) -> TopicState:

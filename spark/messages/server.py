@@ -1,4 +1,4 @@
-"""Reading topics from a server, for threads: no group, no lease, nothing that another reader would notice."""
+"""Reads topics from a server in threads, without a group or a lease, so that no other reader is affected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Bounds(msgspec.Struct):
 class _Topic(msgspec.Struct):
     queues: list[_Bounds]
     number: int = 0
-    """0: an older server, which does not tell it."""
+    """0: an older server, which does not report it."""
 
 
 _decode_topic = msgspec.json.Decoder(_Topic).decode
@@ -47,7 +47,7 @@ class TopicState:
     bounds: dict[int, tuple[int, int]]
     """For each queue its first and its next offset."""
     gaps: dict[int, list[tuple[int, int]]]
-    """For each queue the runs [first, end) of offsets that no message has, in order: a restore left them free."""
+    """For each queue the runs [first, end) of offsets that a restore skipped, in order."""
 
     def spans(self, queue: int, first: int, end: int) -> Iterator[tuple[int, int]]:
         """The runs of [first, end) that messages have, or had."""
@@ -60,10 +60,10 @@ class TopicState:
 
 
 class Server:
-    """The servers of a query. Close it when the reading is over."""
+    """The servers of a query. Close it at the end."""
 
     def __init__(self, options: Options) -> None:
-        """Raises InvalidRequest for addresses, tokens and files that are none."""
+        """Raises InvalidRequest for invalid addresses, tokens and files."""
         self._seconds = options.timeout_seconds
         self._thread = LoopThread("notify-spark")
         try:
@@ -89,7 +89,7 @@ class Server:
         )
 
     def pull(self, topic: str, queue: int, offset: int, most: int) -> tuple[list[Delivered], int] | None:
-        """Up to `most` messages from an offset on, and the offset behind them; None: it is below what is retained."""
+        """Up to `most` messages from an offset on, and the offset after them; None: it is below what is retained."""
         path = f"/v1/topics/{topic}/queues/{queue}/messages?offset={offset}&max={min(most, MOST_PULLED)}"
         try:
             pulled = _decode_pulled(self._call(path, MSGPACK))
@@ -103,7 +103,7 @@ class Server:
         return self._thread.run(self._patiently(path, kind))
 
     async def _patiently(self, path: str, kind: str) -> bytes:
-        """One answer: a server that is away or busy is asked again, until the option timeoutSeconds is over."""
+        """One answer: a server that is unreachable or busy is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.1, 5.0)
         failed: NotifyError | None = None

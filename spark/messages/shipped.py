@@ -40,7 +40,7 @@ class ShippedMessages:
     """The messages of one store, as its manifest lists them when this is made."""
 
     def __init__(self, options: Options) -> None:
-        """Raises ObjectStoreFailed where the store is away for longer than the option timeoutSeconds."""
+        """Raises ObjectStoreFailed if the store is unreachable for longer than the option timeoutSeconds."""
         self._seconds = options.timeout_seconds
         self._store = Store(options.store)
         manifest = self._patiently(lambda: manifests.load(self._store))
@@ -55,13 +55,13 @@ class ShippedMessages:
         self._table = lru_cache(TABLES)(self._open_table)
 
     def close(self) -> None:
-        """Let go of the tables."""
+        """Close the tables."""
         self._table.cache_clear()
 
     # --- messages ---------------------------------------------------------------------------------------------
 
     def rows(self, topic: str, number: int, queue: int, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Those messages of [first, end) that the store has, in order of their offsets: rows of columns.BASE."""
+        """The messages of [first, end) in the store, in order of their offsets: rows of columns.BASE."""
         at = self._first_with(number, queue, first)
         while at < self._manifest.count and first < end:
             segment = self._segment(at)
@@ -103,12 +103,13 @@ class ShippedMessages:
     # --- which segment ----------------------------------------------------------------------------------------
 
     def _first_with(self, number: int, queue: int, offset: int) -> int:
-        """The first segment with a message of a queue at an offset or behind it; their number where there is none."""
+        """The first segment with a message of a queue at or after an offset; the number of segments if there is
+        none."""
         low, high = 0, self._manifest.count
         while low < high:
             middle = (low + high) // 2
             at, known = middle, None
-            while at < high and known is None:  # segments without a message of this queue say nothing
+            while at < high and known is None:  # skip segments without a message of this queue
                 segment = self._segment(at)
                 known = self._kept(segment, partial(self._offsets, segment, number, queue))
                 at += 1
@@ -150,7 +151,7 @@ class ShippedMessages:
         return pq.ParquetFile(file, page_checksum_verification=True)
 
     def _kept(self, segment: ShippedSegment, call: Callable[[], T]) -> T | None:
-        """The result of a call that reads a segment; None where the server has dropped it from the store meanwhile."""
+        """The result of a call that reads a segment; None if the server has dropped it from the store meanwhile."""
         try:
             return self._patiently(call)
         except ObjectMissing:
@@ -166,7 +167,7 @@ class ShippedMessages:
             ) from None
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """The result of a call: a store that is away is asked again, until the option timeoutSeconds is over."""
+        """The result of a call: a store that is unreachable is asked again, until the option timeoutSeconds is over."""
         deadline = time.monotonic() + self._seconds
         wait = Backoff(0.2, 5.0)
         while True:

@@ -97,7 +97,7 @@ class _Stream(_Rows, DataSourceStreamReader, SupportsTriggerAvailableNow):
         super().__init__(options, schema)
         self._planning: Planning | None = None
         self._until: offsets.Offsets | None = None
-        """Where a query ends that reads what is available now."""
+        """The end of a query that reads only what is available now."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that goes to the workers, which plan nothing."""

@@ -1,7 +1,7 @@
-"""JSON bodies as values of a type: what fits goes into the column `value`, and what does not into `rescued`.
+"""JSON bodies as values of a type: fields that fit go into the column `value`, the others into `rescued`.
 
-A field of the body that the type does not name, or whose value does not fit, stands in `rescued` as it was sent; so
-does a body that is no JSON object. Nothing is guessed: "12" is no number, and 1.5 is no integer.
+A field of the body that the type does not name, or whose value does not fit, goes into `rescued` unchanged, and so
+does a body that is not a JSON object. Nothing is guessed: "12" is not a number, and 1.5 is not an integer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TypedBodies:
         return pa.array([value for value, _ in rows], self._arrow), pa.array([rest for _, rest in rows], pa.string())
 
     def one(self, body: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
-        """A body's value, None where it has none, and what did not fit, None where everything did."""
+        """A body's value, or None, and the part that did not fit, or None if everything did."""
         if body is None:
             return None, None
         try:
@@ -81,7 +81,7 @@ class _MoreFields(Exception):
 
 
 def _text(body: bytes) -> str:
-    """A body as text; one that is no UTF-8 as `base64:` and its bytes."""
+    """A body as text; if it is not UTF-8, `base64:` and its bytes."""
     try:
         return body.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Carrying out a plan through the server's admin routes: exactly its items, each checked once more, each recorded.
+"""Carries out a plan through the server's admin routes: exactly its items, each checked again and recorded.
 
-What the databases and logs say now counts: an item whose message took effect, came into a queue or into doubt since the
-plan was made is not carried out. The server refuses the same for its own queues.
+The present databases and logs count: an item is not carried out if its message took effect, came into a queue or into
+doubt since the plan was made. The server refuses the same for its own queues.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Repair:
         effects: Sequence[tuple[str, str]] = (),
         force: bool = False,
     ) -> None:
-        """`effects`: further queries for effects, besides those of the plan, as of an audit's plan. `scratch`: for
-        copies of the logs' segments. `reason` is recorded with each repair.
+        """`effects`: queries for effects in addition to the plan's. `scratch`: the directory for copies of the logs'
+        segments. `reason` is recorded with each repair.
 
-        `force`: send a group also messages from before its inbox began, which the server refuses otherwise, and do
-        again what the journal says was done and of which nothing is left.
+        `force`: send a group even messages from before its inbox began, which the server refuses otherwise, and repeat
+        items that the journal says were done but of which nothing is left.
         """
         self._inputs = inputs
         self._url = url
@@ -74,9 +74,9 @@ class Repair:
         """A row for each item: key, finding, message_id, action, group, what, status (of HTTP; 0: held back), detail,
         as, and was_before: whether an earlier repair did it.
 
-        `path`: the plan's, beside which the journal stands. `say` gets each row as it is known. With `dry_run` nothing
-        changes. Raises Conflict where another process carries out this plan, Unavailable where an input is away,
-        InvalidRequest where an input of the plan's audit is not given, and HiddenRows.
+        `path`: the plan's file; the journal is in the same directory. `say` gets each row when it is known. With
+        `dry_run` nothing changes. Raises Conflict if another process carries out this plan, Unavailable if an input is
+        unreachable, InvalidRequest if an input of the plan's audit is missing, and HiddenRows.
         """
         for database in (*self._inputs.databases, *self._inputs.storages):
             database.check_seen()
@@ -103,7 +103,7 @@ class Repair:
         return [rows[item.key] | {"dry_run": dry_run} for item in plan.items]
 
     def _done_before(self, items: Sequence[Item], done: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
-        """Rows for items that the journal says were done, compared with what the logs have of them now. With `force`,
+        """Rows for items that the journal says were done, compared with the present logs. With `force`,
         those of which nothing is left have no row: they are carried out again."""
         for several in parts(items):
             now = self._now(several)

@@ -1,4 +1,4 @@
-"""Whether items may still be carried out, by all that stands for their messages now."""
+"""Decides whether items may still be carried out, by the present state of their messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD = 0
 
 
 class Settled(NamedTuple):
-    """The fate of an item that is not carried out: 200, it was before; 0, it is held back."""
+    """The status of an item that is not carried out: 200: it was done before; 0: it is held back."""
 
     status: int
     why: str
@@ -36,7 +36,7 @@ class Settled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """All that databases and logs have for some items."""
+    """The state of some items in databases and logs."""
 
     effects: Mapping[str, Effects]
     rows: Mapping[str, list[LocalRow]]
@@ -53,20 +53,20 @@ class Now:
         queries: Sequence[BusinessEffects] = (),
         known_groups: Collection[str] = (),
     ) -> Now:
-        """`known_unread`: see `places_of`. `queries`: what proves effects beside the inboxes. `known_groups`: see
+        """`known_unread`: see `places_of`. `queries`: further proofs of effects, besides inboxes. `known_groups`: see
         `effects_of`.
 
         Raises Unavailable where an input does not answer."""
         names = [item.message_id for item in items]
         both = names + [item.again for item in items if item.again]
-        # The logs first: what comes into a queue afterwards has its effect later still.
+        # The logs first: the effect of a message that enters a queue later is later still.
         places = places_of(inputs.logs, both, scratch, known_unread)
         effects = effects_of(inputs.databases, both, queries, known_groups)
         rows = rows_of(inputs.databases, names)
         return cls(effects, rows, places, max((database.purged()[1] for database in inputs.databases), default=0))
 
     def settled(self, item: Item) -> Settled | None:
-        """Whether an item is not to be carried out; None if it is."""
+        """Why an item is not carried out; None if it may be."""
         if item.action == "decide":
             return self._held(self._why_not_decide(item))
         if item.again in self.places.queued:
@@ -106,7 +106,7 @@ class Now:
     def _why_not_republish(self, item: Item) -> str:
         rows = self.rows.get(item.message_id, [])
         effects = self._of(item)
-        # A group's inbox skips what it knows, but not what only --effects proves.
+        # A group's inbox skips messages that it knows, but not those whose effect only --effects proves.
         if effects.unguarded or effects.inboxes - set(item.skipped_by):
             return str(effects)
         if item.message_id in self.places.queued:

@@ -1,4 +1,4 @@
-"""Effects, local rows and places in queues of messages, as they are now: looked up by id, without Spark."""
+"""Looks up the present effects, local rows and places in queues of messages by id, without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AT_ONCE = 500
 
 
 def parts(values: Iterable[Any], most: int = AT_ONCE) -> Iterator[list[Any]]:
-    """Values in lists of at most so many."""
+    """Values in lists of at most `most`."""
     rest = iter(values)
     while part := list(islice(rest, most)):
         yield part
@@ -49,7 +49,7 @@ class Effects:
 
     @property
     def groups(self) -> frozenset[str]:
-        """All of these groups that are known."""
+        """The known groups among these."""
         return (self.inboxes | self.proven) - {UNNAMED}
 
     @property
@@ -116,12 +116,12 @@ class LocalRow:
     due_us: int = 0
     """When it may be delivered, in microseconds since 1970: its own time, or that of the row."""
     expires_us: int = 0
-    """From then on it is not delivered; 0: never."""
+    """When it expires; 0: never."""
     odd: str = ""
     """The column with a value that no version writes; "" if there is none."""
 
     def at(self, now_us: int) -> dict[str, Any]:
-        """The message as it is to be sent at an instant: not before its time, and for no longer than it lasts."""
+        """The message to send at an instant: with the rest of its delay and of its time to live."""
         fields = {name: value for name, value in self.message.items() if name not in ("delay", "deliver_at", "ttl")}
         if self.due_us > now_us:
             fields["deliver_at"] = instant(self.due_us)
@@ -154,17 +154,17 @@ def rows_of(databases: Sequence[Database], message_ids: Iterable[str]) -> dict[s
 
 
 def why_unmoved(rows: Iterable[LocalRow]) -> str:
-    """Why a message is not sent again: its mover still will, or a person is to decide, or has; "" otherwise."""
+    """Why a message is not sent again: its mover still will, or a person decides or has decided; "" otherwise."""
     return next((WHY[row.unmoved] for row in rows if row.unmoved != MOVED), "")
 
 
 def why_malformed(rows: Iterable[LocalRow]) -> str:
-    """Why a message is not sent again as its local row has it; "" otherwise."""
+    """Why a message is not sent again from its local row; "" if it may be."""
     return next((f"its local row is malformed: its {row.odd} is none" for row in rows if row.odd), "")
 
 
 def why_expired(rows: Iterable[LocalRow], now_us: int) -> str:
-    """Why a message is not sent again that nobody was to get any more by now; "" otherwise."""
+    """Why an expired message is not sent again; "" if it has not expired."""
     ended_us = next((row.expires_us for row in rows if row.expires_us and row.expires_us <= now_us), 0)
     return f"it expired at {instant(ended_us)}, by its ttl" if ended_us else ""
 
@@ -208,9 +208,9 @@ class Places:
     waiting: frozenset[str]
     undecided: frozenset[str]
     from_us: int = 0
-    """Retention dropped what is older than this, in microseconds since 1970; 0: nothing."""
+    """Retention dropped older records than this, in microseconds since 1970; 0: none."""
     until_us: int = END
-    """A store may lack what is newer than this."""
+    """A store may lack newer records than this."""
 
 
 def unread_of(logs: Iterable[LogInput]) -> list[str]:
@@ -221,8 +221,8 @@ def unread_of(logs: Iterable[LogInput]) -> list[str]:
 def places_of(
     logs: Sequence[LogInput], message_ids: Iterable[str], scratch: Path | str, known_unread: Collection[str] = ()
 ) -> Places:
-    """Where messages are in the logs as they are now. Raises Unavailable where a log is not whole, but for the parts
-    in `known_unread`, which the plan knew of."""
+    """The places of messages in the present logs. Raises Unavailable if a log has unreadable parts other than
+    `known_unread`, which the plan knew of."""
     wanted = sorted({ids.from_text(name.partition(".")[0]) for name in message_ids})
     queued: set[str] = set()
     waiting: set[str] = set()

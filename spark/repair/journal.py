@@ -1,7 +1,7 @@
-"""The journal of a plan that is carried out: what was begun and what came of it, one JSON line each, beside the plan.
+"""The journal of a plan, in the plan's directory: what was begun, and each result, one JSON line each.
 
 The first line says which plan it is of: items have the same keys in every plan.
-A line is durable before what it announces is done. A repair that was killed goes on from here.
+A line is durable before its action. A repair that was killed continues from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def journal_of(plan: Path) -> Path:
 
 
 def lines_of(plan: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a plan's items, without a last line that is not whole; nothing if there is no journal."""
+    """The lines of a plan's items, without an incomplete last line; none if there is no journal."""
     path = journal_of(plan)
     if path.exists():
         yield from _lines_in(path)
@@ -65,7 +65,7 @@ DONE = (200, 201)
 
 
 class Journal:
-    """Open it with `with`: one process at a time has it. `done`: what it said was done when it was opened, by item."""
+    """A context manager for one process at a time. `done`: the items that were done when it was opened."""
 
     def __init__(self, plan: Path, made_at: str = "", who: str = "", reason: str = "") -> None:
         """`made_at`: when the plan was made. `who` carries it out, and `reason` why: that is noted with each item."""
@@ -89,11 +89,11 @@ class Journal:
         return self
 
     def _read(self) -> None:
-        """Take what is there. Raises Conflict where it is another plan's."""
+        """Read the existing journal. Raises Conflict if it belongs to another plan."""
         self._file.seek(0)
         data = self._file.read()
         end = data.rfind(b"\n") + 1
-        self._file.truncate(end)  # a line that a kill cut short announced nothing
+        self._file.truncate(end)  # a line that a kill cut short announced no action
         lines = [json.loads(line) for line in data[:end].splitlines()]
         if not lines:
             self._write([{"state": OF_PLAN, "made_at": self._made_at}])

@@ -18,7 +18,7 @@ from notify.spark.repair.journal import journal_of
 
 VERSION = 1
 MOST_WITHOUT_FORCE = 500
-"""So many findings at once rarely have a cause of their own each: a person who knows the cause says --force."""
+"""This many findings rarely have separate causes: a person who knows the cause passes --force."""
 Action = Literal["decide", "republish", "redeliver"]
 
 
@@ -30,12 +30,12 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     segment: tuple[int, int] = (0, 0)
     """A log's newest segment: its first byte, and when it was made (microseconds since 1970)."""
     end: int = 0
-    """Where a log that was read ends, in bytes, as far as it is durable; otherwise where its files end."""
+    """The durable end of a log that was read, in bytes; otherwise the end of its files."""
     segments: tuple[tuple[int, int], ...] = ()
     """All segments, as `segment`."""
 
     def differs(self, known: Identity) -> str:
-        """Why this one is another than `known`, or older; "" if it is not."""
+        """Why this input is not `known`, or is an older copy; "" if it is the same."""
         if self.source != known.source:
             return f"its source id is {self.source or '(none)'}, and was {known.source or '(none)'}"
         if self.end < known.end:
@@ -54,7 +54,7 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     finding: str
     message_id: str
     what: str
-    """In words."""
+    """The reason in words."""
     outcome: str = ""
     """`decide`: commit or rollback, as the database said when the plan was made."""
     group: str = ""
@@ -78,7 +78,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`doubts`: why the audit is no ground for repairs; there are items nevertheless only where a person forced it."""
+    """`doubts`: why the audit does not justify repairs; then there are items only if a person forced the plan."""
 
     notify_repair_plan: int
     made_at: str
@@ -90,21 +90,21 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, int]
     doubts: list[str]
     needs_force: list[str]
-    """Signs that a whole input is lost: a person who knows better says --force."""
+    """Signs that a whole input is lost: a person who knows better passes --force."""
     items: list[Item]
     held_back: list[Held]
     identities: dict[str, Identity] = {}
-    """By the name of an input: which one it was."""
+    """The identity of each input, by name."""
     unread: list[str] = []
     """The parts of logs that could not be read when the plan was made."""
     effects: list[tuple[str, str]] = []
     """The queries of --effects of the plan's audit, each with the name of its database: a repair asks them again."""
     groups: list[str] = []
-    """The consumer groups that were known then, for these queries."""
+    """The consumer groups that were known, for these queries."""
 
     def check_inputs(self, names: Sequence[str], identities: Mapping[str, Identity]) -> None:
-        """Raises InvalidRequest where an input is not given of those that the audit read, or another one or an older
-        copy by its name: an effect, or a place in a queue, may stand there."""
+        """Raises InvalidRequest if an input of the audit is missing, or is another one or an older copy: an effect, or
+        a place in a queue, may be recorded there."""
         missing = sorted(set(self.inputs) - set(names))
         if missing:
             raise InvalidRequest(f"--repair: give the inputs of the plan's audit, too: {', '.join(missing)}")
@@ -113,7 +113,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidRequest(f"--repair: {name} is not the one that the plan's audit read: {why}")
 
     def check_force(self, *, force: bool) -> None:
-        """Raises InvalidRequest without `force` for a plan that a person has to force."""
+        """Raises InvalidRequest if a plan needs force, and `force` is not given."""
         why = [f"the audit doubts itself: {doubt}" for doubt in self.doubts[:1]]
         if self.items:
             why += self.needs_force
@@ -123,7 +123,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"--repair: {'; '.join(why)}. Look at the plan; --force carries it out anyway")
 
     def write(self, path: Path) -> None:
-        """Write it for people, durable. Raises InvalidRequest where a plan, or a journal, stands there already."""
+        """Write the plan durably, for people. Raises InvalidRequest if a plan or a journal exists there."""
         if path.exists():
             raise InvalidRequest(f"--plan: {path} exists; a plan is not overwritten, it may be half carried out")
         if journal_of(path).exists():
@@ -140,7 +140,7 @@ class RepairPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_plan(path: Path) -> RepairPlan:
-    """Raises InvalidRequest for a file that is no plan of this version."""
+    """Raises InvalidRequest if a file is not a plan of this version."""
     try:
         plan = msgspec.json.decode(path.read_bytes(), type=RepairPlan)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Making a plan of an audit's findings: what can be repaired without harm, and what is held back, each with its why.
+"""Plans repairs of an audit's findings: what can be repaired without harm, and what is held back, with reasons.
 
 * IN_DOUBT: asks the database as a check does, and records its answer. If the database has no row, a tombstone is
   inserted, so that the transaction can no longer commit.
@@ -6,10 +6,9 @@
   (outbox), otherwise from the server's half.
 * ACKED_NO_EFFECT: sends the message again, only to the group whose inbox lacks it.
 
-Nothing is sent again where an effect (by an inbox or by --effects), a place in a queue or a doubt exists; but a
-message that a log lost with its disk
-is published again for the groups that had not handled it yet, and inboxes that know it skip it. Other findings need a
-person: a message that should not have been delivered cannot be called back.
+Nothing is sent again if an effect (by an inbox or by --effects), a place in a queue or a doubt exists. But a
+message that a log lost with its disk is published again for the groups that had not handled it yet, and inboxes that
+know it skip it. Other findings need a person: a message that should not have been delivered cannot be called back.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from notify.spark.repair.plan import VERSION, Held, Identity, Item, RepairPlan
 from notify.spark.result import Found, Inputs, Result
 
 FEW = 10
-"""So many lost messages, or missing effects, are no sign that a whole input is missing."""
+"""Up to this many lost messages, or missing effects, do not suggest that a whole input is missing."""
 MOST_HELD = 1000
 """The most findings that are listed as held back, of each class."""
 
@@ -55,9 +54,9 @@ def plan_of(
 ) -> RepairPlan:
     """The plan for an audit's result. Changes nothing; asks the databases for effects and rows of what it plans.
 
-    `effects`: as of the audit's plan: what these queries find is not sent again. `force`:
-    plan although the audit doubts itself, as after a restore, where a person knows what the log lacks. `done`:
-    what earlier repairs did, by item, see `done_beside`: nothing is left of those that are planned again.
+    `effects`: the queries of the audit's plan: messages that they find are not sent again. `force`: plan although the
+    audit is inconclusive, as after a restore, when a person knows what the log lacks. `done`: what earlier repairs did,
+    by item (see `done_beside`); those of which nothing is left are planned again.
     """
     cases = [f for f in result.found if _is_told(f) and not f.evidence.get("repaired")]
     queries = business_effects(inputs.databases, effects)
@@ -90,7 +89,7 @@ def plan_of(
 
 
 def _is_told(f: Found) -> bool:
-    """Whether a plan says what becomes of a finding."""
+    """Whether a plan can repair a finding, or holds it back."""
     return BY_NAME[f.finding].is_bad or f.finding == "UNGUARDED"
 
 
@@ -101,7 +100,7 @@ def names_of(inputs: Inputs) -> list[str]:
 
 
 def identities_of(inputs: Inputs) -> dict[str, Identity]:
-    """Which ones they are, by the same names; Kafka has no such mark."""
+    """The identity of each input, by name. Kafka has none."""
     known = {f"database {database.name}": Identity(database.source_id()) for database in inputs.databases}
     for log in inputs.logs:
         segments = tuple(segment.identity for segment in log.segments)
@@ -217,7 +216,7 @@ class _Part:
     def _republished(self, f: Found) -> Item | Held:
         rows = self._rows.get(f.message_id, [])
         effects = self._of(f, _again(f)[""])
-        # An inbox skips what it knows; an effect that only --effects proves would happen a second time.
+        # An inbox skips messages that it knows; an effect that only --effects proves would happen a second time.
         skipped_by = sorted(effects.inboxes) if effects and not effects.unguarded and self._lost_with_its_log(f) else []
         why = ""
         if f.evidence.get("local") != "COMMITTED" or {row.state for row in rows} != {"COMMITTED"}:
@@ -258,7 +257,7 @@ class _Part:
         return self._effects.get(f.message_id, NONE) | self._effects.get(again, NONE)
 
     def _lost_with_its_log(self, f: Found) -> bool:
-        """Whether it was stored after the last that was shipped of a log whose disk was lost."""
+        """Whether it was stored after the last shipped segment of a log whose disk was lost."""
         at_us = f.evidence.get("t_us") or f.at_us
         unknown = f.finding == "LOST" and f.evidence.get("server") == "unknown"
         return unknown and any(restore.may_lack(at_us, SKEW_US) for restore in self._restores)

@@ -71,7 +71,7 @@ def merge(result: Result, url: str, now_us: int = 0) -> dict[str, int]:
 
 
 class _Tables:
-    """The tables as they become: parts that are touched are read, and written anew."""
+    """The changed tables: the parts that change are read and written again."""
 
     def __init__(self, store: Store, before: Manifest) -> None:
         self._store = store
@@ -82,7 +82,7 @@ class _Tables:
         return sorted({file.part for file in self._files if file.table == table})
 
     def change(self, table: str, part: str, schema: pa.Schema | None, change: Callable[[list[Row]], list[Row]]) -> None:
-        """Write a part anew as `change` makes it of its rows. `schema`: None for the columns that the rows have."""
+        """Write a part again with the rows that `change` returns. `schema`: None for the columns of the rows."""
         old = [file for file in self._files if (file.table, file.part) == (table, part)]
         rows = [row for file in old for row in read_file(self._store, file).to_pylist()]
         changed = change(list(rows))

@@ -1,4 +1,4 @@
-"""The columns of a table over time: later rows may have other ones than those that the table has.
+"""The columns of a table over time: later rows may have other columns than the table.
 
 The manifest keeps the columns of all rows so far. Without that, the newest file would decide: rows that lack a column
 would take it from all readers, and a narrower type would make older files unreadable.
@@ -38,7 +38,7 @@ _MOST_DIGITS = 38
 
 
 def together(known: StructType, more: StructType, within: str = "") -> StructType:
-    """The columns that hold the rows of both, those of `known` first. `within`: the column that these fields are of.
+    """The columns for the rows of both, those of `known` first. `within`: the column that these fields belong to.
 
     Raises InvalidRequest for a column of a type that does not go with its earlier one.
     """
@@ -83,7 +83,7 @@ def _both(known: DataType, more: DataType, place: str) -> DataType:
 
 
 def fitted(batches: Iterable[pa.RecordBatch], columns: StructType) -> Iterator[pa.RecordBatch]:
-    """Rows with all these columns, null where they have none, and times in UTC."""
+    """Rows with all these columns, null if they lack one, and times in UTC."""
     wanted = to_arrow_schema(columns, timezone="UTC")
     for batch in batches:
         names = set(batch.schema.names)

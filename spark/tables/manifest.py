@@ -1,8 +1,8 @@
-"""The manifest of a table: which files are its rows. What is not listed is no part of it.
+"""The manifest of a table: the files with its rows. Other files are not part of the table.
 
 <url>/manifest.json    replaced as a whole
 <url>/data/….parquet   written once
-<url>/pages/….json     files of a long table that no longer stand in the manifest itself
+<url>/pages/….json     files of a long table that are no longer in the manifest itself
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def load(store: Store) -> Manifest:
-    """The manifest of a table; an empty one where there is none yet. Raises ObjectStoreFailed, InvalidRequest."""
+    """The manifest of a table; an empty one if there is none yet. Raises ObjectStoreFailed, InvalidRequest."""
     try:
         manifest = _decode(store.read(NAME, MOST_BYTES))
     except ObjectMissing:
@@ -88,7 +88,7 @@ def load(store: Store) -> Manifest:
 
 
 def replace(store: Store, before: Manifest, after: Manifest) -> Manifest:
-    """Put the next manifest in the place of the one that it was made of. Raises ObjectStoreFailed.
+    """Replace a manifest with the next one, which was made from it. Raises ObjectStoreFailed.
 
     A table has one writer at a time: another one that is noticed is refused.
     """
@@ -103,7 +103,7 @@ def replace(store: Store, before: Manifest, after: Manifest) -> Manifest:
 
 
 def with_page(store: Store, manifest: Manifest) -> Manifest:
-    """The same table with its oldest files in a page, if too many stand in the manifest. Raises ObjectStoreFailed."""
+    """The same table with its oldest files in a page, if too many are in the manifest. Raises ObjectStoreFailed."""
     if len(manifest.files) <= MOST_INLINE:
         return manifest
     paged, kept = manifest.files[:PAGE_FILES], manifest.files[PAGE_FILES:]
@@ -115,7 +115,7 @@ def with_page(store: Store, manifest: Manifest) -> Manifest:
 
 
 def files_of(store: Store, manifest: Manifest) -> Iterator[File]:
-    """All files of a table, the oldest first. Raises ObjectStoreFailed for a page that is not what was written."""
+    """All files of a table, the oldest first. Raises ObjectStoreFailed for a damaged page."""
     for page in manifest.pages:
         yield from _decode_page(store.read_listed(page.name, (page.size, page.sha256), MOST_BYTES))
     yield from manifest.files

@@ -1,7 +1,7 @@
 """Adding messages to a table, each once, by its offset.
 
-The manifest holds, beside the files, how far each queue is in the table; both change in one step. So rows that come
-again add nothing, whoever was killed in between, and whatever a checkpoint says.
+The manifest has the files and how far each queue is in the table; both change in one step. So repeated rows add
+nothing, even after a kill in between and with any checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACE = ("topic", "topic_number", "queue", "offset")
 """The columns that say which message a row is."""
 GROUP_ROWS = 20_000
 MOST_FILE_BYTES = 64 << 20
-"""A file that is larger is complete: a task may have any number of rows, and holds one file in its memory."""
+"""A larger file is complete: a task may have any number of rows, and has one file in memory."""
 
 Queue = tuple[str, int, int]
 """A topic, its number, and the queue's."""
@@ -43,7 +43,7 @@ class Written:
 
     file: File
     first: dict[Queue, int] = field(default_factory=dict)
-    """For each queue its first offset in the file; `behind`: the one behind its last."""
+    """For each queue its first offset in the file; `behind`: the offset after its last one."""
     behind: dict[Queue, int] = field(default_factory=dict)
 
 
@@ -59,7 +59,7 @@ def known_of(manifest: Manifest) -> Next:
 
 
 def write(batches: Iterator[pa.RecordBatch], store: Store, known: Next) -> list[Written]:
-    """Store those rows that the table does not have, in files. Raises ObjectStoreFailed."""
+    """Store the rows that the table lacks, in files. Raises ObjectStoreFailed."""
     written: list[Written] = []
     growing: _Growing | None = None
     for batch in batches:
@@ -77,8 +77,8 @@ def write(batches: Iterator[pa.RecordBatch], store: Store, known: Next) -> list[
 
 
 def add(store: Store, written: Sequence[Written], columns: dict[str, Any] | None = None) -> Manifest:
-    """List files, and note how far the table goes with them; what it is then. `columns`: those of the table with these
-    rows, if they are known. Raises ObjectStoreFailed."""
+    """List files, and note how far the table goes with them; returns the new manifest. `columns`: those of the table
+    with these rows, if they are known. Raises ObjectStoreFailed."""
     manifest = manifests.load(store)
     if not written:
         return manifest
@@ -130,7 +130,7 @@ class _Growing:
         """Store the file. Raises ObjectStoreFailed."""
         self._writer.close()
         data = memoryview(self._sink.getvalue())
-        # The time is for tidying: a file that no manifest lists after a day will never be listed.
+        # The time is for cleaning up: a file that no manifest lists after a day will never be listed.
         name = f"data/{time.time_ns() // 1000:016d}-{uuid.uuid4().hex}.parquet"
         size, sha256 = store.put(name, lambda sink: sink.write(data))
         return Written(File(name, self._rows, size, sha256), self._first, self._behind)
@@ -159,12 +159,12 @@ def _queues_of(batch: pa.RecordBatch) -> Iterator[tuple[Queue, NDArray[np.bool_]
 
 
 def _further(known: Next, behind: dict[Queue, int]) -> dict[str, Any]:
-    """The offsets behind these messages."""
+    """The offsets after these messages."""
     offsets = {topic: (number, dict(queues)) for topic, (number, queues) in known.items()}
     for (topic, number, queue), offset in sorted(behind.items()):
         had, queues = offsets.get(topic, (number, {}))
         if had != number:
-            queues = {}  # the topic was made anew
+            queues = {}  # the topic was recreated
         queues[queue] = max(queues.get(queue, 0), offset)
         offsets[topic] = (number, queues)
     return to_json({topic: TopicOffsets(number, queues) for topic, (number, queues) in offsets.items()})

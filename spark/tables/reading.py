@@ -18,7 +18,7 @@ TIDY_AFTER_SECONDS = 86_400.0
 
 
 def read_file(store: Store, file: File) -> pa.Table:
-    """The rows of one file. Raises ObjectStoreFailed for bytes that are not those that were written."""
+    """The rows of one file. Raises ObjectStoreFailed if its bytes are damaged."""
     return pq.read_table(io.BytesIO(store.read_listed(file.name, (file.size, file.sha256), file.size)))
 
 
@@ -42,7 +42,7 @@ def urls_of(url: str, table: str = "") -> list[str]:
 
 
 def tidy(url: str, older_than_seconds: float = TIDY_AFTER_SECONDS) -> list[str]:
-    """Delete files that no manifest lists: writers that were killed left them. Returns their names.
+    """Delete unlisted files, which killed writers left. Returns their names.
 
     `older_than_seconds`: a writer that is still at work needs its younger ones. Raises ObjectStoreFailed.
     """

@@ -96,7 +96,7 @@ class _Stored(WriterCommitMessage):
 
 
 class _Adding:
-    """Adds rows to the table: in the workers files, on the driver the list of them."""
+    """Adds rows to the table: workers write files, and the driver lists them."""
 
     def __init__(self, url: str, schema: StructType, overwrite: bool) -> None:
         check_columns(schema.names)

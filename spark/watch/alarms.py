@@ -1,6 +1,6 @@
-"""Alarms on their way to a URL: each at least once, in order, until the receiver takes it.
+"""Sends alarms to a URL: each at least once, in order, until the receiver accepts it.
 
-They are in the ledger with what they announce. The header `idempotency-key` is the same for a repetition.
+The ledger has them together with what they announce. The header `idempotency-key` is the same for a repetition.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ log = logging.getLogger("notify.audit")
 
 CALL_SECONDS = 5.0
 ROUND_SECONDS = 20.0
-"""A round of sending takes so long at most; then the next window has its turn."""
+"""The longest that a round of sending takes before the next window is audited."""
 AT_ONCE = 100
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 MOST_REFUSALS = 10
-"""An alarm that the receiver refuses so often is dropped."""
+"""An alarm that the receiver has refused this often is dropped."""
 WAITING = Gauge("notify_audit_alarms_waiting", "Alarms that their receiver has not taken.")
 
 
 def post(url: str, alarm: Alarm) -> None:
-    """Raises OSError; HTTPError, one of them, where the receiver refuses."""
+    """Raises OSError; HTTPError, a subclass, if the receiver refuses."""
     name = hashlib.sha256(alarm.key.encode()).hexdigest()
     headers = {"content-type": "application/json", "idempotency-key": name}
     try:
@@ -47,7 +47,7 @@ def post(url: str, alarm: Alarm) -> None:
 
 
 class Alarms:
-    """Sends what the ledger has. Without a URL alarms are only logged."""
+    """Sends the alarms in the ledger. Without a URL they are only logged."""
 
     def __init__(
         self, ledger: Ledger, url: str, clock: Callable[[], float], send: Callable[[str, Alarm], None] = post
@@ -55,7 +55,7 @@ class Alarms:
         """Raises InvalidRequest if the URL is not one of http or https."""
         if url and (not url.startswith(("http://", "https://")) or has_user(url)):
             raise InvalidRequest(
-                f"--alarm-url {place_of(url)!r} is no http:// or https:// URL without a user and a password"
+                f"--alarm-url {place_of(url)!r} is not an http:// or https:// URL without a user and a password"
             )
         self._ledger = ledger
         self._url = url
@@ -63,26 +63,26 @@ class Alarms:
         self._send = send
         self._backoff = Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._again = 0.0
-        """When to try again after the receiver was away, by the clock."""
+        """When to try again after the receiver was unreachable, by the clock."""
 
     def add(self, key: str, body: dict[str, object]) -> None:
-        """Within the ledger's transaction."""
+        """Add alarms. Call it within the ledger's transaction."""
         if self._url:
             self._ledger.add_alarm(key, {**body, "key": key})
             self._ledger.bound_alarms()
 
     def say(self, body: dict[str, object]) -> None:
-        """In the log."""
+        """Log an alarm."""
         log.error("%s %s: %s", body.get("finding", body["kind"]), body.get("message_id", ""), body.get("detail", ""))
 
     def send(self) -> None:
-        """Send what is due, for ROUND_SECONDS at most. A receiver that is away is tried again later."""
+        """Send the due alarms, for ROUND_SECONDS at most. A receiver that is unreachable is tried again later."""
         if not self._url or self._clock() < self._again:
             return
         try:
             self._send_due(time.monotonic() + ROUND_SECONDS)
             WAITING.set(self._ledger.alarms_waiting())
-        except sqlite3.Error as error:  # a full disk: what was taken is sent once more
+        except sqlite3.Error as error:  # a full disk: accepted alarms are sent again
             self._again = self._clock() + self._backoff.next()
             log.error("the state of the watch cannot be written: %s", error)
 
@@ -93,7 +93,7 @@ class Alarms:
                     return
 
     def _sent(self, alarm: Alarm) -> bool:
-        """Whether to go on with the next one."""
+        """Whether to continue with the next alarm."""
         crash_point.reached("watch.before_alarm")
         try:
             self._send(self._url, alarm)

@@ -1,6 +1,6 @@
 """Conditions of an audit itself: an input that stalls, reasons why nothing can be judged, and silence.
 
-Each condition is said when it begins and when it is over, whatever times and counts it names meanwhile.
+Each condition is reported when it begins and when it ends, even if its times and counts change in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from notify.spark.watch.ledger import Ledger
 from notify.spark.watch.lines import Line
 
 QUIET_SECONDS = 3600.0
-"""Without anything to audit for so long a watch raises an alarm: nothing was sent, or all inputs are empty."""
+"""A watch without anything to audit for this long raises an alarm: nothing was sent, or all inputs are empty."""
 MOST_REASONS = 20
 _CLOCK = "CLOCK"
 
@@ -29,8 +29,8 @@ class Conditions:
         self._ledger = ledger
 
     def lines(self, result: Result, start: int, end: int, quiet_us: int) -> list[Line]:
-        """Lines for what is wrong since this window, and for what is over. `quiet_us`: since when there was nothing at
-        all to audit; 0: there was something."""
+        """Lines for conditions that began in this window, and for those that ended. `quiet_us`: since when there was
+        nothing to audit; 0: there was something."""
         now = {
             f"STALLED:{entry['input']}": f"{entry['input']} ends before this window does"
             for entry in result.inputs
@@ -49,13 +49,13 @@ class Conditions:
             lines.append({"kind": kind, "window_us": start, "key": f"{key}:{start}", "detail": now[key]})
         for key in sorted(before - now.keys()):
             if quiet_us and key.startswith("INCONCLUSIVE:"):
-                continue  # nothing shows that it is over
+                continue  # it is unknown whether it has ended
             self._ledger.end_condition(key)
             lines.append({"kind": "over", "window_us": start, "key": key, "detail": f"no longer: {key}"})
         return lines
 
     def behind(self, start: int, now_us: int) -> list[Line]:
-        """Lines for a clock that is far behind what was audited: once, until a window is audited again."""
+        """Lines for a clock that is far behind the audited windows: once, until a window is audited again."""
         if _CLOCK in self._ledger.conditions():
             return []
         self._ledger.set_condition(_CLOCK, start)
@@ -90,10 +90,10 @@ def is_quiet(result: Result) -> bool:
 
 
 def _again(key: str) -> str:
-    """The key under which a condition of a window is known to looks at earlier windows."""
+    """The key of a window's condition for later looks at the window."""
     return f"AGAIN:{key}"
 
 
 def _kind(reason: str) -> str:
-    """A reason without its times and counts: the same with others is no news. Digits of names stay."""
+    """A reason without its times and counts, because the same reason with others is not news. Digits of names stay."""
     return _NUMBER.sub("#", _INSTANT.sub("#", reason))

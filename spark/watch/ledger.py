@@ -1,7 +1,7 @@
-"""The state of a watch in one SQLite file: position, findings that were said, lines and alarms that are on their way.
+"""The state of a watch in one SQLite file: position, reported findings, and unsent lines and alarms.
 
-A window's findings, its lines, its alarms and the new position are one transaction: after a kill all of them stand, or
-none does and the window is audited again. The tables are bounded.
+A window's findings, its lines, its alarms and the new position are one transaction: after a kill all of them are
+stored, or none is and the window is audited again. The tables are bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from notify.errors import Conflict, InvalidRequest, Unavailable
 
 MOST_KNOWN = 200_000
-"""The most findings that the watch knows by their keys. Those that it saw longest ago are forgotten."""
+"""The most findings that the watch knows by their keys. Those seen longest ago are forgotten."""
 MOST_FORGOTTEN = 100_000
 """The most windows of which findings were forgotten."""
 MOST_ALARMS = 10_000
@@ -137,14 +137,14 @@ class Ledger:
                 "--state"
             )
         self.position: Position | None = Position(*row) if row is not None else None
-        """As it was committed; None for a new state."""
+        """The committed position; None for a new state."""
 
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All changes within are made, or none."""
+        """Make all changes within the context, or none."""
         before = self.position
         self._db.execute("BEGIN")
         try:
@@ -152,7 +152,7 @@ class Ledger:
             self._db.execute("COMMIT")
         except BaseException:
             self.position = before
-            if self._db.in_transaction:  # SQLite has ended it already where the disk is full, say
+            if self._db.in_transaction:  # SQLite may have ended it already, such as on a full disk
                 self._db.execute("ROLLBACK")
             raise
 
@@ -166,17 +166,17 @@ class Ledger:
     # --- findings ---------------------------------------------------------------------------------------------
 
     def is_known(self, key: str) -> bool:
-        """Whether a finding was said, and not revised since."""
+        """Whether a finding was reported, and not revised since."""
         row = self._db.execute("SELECT revised % 2 FROM known WHERE key = ?", [key]).fetchone()
         return row is not None and not row[0]
 
     def returns(self, key: str) -> int:
-        """How often a finding was revised and came back; it stands."""
+        """How often a finding was revised and reported again; it is not revised now."""
         row = self._db.execute("SELECT revised / 2 FROM known WHERE key = ?", [key]).fetchone()
         return int(row[0]) if row is not None else 0
 
     def know(self, key: str, window_us: int, seen: int) -> None:
-        """A finding of a window was said, or seen again."""
+        """Record that a finding of a window was reported, or seen again."""
         self._db.execute(
             "INSERT INTO known VALUES (?, ?, ?, 0) ON CONFLICT (key) DO UPDATE SET "
             "seen = excluded.seen, revised = revised + revised % 2, "
@@ -185,11 +185,11 @@ class Ledger:
         )
 
     def revise(self, key: str) -> None:
-        """A finding no longer applies, or a failure is over."""
+        """Record that a finding no longer applies, or a failure is over."""
         self._db.execute("UPDATE known SET revised = revised + 1 WHERE key = ? AND revised % 2 = 0", [key])
 
     def said_between(self, from_us: int, to_us: int) -> list[tuple[int, str]]:
-        """The findings that stand of windows from `from_us` to `to_us`: each window's start and the key, in order."""
+        """The unrevised findings of windows from `from_us` to `to_us`: each window's start and the key, in order."""
         return list(
             self._db.execute(
                 "SELECT window_us, key FROM known WHERE window_us >= ? AND window_us < ? AND revised % 2 = 0 "
@@ -210,13 +210,13 @@ class Ledger:
         self._db.execute(f"DELETE FROM forgotten WHERE window_us NOT IN ({newest})", [MOST_FORGOTTEN])
 
     def has_forgotten(self, window_us: int) -> bool:
-        """Whether a window had findings that are not known any more."""
+        """Whether a window had findings that were forgotten."""
         return self._db.execute("SELECT 1 FROM forgotten WHERE window_us = ?", [window_us]).fetchone() is not None
 
     # --- looks at earlier windows -----------------------------------------------------------------------------
 
     def look(self, name: str) -> Progress | None:
-        """How far a look is; None if it never began."""
+        """The position of a look; None if it never began."""
         row = self._db.execute("SELECT * FROM looks WHERE name = ?", [name]).fetchone()
         return Progress(*row) if row is not None else None
 
@@ -227,7 +227,7 @@ class Ledger:
     # --- conditions -------------------------------------------------------------------------------------------
 
     def conditions(self) -> set[str]:
-        """All that was wrong with the audit itself in the last window, such as an input that stalls."""
+        """The conditions of the last window, such as a stalled input."""
         return {row[0] for row in self._db.execute("SELECT key FROM conditions")}
 
     def set_condition(self, key: str, since_us: int) -> None:
@@ -239,7 +239,7 @@ class Ledger:
     # --- segments of logs -------------------------------------------------------------------------------------
 
     def segments(self, log: str) -> list[Noted]:
-        """All that is noted of a log."""
+        """All noted segments of a log."""
         return [Noted(*row) for row in self._db.execute("SELECT * FROM segments WHERE log = ?", [log])]
 
     def note_segment(self, noted: Noted) -> None:
@@ -252,8 +252,8 @@ class Ledger:
     # --- inputs -----------------------------------------------------------------------------------------------
 
     def take_inputs(self, now: Mapping[str, str], next_us: int) -> list[str]:
-        """Take over the inputs of a window, by identity; the names of earlier ones that are not among them. If there
-        are any, findings of windows before `next_us` are those of other inputs."""
+        """Record the inputs of a window, by identity; returns the names of earlier ones that are missing. If there are
+        any, findings of windows before `next_us` are those of other inputs."""
         known = dict(self._db.execute("SELECT identity, name FROM inputs"))
         if known == now:
             return []
@@ -280,7 +280,7 @@ class Ledger:
         return list(self._db.execute("SELECT id, body FROM lines ORDER BY id LIMIT ?", [most]))
 
     def written(self, last: int) -> None:
-        """Lines up to this number are in the file."""
+        """Delete lines up to this number, which are in the file now."""
         self._db.execute("DELETE FROM lines WHERE id <= ?", [last])
 
     def add_alarm(self, key: str, body: dict[str, Any]) -> None:
@@ -301,7 +301,7 @@ class Ledger:
         self.add_alarm(DROPPED, {"kind": "dropped", "key": DROPPED, "dropped": dropped, "detail": detail})
 
     def alarms(self, now_us: int, most: int) -> list[Alarm]:
-        """The alarms that are due, in the order in which they came."""
+        """The due alarms, in their order."""
         rows = self._db.execute(
             "SELECT id, key, body, tries FROM alarms WHERE due_us <= ? ORDER BY id LIMIT ?", [now_us, most]
         )
@@ -319,6 +319,6 @@ class Ledger:
 
 def _alarm(number: int, key: str, body: str, tries: int) -> Alarm:
     read: dict[str, Any] = json.loads(body)
-    if key == DROPPED:  # one that counts more is another one
+    if key == DROPPED:  # a higher count makes it another alarm
         key = read["key"] = f"{DROPPED}:{number}"
     return Alarm(number, key, read, tries)

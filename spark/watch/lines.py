@@ -1,6 +1,6 @@
 """`findings.jsonl`: a line for each finding, revision and condition, written once each, in files of a bounded size.
 
-The ledger knows how long the file is. A part that a kill left behind that is cut off, and written anew from the ledger.
+The ledger knows the file's length. Bytes after it, which a kill left, are cut off and written again from the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from notify.storage import crash_point
 
 AT_ONCE = 1000
 FILE_BYTES = 64 << 20
-"""A file of so many bytes is renamed to `findings-{number}.jsonl`, and the next one begun."""
+"""A file of this size is renamed to `findings-{number}.jsonl`, and the next one is begun."""
 KEPT_FILES = 8
 """Older renamed files are deleted."""
 
@@ -25,7 +25,7 @@ Line = dict[str, Any]
 
 
 class Lines:
-    """Writes what the ledger has for the file."""
+    """Writes the ledger's lines to the file."""
 
     def __init__(self, ledger: Ledger, file_bytes: int = FILE_BYTES, kept_files: int = KEPT_FILES) -> None:
         self._ledger = ledger
@@ -34,7 +34,7 @@ class Lines:
         self._path = ledger.directory / "findings.jsonl"
 
     def write(self) -> None:
-        """Write all lines that are in the ledger; durable when it returns. Raises OSError."""
+        """Write all lines of the ledger; they are durable when this returns. Raises OSError."""
         self._finish_renaming()
         self._cut_off()
         while lines := self._ledger.lines(AT_ONCE):
@@ -55,16 +55,16 @@ class Lines:
                 self._finish_renaming()
 
     def _cut_off(self) -> None:
-        """Cut off what a kill left behind the ledger's end: the ledger still has it."""
+        """Cut off bytes that a kill left after the ledger's end; the ledger still has their lines."""
         position = self._ledger.position
         if position is not None and self._path.exists() and self._path.stat().st_size > position.file_offset:
             os.truncate(self._path, position.file_offset)
 
     def _append(self, data: bytes, offset: int) -> int:
-        """Append at an offset; the file's end."""
+        """Append at an offset; returns the file's end."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            start = min(offset, os.fstat(descriptor).st_size)  # somebody may have deleted or emptied the file
+            start = min(offset, os.fstat(descriptor).st_size)  # the file may have been deleted or emptied
             os.lseek(descriptor, start, os.SEEK_SET)
             view = memoryview(data)
             while view:
@@ -75,7 +75,7 @@ class Lines:
         return start + len(data)
 
     def _finish_renaming(self) -> None:
-        """Rename the file that is full, if that was not done before."""
+        """Rename a full file, unless that was done before."""
         position = self._ledger.position
         if position is None or position.file_number == 1:
             return

@@ -1,4 +1,4 @@
-"""Looks at windows that were audited before: for what went wrong since, and for what was not decided then.
+"""Audits windows again: for faults since the first audit, and for messages that were not decided then.
 
 A window is audited once, soon after its end. A message that is still on its way then, an effect that is deleted later,
 or a queue that is cut later, is found by another look. Three looks follow the watch: SOON after, LATER, and ROUND,
@@ -22,10 +22,10 @@ class Look:
     at_once: int
     every: int
     begins_again: bool = False
-    """Whether it begins again at its end. Windows that are too few for a turn there have theirs in the next round."""
+    """Whether it begins again at its end. If too few windows are left there, they are audited in the next round."""
 
     def turn(self, at: Progress, position: Position, window_us: int, oldest_us: int) -> Turn | None:
-        """The range that it is to audit now; None: nothing. `oldest_us`: older data is not retained."""
+        """The range to audit now; None: nothing. `oldest_us`: older data is not retained."""
         if position.window - at.window < self.every:
             return None
         end_us = position.next_us - self.behind * window_us
@@ -52,11 +52,11 @@ SOON = Look("soon", behind=1, at_once=3, every=3)
 LATER = Look("later", behind=24, at_once=24, every=24)
 ROUND = Look("round", behind=48, at_once=24, every=6, begins_again=True)
 LOOKS = (SOON, LATER, ROUND)
-"""The first that has something to do has its turn."""
+"""The first look with a range to audit is due."""
 
 
 def due(ledger: Ledger, position: Position, window_us: int, oldest_us: int) -> Turn | None:
-    """The look that has its turn now, if one has."""
+    """The look that is due now, if any."""
     for look in LOOKS:
         at = ledger.look(look.name)
         if at is not None and (turn := look.turn(at, position, window_us, oldest_us)) is not None:

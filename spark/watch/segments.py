@@ -1,8 +1,8 @@
-"""A watch's memory of the segments of logs: one that is gone, exchanged, cut or changed since it was read.
+"""A watch's memory of the segments of logs: it finds segments that were removed, replaced, cut or changed.
 
-A window's audit says nothing of segments that have only older messages: what they lack concerns other windows. So the
+A window's audit says nothing about segments that have only older messages, because these concern other windows. So the
 watch notes when each segment was made, up to where it was read, and the checksum of these bytes, and compares them with
-the files at each window. What differs is a finding once; from then on the watch knows the segment as it is now. It
+the files at each window. A difference is reported once; from then on the watch knows the segment as it is now. It
 forgets segments that retention dropped, and those that were lost with a disk, by the log's own records.
 """
 
@@ -35,7 +35,7 @@ class Compared:
     forgotten: list[Noted] = field(default_factory=list)
 
     def write(self, ledger: Ledger) -> None:
-        """Within the ledger's transaction."""
+        """Record the changes. Call it within the ledger's transaction."""
         for known in self.forgotten:
             ledger.forget_segment(known)
         for known in self.noted:
@@ -43,7 +43,7 @@ class Compared:
 
 
 def compare(ledger: Ledger, logs: Sequence[LogRead], now_us: int) -> Compared:
-    """Compare logs with what is noted of them; changes nothing. `now_us`: when they were read, in microseconds since
+    """Compare logs with their notes; changes nothing. `now_us`: when they were read, in microseconds since
     1970. A file that cannot be read just now is compared at the next window."""
     compared = Compared()
     for log in logs:
@@ -75,7 +75,7 @@ def compare(ledger: Ledger, logs: Sequence[LogRead], now_us: int) -> Compared:
 
 
 def _difference(log: LogRead, known: Noted, read: SegmentRead | None) -> str:
-    """How a segment differs from what is noted of it; "" if it does not. Raises OSError."""
+    """How a segment differs from its note; "" if it does not. Raises OSError."""
     try:
         created_us = log.files.created_us(known.base)
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def _difference(log: LogRead, known: Noted, read: SegmentRead | None) -> str:
 
 
 def _seen(log: LogRead, known: Noted | None, read: SegmentRead | None, now_us: int) -> Noted | None:
-    """The note of a segment that was read; None if `known` says as much. Raises OSError."""
+    """The note of a segment that was read; None if `known` is the same. Raises OSError."""
     if read is None or (known is not None and read.end <= known.end):
         return None
     crc = log.files.checksum(read.base, read.end - read.base) if read.crc is None else read.crc

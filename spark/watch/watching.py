@@ -1,17 +1,18 @@
-"""A continuous audit: one time window after the other, each in batch, by this machine's clock.
+"""A continuous audit: one time window after another, each in batch, by this machine's clock.
 
-It is no stream-stream join, because the watermark of such a join is that of its slower input: an input that stalls
-would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
+It does not use a stream-stream join, because the watermark of such a join is that of its slower input: an input that
+stalls would stop it and so hide lost messages. Instead a window is audited once this machine's clock says that its
 transactions must be over, whatever the inputs say. Later looks (looks.py) audit it again: they revise findings about
 messages that arrived late, and find what went wrong since.
 
-The state is a directory with `watch.db` (ledger.py), which moves on in one transaction with what a window's audit
-showed, and `findings.jsonl` (lines.py). A watch that was killed audits its last window again, and says each finding
-once.
+The state is a directory with `watch.db` (ledger.py), which gets a window's findings and the next position in one
+transaction, and `findings.jsonl` (lines.py). A watch that was killed audits its last window again, and reports each
+finding once.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Counter, Gauge
 from pyspark.sql import SparkSession
@@ -39,7 +41,6 @@ from notify.spark.watch.alarms import Alarms
 from notify.spark.watch.conditions import MOST_REASONS, Conditions, is_quiet
 from notify.spark.watch.ledger import Ledger, Position
 from notify.spark.watch.lines import Line, Lines
-from notify.spark.watch.new_ledger import lost_state, take_over
 from notify.spark.watch.segments import compare
 from notify.storage import crash_point
 
@@ -47,8 +48,8 @@ log = logging.getLogger("notify.audit")
 
 RETRY_SECONDS = 5.0
 DEATHS = 3
-"""A process that died so often within one window raises an alarm; a look that did not end so often leaves its windows
-out."""
+"""A process that died this often within one window raises an alarm; a second audit that failed this often skips its
+windows."""
 MOST_NAMED = 20
 """The most inputs that one line names."""
 
@@ -74,7 +75,7 @@ class Auditing:
     scratch: Path | str
     results: str = ""
     producer_groups: set[str] = field(default_factory=set)
-    """Those that had local rows in windows before: only the first window asks each table for all of them."""
+    """The producer groups of earlier windows: only the first window reads all of them from each table."""
 
     def __call__(self, plan: Plan) -> Result:
         with self.inputs() as inputs:
@@ -103,8 +104,7 @@ class Watch:
     ) -> None:
         """`audit`: see `Auditing`. `plan.from_us`: the start of the first window; 0: now.
 
-        Raises InvalidRequest for settings that cannot be, and a state that is damaged; Conflict where another watch
-        has the state.
+        Raises InvalidRequest for invalid settings and a damaged state; Conflict if another watch has the state.
         """
         if window_seconds < 1:
             raise InvalidRequest("--window-seconds must be at least 1")
@@ -121,7 +121,7 @@ class Watch:
             self._alarms = Alarms(self._ledger, alarm_url, clock)
             self._conditions = Conditions(self._ledger)
             self._begun = self._begin(directory)
-            """Lines of the beginning that `run` says."""
+            """Lines of the beginning, which `run` reports."""
             self._lines = Lines(self._ledger)
             self._lines.write()
         except BaseException:
@@ -130,7 +130,7 @@ class Watch:
 
     @property
     def position(self) -> Position:
-        """As it was committed."""
+        """The committed position."""
         assert self._ledger.position is not None
         return self._ledger.position
 
@@ -145,21 +145,21 @@ class Watch:
             return []
         with self._ledger.transaction():
             start = self._plan.from_us or int(self._clock() * 1e6)
-            position = take_over(self._ledger, directory, start // self._window_us * self._window_us)
+            position = _first_position(self._ledger, directory, start // self._window_us * self._window_us)
             self._ledger.move(position)
-            if lines := lost_state(position):
+            if lines := _lost_state(position):
                 self._announce(lines)
         return lines
 
     def close(self) -> None:
-        """Let go of the state."""
+        """Close the state."""
         self._ledger.close()
 
     # --- windows ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event, windows: int = 0) -> None:
-        """Audit windows until `stop`, or so many (0: no limit). Raises InvalidRequest for a wrong plan or input
-        before the first window of this state; later an input that is gone holds the window up."""
+        """Audit windows until `stop`, or at most `windows` (0: no limit). Raises InvalidRequest for a wrong plan or
+        input before the first window of this state; later a missing input delays the window."""
         done = 0
         if self._begun:
             self._say(self._begun)
@@ -178,9 +178,9 @@ class Watch:
                 if not stop.is_set():
                     self._look()
             except Exception as error:
-                # The window stays due: no window is skipped because an input is away.
+                # The window stays due: no window is skipped because an input is unreachable.
                 self.failed(error)
-                # Flags that were right once are right: then an input is gone, and may come back.
+                # The flags were valid before, so an input is missing, and may come back.
                 is_wrong = isinstance(error, InvalidRequest) and not self.position.window
                 if is_wrong or not _is_transient(error):
                     raise
@@ -189,7 +189,7 @@ class Watch:
         self._alarms.send()
 
     def _heed_clock(self) -> None:
-        """Say it if the next window begins in the future: the clock was ahead before, or is behind now."""
+        """Report it if the next window begins in the future: the clock was ahead before, or is behind now."""
         start, now_us = self.position.next_us, int(self._clock() * 1e6)
         if start - now_us > self._window_us:
             with self._ledger.transaction():
@@ -235,8 +235,8 @@ class Watch:
         return self._audit(replace(self._plan, from_us=start, to_us=end, with_strays=with_strays))
 
     def failed(self, error: Exception, start: int = 0, look: str = "") -> None:
-        """Say that the next window, or the one at `start`, could not be audited, by a look if one is named. Its first
-        failure is an alarm."""
+        """Report that the next window, or the one at `start`, could not be audited, by a look if one is named. The
+        first failure of a window is an alarm."""
         FAILURES.inc()
         start = start or self.position.next_us
         cause = str(error).splitlines()[0][:300] if str(error) else repr(error)
@@ -257,8 +257,8 @@ class Watch:
     # --- lines ------------------------------------------------------------------------------------------------
 
     def _findings(self, cases: Sequence[Found], start: int, end: int, *, again: bool = False) -> list[Line]:
-        """Lines for the findings that were not said yet, of the windows from `start` to `end`. `again`: these were
-        audited before, and their findings may be forgotten."""
+        """Lines for the unreported findings of the windows from `start` to `end`. `again`: whether these were audited
+        before, so that their findings may be forgotten."""
         lines: list[Line] = []
         for case in _by_group(cases):
             if not self._fails(case.finding) or case.evidence.get("repaired"):
@@ -266,7 +266,7 @@ class Watch:
             is_new = not self._ledger.is_known(case.key)
             own_us = case.at_us // self._window_us * self._window_us if start <= case.at_us < end else start
             if again and is_new and self._ledger.has_forgotten(own_us):
-                continue  # it may have been said
+                continue  # it may have been reported
             self._ledger.know(case.key, own_us, self.position.window)
             if is_new:
                 FINDINGS.labels(case.finding).inc()
@@ -274,7 +274,7 @@ class Watch:
         return lines
 
     def _exchanged(self, result: Result, start: int) -> list[Line]:
-        """A line if inputs of the windows before are gone: their findings are not those of these inputs."""
+        """A line if inputs of earlier windows are missing: the findings of these windows came from other inputs."""
         gone = self._ledger.take_inputs(result.identities, start) if result.identities else []
         if not gone:
             return []
@@ -296,14 +296,14 @@ class Watch:
         return BY_NAME[name].is_bad or name in self._plan.fail_on
 
     def _announce(self, lines: Sequence[Line]) -> None:
-        """Put lines on their way, within the ledger's transaction."""
+        """Add lines and their alarms, within the ledger's transaction."""
         self._ledger.add_lines(lines)
         for line in lines:
             if self._is_alarm(line):
                 self._alarms.add(self._alarm_key(line["key"]), line)
 
     def _alarm_key(self, key: str) -> str:
-        """The key of a finding's alarm: another one once it is back, or its receiver takes it for a repetition."""
+        """The key of a finding's alarm. It changes when a finding returns, so that the receiver takes no repetition."""
         returns = self._ledger.returns(key)
         return f"{key}#{returns + 1}" if returns else key
 
@@ -317,8 +317,8 @@ class Watch:
     # --- looks at earlier windows -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Audit earlier windows again, if a look has its turn. One that ends the process, or fails, again and again
-        leaves its windows out: the watch goes on."""
+        """Audit earlier windows again, if a look is due. If a look repeatedly fails or crashes the process, its windows
+        are skipped."""
         position = self.position
         turn = looks.due(self._ledger, position, self._window_us, self._oldest_us)
         if turn is None:
@@ -357,7 +357,7 @@ class Watch:
     def _revised(self, result: Result, start: int, end: int) -> list[Line]:
         """Lines for findings of the windows from `start` to `end` that no longer apply."""
         if result.reasons or start < self._ledger.changed_us:
-            return []  # an audit that doubts itself, or has other inputs, may not see what is there nevertheless
+            return []  # an inconclusive audit, or one with other inputs, may miss findings that still apply
         shown = Counts(f.finding for f in result.found)
         stand = {f.key for f in _by_group(result.found) if not f.evidence.get("repaired")}
         lines: list[Line] = []
@@ -375,7 +375,7 @@ class Watch:
 
 
 def tell_failure(directory: Path, alarm_url: str, error: Exception) -> None:
-    """The alarm of a watch that ends, or does not begin: once for its next window. Raises what `Watch` does."""
+    """Raise the alarm of a watch that ends, or cannot begin: once for its next window. Raises what `Watch` raises."""
 
     def audit(plan: Plan) -> Result:
         raise error
@@ -407,7 +407,7 @@ def _add(result: Result, found: Sequence[Found]) -> None:
 
 
 def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
-    """The cases, with one for each group of those that concern several: one group may be put right before another."""
+    """The cases, one for each group: of several groups, one may be repaired before another."""
     for case in cases:
         if len(case.groups) > 1 and BY_NAME[case.finding].by_group:
             together = ", ".join(case.groups)
@@ -419,8 +419,52 @@ def _by_group(cases: Iterable[Found]) -> Iterator[Found]:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether to try again: a database or a disk may have gone away during the audit."""
+    """Whether to try again: a database or a disk may have failed during the audit."""
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
         return False  # the watch's own state is damaged
     library = type(error).__module__.partition(".")[0]
     return isinstance(error, NotifyError | OSError) or library in ("pyspark", "py4j", "sqlalchemy", "sqlite3")
+
+
+def _first_position(ledger: Ledger, directory: Path, start_us: int) -> Position:
+    """Where a watch with a new ledger begins. Call it within a transaction of the ledger.
+
+    If an earlier ledger was lost, findings.jsonl fills the new one, so that no finding is reported twice.
+    """
+    lines = directory / "findings.jsonl"
+    size = 0
+    if lines.exists():
+        with lines.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # a kill cut it short: its window is audited again
+                size += len(line)
+                _note(ledger, line)
+    ledger.forget()
+    looks.begin(ledger, start_us)
+    full = [int(path.stem.rpartition("-")[2]) for path in directory.glob("findings-[0-9]*.jsonl")]
+    number = max(full, default=0) + 1
+    return Position(start_us, file_number=number, file_offset=size)
+
+
+def _lost_state(begun: Position) -> list[Line]:
+    """A line if an earlier watch left findings but its state is gone: windows that it had not audited are missing."""
+    if begun.file_number == 1 and not begun.file_offset:
+        return []
+    detail = (
+        f"the state of the earlier watch (watch.db) is gone: this one begins at {instant_text(begun.next_us)} and "
+        "skips older windows. Audit the time before with notify audit run"
+    )
+    start = begun.next_us
+    return [{"kind": "inconclusive", "window_us": start, "key": f"STATE:{start}", "detail": detail}]
+
+
+def _note(ledger: Ledger, line: bytes) -> None:
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return  # damaged: its finding may be reported again
+    if said.get("kind") == "finding":
+        ledger.know(said["key"], said["window_us"], 0)
+    elif said.get("kind") == "revision":
+        ledger.revise(said["key"])

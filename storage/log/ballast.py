@@ -1,4 +1,4 @@
-"""Room kept for a full disk: retention frees segments, and must write a checkpoint and carried messages before that."""
+"""Reserved space for a full disk: before retention frees a segment, it must write a checkpoint and moved messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ BYTES = 16 << 20
 
 
 class Ballast:
-    """A file of zeros, given back when there is no other room."""
+    """A file of zeros, deleted when the disk is full."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
     def take(self) -> None:
-        """Have it, if there is room for it now."""
+        """Make the file if the disk has space for it."""
         if NAME in self._disk.names():
             return
         try:
@@ -30,7 +30,7 @@ class Ballast:
             self._disk.close(fd)
 
     def drop(self) -> bool:
-        """Give its room back; whether there was any."""
+        """Delete the file; returns whether there was one."""
         if NAME not in self._disk.names():
             return False
         try:

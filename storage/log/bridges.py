@@ -1,4 +1,4 @@
-"""A bridge's batches: its transactions and its position in one frame, both or neither."""
+"""Appends a bridge's batches: transactions and position in one frame, so that both are stored or neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notify.storage.records import NewTransaction, Put, PutResult, State
 
 
 class Bridges:
-    """Where each source stands."""
+    """The position of each source."""
 
     def __init__(self, state: LogState, journal: Journal, halves: Halves, outcomes: Outcomes) -> None:
         self._state = state
@@ -40,7 +40,7 @@ class Bridges:
     ) -> list[PutResult]:
         known = self._state.bridges.get(source) or BridgeState(source)
         check_bridge(known, batch)
-        # A part that an earlier try prepared may be in the last part of this one: then it is a half to commit.
+        # An earlier attempt may have prepared a part of this batch: these are halves to commit.
         by_id = self._state.pending.by_id
 
         def is_ours(transaction_id: bytes) -> bool:
@@ -51,7 +51,7 @@ class Bridges:
         rollback = [ids.from_text(text) for text in batch.rollback]
         refuse_foreign(source, [i for i in (*commit, *rollback) if i in by_id and not is_ours(i)])
         halves = [t for t in transactions if t.committed and t.id in by_id and is_ours(t.id)]
-        prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the source's order
+        prepared = dict.fromkeys(t.id for t in halves if self._is_same_half(t))  # in the order of the source
         commit += prepared
         fresh = [t for t in transactions if t.id not in prepared] if prepared else transactions
         if batch.refuse_whole:
@@ -59,7 +59,7 @@ class Bridges:
             in_use = self._halves.in_use([t for t in fresh if t.id not in decided] if decided else fresh)
             if in_use:
                 raise IdsInUse(in_use)
-        # Nothing is waited for until all of it is in the open frame: one frame is written whole or not at all.
+        # Do not await before all of it is in the open frame: a frame is written whole or not at all.
         size = sum([len(m.payload) + 4 * ENTRY_SIZE + 128 for t in fresh for m in t.messages])
         size += sum([2 * ENTRY_SIZE * len(by_id[i].entries) for i in (*commit, *rollback) if i in by_id])
         texts = (batch.position, known.position, batch.base or "")
@@ -67,7 +67,7 @@ class Bridges:
         self._journal.reserve(16384 + sum([len(text.encode()) for text in texts]) + size + room)
         if rollback:
             self._outcomes.decide_soon([(i, None, State.ROLLED_BACK) for i in rollback], now_us)
-        if commit:  # before what follows them in the source
+        if commit:  # before the transactions that follow them in the source
             self._outcomes.decide_soon([(i, None, State.COMMITTED) for i in commit], now_us)
         stored = iter(self._halves.put_soon(fresh, now_us)[0])
         results = [PutResult(Put.ALREADY, State.COMMITTED) if t.id in prepared else next(stored) for t in transactions]

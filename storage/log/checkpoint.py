@@ -1,6 +1,6 @@
-"""Checkpoints: the state at a frame boundary, so that a start replays only what came after. Two or three are kept.
+"""Checkpoints: the state at a frame boundary, so that a start replays only later frames. Two or three are kept.
 
-The structs below are the file's content. `capture` makes it of a state, `restore` a state of it.
+The structs below are the file's content. `capture` makes it from a state, `restore` makes a state from it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SavedMessage(msgspec.Struct, array_like=True, gc=False):
         return cls(topic, queue, flags, deliver_us, tail_of(entry))
 
     def entry(self, time_us: int) -> bytes:
-        """The entry of the half that was stored then."""
+        """The entry of the stored half."""
         return ENTRY_HEAD.pack(EntryKind.HALF, self.flags, self.queue, self.topic, time_us, 0) + self.tail
 
 
@@ -120,9 +120,9 @@ class SavedState(msgspec.Struct, kw_only=True):
     """Position below which segments were dropped on purpose. None: written before that was recorded."""
     generation: int = 1
     gaps: list[tuple[int, list[Gap]]] = []
-    """Queues by their keys, with the offsets that no message has."""
+    """The gaps of each queue, by its key."""
     asked: list[tuple[bytes, int, Wanted]] = []
-    """Withdrawals of undecided transactions: transaction id, message number, what each wants."""
+    """Withdrawals of undecided transactions: transaction id, message number, request."""
     waiting: list[Waiting] = []
     dedupes: list[tuple[bytes, int, Dedupe]] = []
     """Dedupe keys of undecided messages: transaction id, message number, key."""
@@ -130,7 +130,7 @@ class SavedState(msgspec.Struct, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct):
-    """The state after everything in the log before `position`."""
+    """The state after all records before `position`."""
 
     position: int
     time_us: int
@@ -168,15 +168,15 @@ def write(disk: Disk, data: bytes, position: int) -> None:
 
 
 def names_behind(disk: Disk, position: int) -> list[str]:
-    """Checkpoints that stand behind a position."""
+    """Checkpoints after a position."""
     own = checkpoint_name(position)
     return [name for name in disk.names() if name.endswith(_SUFFIX) and name > own]
 
 
 def load(disk: Disk) -> Checkpoint | None:
-    """The newest sound checkpoint; None for a log that never had one.
+    """The newest valid checkpoint; None if the log never had one.
 
-    Raises Corrupt if there are some and none is sound.
+    Raises Corrupt if there are checkpoints and none is valid.
     """
     names = [name for name in disk.names() if name.endswith(_SUFFIX)]
     complaints = []
@@ -209,9 +209,9 @@ def decoded(data: bytes) -> Checkpoint:
 
 
 def capture(state: LogState) -> Callable[[], SavedState]:
-    """The state as it is now; the function that is returned makes a checkpoint's content of it, in any thread.
+    """Capture the state as it is now. The returned function makes a checkpoint's content from it, in any thread.
 
-    Whatever is taken over here is a copy, or never changes, or is set again to the same by replaying what follows.
+    Everything captured is a copy, or never changes, or gets the same value again when later frames are replayed.
     """
     topics = [(t, len(t.queues), t.deleted, t.policy, t.grown) for t in state.topics_by_id.values()]
     ends = array("Q", [q.next_offset for t, *_ in topics for q in t.queues])
@@ -274,7 +274,7 @@ def capture(state: LogState) -> Callable[[], SavedState]:
 
 
 def restore(state: LogState, saved: SavedState) -> None:
-    """Make an empty state the one that was saved."""
+    """Load a checkpoint into an empty state."""
     ends, starts = iter(_unpacked(saved.ends)), iter(_unpacked(saved.starts))
     for row in saved.topics:
         topic = LogTopic.numbered(row.number, row.name, row.queues)
@@ -305,7 +305,7 @@ def restore(state: LogState, saved: SavedState) -> None:
         progress.forgiven = dict(row_of_group.forgiven)
         for first, count in row_of_group.settled:
             progress.settled.add(first, count)
-    # When the first check was to come is in `next_check_us` of each half.
+    # `next_check_us` of each half says when its first check is due.
     producers = [Sender(p.group, p.source, p.instance, 0) for p in saved.producers]
     for half in saved.pending:
         entries = [m.entry(half.stored_us) for m in half.messages]

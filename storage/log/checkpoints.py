@@ -1,4 +1,4 @@
-"""When checkpoints are taken, and taking one while the log is written to."""
+"""Decides when to take a checkpoint, and takes it while the log is being written."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Checkpoints:
         self._clock = clock
         self._threads = threads
         self.newest = 0
-        """Position of the newest checkpoint, or of the one that is being made."""
+        """Position of the newest checkpoint, including one that is being written."""
         self._bytes = 0
         self._writing = threading.Lock()
-        """Held while one is written: retention takes its own while a sealing thread may be at another."""
+        """Held while a checkpoint is written: retention and a sealing thread may each take one."""
 
     def is_due(self, position: int) -> bool:
-        """Whether so much was written since the newest: few bytes, so that a start is quick, and many against the
-        checkpoint's own."""
+        """Whether enough was written since the newest one: few bytes keep a start quick; more than the checkpoint's
+        own bytes keep its cost small."""
         return position - self.newest >= max(CHECKPOINT_EVERY_BYTES, 16 * self._bytes)
 
     def capture(self, position: int) -> Callable[[], bytes]:
-        """Copies of the state as it is at a position; the function that is returned encodes them, in any thread."""
+        """Copy the state at a position. The returned function encodes the copy, in any thread."""
         saved = checkpoint.capture(self._state)
         self.newest = position
         return lambda: checkpoint.encoded(saved(), position, self._clock())
 
     async def take(self) -> None:
-        """Take a checkpoint behind the next frame, and wait until it is durable. Raises StorageFailed or OSError."""
+        """Take a checkpoint after the next frame, and wait until it is durable. Raises StorageFailed or OSError."""
         taken: list[tuple[int, Callable[[], bytes]]] = []
-        self._journal.reserve(4096)  # first: where it raises, the next frame must not copy the state for nobody
+        self._journal.reserve(4096)  # first: if it raises, the next frame must not copy the state in vain
         self._journal.on_take.append(lambda position: taken.append((position, self.capture(position))))
         self._journal.append(RecordType.CARRY, b"")
         await self._journal.sync()
@@ -53,7 +53,7 @@ class Checkpoints:
         await self._threads.beside(self.write, encoded, position)
 
     def write(self, encoded: Callable[[], bytes], position: int) -> None:
-        """Store what `capture` gave. Raises OSError."""
+        """Store what `capture` returned. Raises OSError."""
         data = encoded()
         with self._writing:
             self._bytes = len(data)

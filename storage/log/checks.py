@@ -1,4 +1,4 @@
-"""Checks of undecided transactions: which are due, and what was answered."""
+"""Checks of undecided transactions: claims the due ones and records their answers."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Checks:
             await self._journal.sync()
         return True
 
-    async def resume(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         pending = self._pending.by_id.get(transaction_id)
         if pending is None:
             return False
         self._journal.reserve(256)
         pending.token = 0
-        if anew:
+        if reset:
             pending.attempts, pending.parked = 0, False
         self._pending.reschedule(pending, now_us)
         record = CheckAnswered(transaction_id, pending.attempts, pending.parked, now_us)

@@ -1,7 +1,7 @@
-"""Messages of which one is pending at a time: the pending one of each key, and those whose transaction is undecided.
+"""Dedupe keys: the pending message of each key, and the keys of undecided messages.
 
-The pending messages are a hint by key: whether one still is delayed is looked up in the index, so that neither a
-release nor a withdrawal has anything to do here.
+The pending message of a key is only a hint: the index says whether it is still delayed. So neither a release nor
+a withdrawal changes anything here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_SWEPT = 1000
 
 
 class PendingOne(msgspec.Struct, array_like=True, gc=False):
-    """The delayed message of a key that came last; `topic` and `key` are the topic's number and the hash of the key."""
+    """The newest delayed message of a key; `topic` and `key` are the topic's number and the hash of the key."""
 
     topic: int
     key: int
@@ -44,12 +44,12 @@ class Dedupes:
         """By topic number and the hash of a key."""
         self._sweep_at = LEAST_SWEPT
         self._full_until: Moment = (0, 0)
-        """A sweep at the bound is not worth its time until what is due at this moment is released."""
+        """When the next sweep at the bound may free anything: once the messages that are due now are released."""
         self.collapsed = 0
         """How many messages were collapsed into another one since the start."""
 
     def note(self, delayed: bytes, dedupe: Dedupe, released: Moment) -> None:
-        """A message is the pending one of its key now; at the bound it is not noted, and delivered all the same."""
+        """Note a message as the pending one of its key. At the bound it is not noted, but still delivered."""
         if len(self.pending) >= self._sweep_at:
             self.sweep(released)
         if len(self.pending) < MOST_PENDING:
@@ -64,8 +64,8 @@ class Dedupes:
         self.pending[one.topic, one.key] = one
 
     def sweep(self, released: Moment) -> None:
-        """Forget the keys whose messages are released; at the bound only if they may be one in a hundred by now,
-        because a sweep looks at all, and every message with a key asks for one there."""
+        """Forget the keys whose messages are released. At the bound, do so only once these may be 1 % of all keys,
+        because a sweep looks at all keys, and every message with a key asks for one."""
         if len(self.pending) >= MOST_PENDING and released < self._full_until:
             return
         self.pending = {key: one for key, one in self.pending.items() if one.moment > released}
@@ -75,7 +75,7 @@ class Dedupes:
             self._full_until = nsmallest(max(1, MOST_PENDING // 100), moments)[-1]
 
     def replay(self, entries: memoryview, released: Moment) -> None:
-        """Do again what the entries of a commit did."""
+        """Replay the entries of a commit."""
         for raw in each_of(entries):
             if transaction_id_of(raw) not in self.asked:
                 continue

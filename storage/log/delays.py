@@ -1,4 +1,4 @@
-"""Delayed messages: each gets its place in a queue when it is due."""
+"""Puts each delayed message into its queue when it is due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notify.storage.log.state import LogState
 
 
 class Delays:
-    """Releases what the time index (times.py) says is due."""
+    """Releases the messages that are due by the time index (times.py)."""
 
     def __init__(self, state: LogState, journal: Journal) -> None:
         self._state = state

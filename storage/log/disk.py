@@ -1,4 +1,4 @@
-"""The few calls the log makes to the file system, in one place, so that a test can put a faulty disk underneath."""
+"""The log's calls to the file system, in one place, so that a test can replace them with a faulty disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Disk:
         return os.fstat(fd).st_size
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes at `offset`, fewer only at the end of the file."""
+        """Up to `size` bytes at `offset`; fewer only at the end of the file."""
         data = os.pread(fd, size, offset)
         while 0 < len(data) < size:
             more = os.pread(fd, size - len(data), offset + len(data))
@@ -43,7 +43,7 @@ class Disk:
         return data
 
     def will_need(self, fd: int, offset: int, size: int) -> None:
-        """These bytes will be read soon."""
+        """Hint that these bytes will be read soon."""
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def write(self, fd: int, data: bytes, offset: int) -> None:
@@ -55,9 +55,9 @@ class Disk:
         os.fdatasync(fd)
 
     def kernel_sync(self) -> KernelSync | None:
-        """An object that syncs as `sync` does, without a thread that waits; None where the kernel has none.
+        """An object that syncs like `sync` without a waiting thread; None if the kernel cannot do that.
 
-        A disk with a `sync` of its own has none: it would be passed over.
+        A disk that overrides `sync` has none, because its `sync` would be bypassed.
         """
         if type(self).sync is not Disk.sync:
             return None
@@ -67,7 +67,7 @@ class Disk:
             return None
 
     def reserve(self, fd: int, offset: int, size: int) -> None:
-        """Have room for a later write, so that the write itself cannot fail for want of it."""
+        """Reserve space for a later write, so that the write cannot fail because the disk is full."""
         os.posix_fallocate(fd, offset, size)
 
     def truncate(self, fd: int, size: int) -> None:
@@ -76,7 +76,7 @@ class Disk:
     def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write a file whole: under another name, synced, then renamed into place.
 
-        What does not fit on the disk is removed: retention, and whoever writes next, need the room.
+        If it does not fit on the disk, the partial file is removed, because retention and later writes need the space.
         """
         temporary = name + ".tmp"
         try:

@@ -1,4 +1,4 @@
-"""Dropping one segment: what is still needed of it is carried first, its index stays where entries are looked for."""
+"""Drops a segment: moves its needed payloads first, and keeps its index if entries in it are still looked up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger("notify.log")
 
 
 class Dropper:
-    """Drops one segment after the other."""
+    """Drops segments one by one."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class Dropper:
         """`live`: the entries of it that are needed. With `keep_ids` all its ids are found as before."""
         carried = await self._carrier.carry(part, live, now_us)
         await self._sealer.idle()
-        self._state.dropped_to = part.end  # durable with the checkpoint, and so before the segment is gone
+        self._state.dropped_to = part.end  # durable with the checkpoint, which comes before the segment is deleted
         await self._checkpoints.take()
         if keep_ids or live.any():
             entries = part.entries.copy()
             if keep_ids:
-                # Its ids are still looked for: only what was in queues is gone.
+                # Its ids can still be looked up; only its messages in queues are gone.
                 entries["kind"][~live & (entries["kind"] == EntryKind.QUEUE)] = EntryKind.GONE
             else:
                 entries = entries[live]

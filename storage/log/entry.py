@@ -1,8 +1,8 @@
-"""An index entry: 80 bytes that say where a message's payload lies, and what became of the message. Prose: format.md.
+"""An index entry: 80 bytes with the place of a message's payload and the message's fate. Described in format.md.
 
-Entries pass through the log as bytes, many of them joined: they are written, copied and searched in bulk. This file is
-the one place that knows what lies where in them. `Entry.of` names every field of one; the functions below read one
-field where that is all that is needed; `ENTRY_TYPE` is numpy's view of many.
+The log handles entries as joined bytes: it writes, copies and searches them in bulk. Only this file knows their
+layout. `Entry.of` unpacks one entry; the functions below read one field each;
+`ENTRY_TYPE` is numpy's view of many.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ assert ENTRY_TYPE.itemsize == ENTRY_SIZE
 # The fields of a half's entry that its commit needs: flags, queue, topic, deliver at.
 HALF = struct.Struct("<xBHI32xQ")
 
-# Where single fields lie, for those that search entries without unpacking them.
+# Offsets of single fields, for searches that do not unpack entries.
 TOPIC_AT = 4
 TIME_AT = 8
 OFFSET_AT = 16
@@ -70,20 +70,20 @@ class EntryKind(enum.IntEnum):
     ROLLBACK = 3
     DELAYED = 4  # committed, not due yet
     CARRY = 5
-    GONE = 6  # was in a queue whose room or time is over; only in sealed indexes, for its id
-    WITHDRAWN = 7  # was delayed, and its sender withdrew it in time
-    WITHDRAWAL = 8  # a withdrawal that takes no place in a queue; its offset is its Fate
+    GONE = 6  # was in a queue and expired; only in sealed indexes, to find its id
+    WITHDRAWN = 7  # was delayed, and withdrawn in time by its sender
+    WITHDRAWAL = 8  # a withdrawal that is not put into a queue; its offset is its Fate
 
 
 FLAG_DELAY = 1
-FLAG_TTL = 2  # the payload says after how long the message expires
+FLAG_TTL = 2  # the payload has the message's time to live
 FLAG_FORCED = 4  # an administrator decided the transaction
 FLAG_WITHDRAWS = 8  # the message withdraws another one
 FLAG_DEDUPE = 16  # the message has a dedupe key
 
 
 class Fixed(NamedTuple):
-    """The tail of an entry: what its half fixes."""
+    """The tail of an entry, which its half fixes."""
 
     position: int
     size: int
@@ -130,14 +130,14 @@ class Entry(NamedTuple):
 
     @property
     def due_us(self) -> int:
-        """When a DELAYED entry is due: a delay counts from its commit, an instant is taken as it is."""
+        """When a DELAYED entry is due. A delay counts from the commit."""
         return self.time_us + self.deliver_us if self.flags & FLAG_DELAY else self.deliver_us
 
 
 place_of: Callable[[Sequence[Any]], tuple[int, int]] = itemgetter(
     Entry._fields.index("position"), Entry._fields.index("size")
 )
-"""Payload position and size of an unpacked entry: for loops over many, which make no `Entry` of each."""
+"""Payload position and size of an unpacked entry, for loops that make no `Entry`."""
 
 
 # --- one field of an entry ----------------------------------------------------------------------------------------
@@ -153,12 +153,12 @@ def topic_of(entry: bytes) -> int:
 
 
 def message_key_of(entry: bytes) -> bytes:
-    """The transaction id and the message number, for a key of a dictionary."""
+    """The transaction id and the message number, as a dictionary key."""
     return entry[ID_AT : ID_AT + 16] + entry[NUMBER_AT : NUMBER_AT + 2]
 
 
 def message_key(transaction_id: bytes, number: int) -> bytes:
-    """The same of an id and a number."""
+    """The `message_key` of an id and a number."""
     return transaction_id + number.to_bytes(2, "little")
 
 
@@ -168,12 +168,12 @@ def tail_of(entry: bytes) -> bytes:
 
 
 def group_number_of(entry: bytes) -> int:
-    """The number of the producer group, 0 where the entry does not say."""
+    """The number of the producer group; 0: not recorded."""
     return int.from_bytes(entry[GROUP_AT : GROUP_AT + 2], "little")
 
 
 def key_hash_of_tail(tail: bytes) -> int:
-    """The key's hash in the fixed part of an entry, 0 for none."""
+    """The key's hash in the tail of an entry; 0: no key."""
     return int.from_bytes(tail[-8:], "little")
 
 
@@ -203,19 +203,19 @@ def table_of(entries: bytes | bytearray | memoryview) -> NDArray[Any]:
 
 
 def due_times(table: NDArray[Any]) -> NDArray[np.uint64]:
-    """When delayed entries are due: a delay counts from the entry's time, an instant is taken as it is."""
+    """When delayed entries are due. A delay counts from the entry's time."""
     counted = np.where(table["flags"] & FLAG_DELAY, table["time_us"], np.uint64(0))
     due: NDArray[np.uint64] = counted + table["deliver_us"]
     return due
 
 
 def is_delayed(kinds: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of these kinds have a place in the order of due times: delayed messages, and that they were withdrawn."""
+    """Which of these kinds are ordered by due time: delayed messages and their withdrawals."""
     delayed: NDArray[np.bool_] = (kinds == EntryKind.DELAYED) | (kinds == EntryKind.WITHDRAWN)
     return delayed
 
 
 def queue_keys(table: NDArray[Any]) -> NDArray[np.uint64]:
-    """The key of each entry's queue: topic number and queue number in one."""
+    """The key of each entry's queue: topic number and queue number in one integer."""
     keys: NDArray[np.uint64] = (table["topic"].astype(np.uint64) << np.uint64(16)) | table["queue"]
     return keys

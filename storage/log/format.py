@@ -1,4 +1,4 @@
-"""The bytes of the log's files and frames. Records are in records.py, index entries in entry.py. Prose: format.md.
+"""The bytes of the log's files and frames, described in format.md. Records are in records.py, entries in entry.py.
 
 All integers are little-endian. A position is a byte address in the log as a whole; a segment's file is named by
 the position of its first byte.
@@ -26,7 +26,7 @@ FRAME_MAGIC = b"NFR1"
 FRAME_HEADER = struct.Struct("<4sIIIQQQ")
 FRAME_HEADER_SIZE = 40
 assert FRAME_HEADER.size == FRAME_HEADER_SIZE
-_FRAME_CHECKED = struct.Struct("<IIQQQ")  # what the CRC covers before the body: all but the magic and itself
+_FRAME_CHECKED = struct.Struct("<IIQQQ")  # what the CRC covers of the header: all but magic and CRC
 
 crc32c: Callable[[bytes | bytearray | memoryview], int] = google_crc32c.value
 
@@ -54,7 +54,7 @@ def segment_header(base: int, created_us: int) -> bytes:
 
 
 def read_segment_header(data: bytes) -> tuple[int, int]:
-    """(base position, created). Raises ValueError naming what is wrong."""
+    """(base position, created). Raises ValueError with the reason if the header is invalid."""
     if len(data) < SEGMENT_HEADER_SIZE:
         raise ValueError("the file is shorter than a segment header")
     magic, version, _, base, created, crc = SEGMENT_HEADER.unpack_from(data)
@@ -75,7 +75,7 @@ def frame(body: bytes, records: int, base: int, durable: int, time_us: int) -> b
 
 
 def frame_is_sound(header: tuple[bytes, int, int, int, int, int, int], body: bytes | memoryview) -> bool:
-    """Whether an unpacked header's CRC fits it and the body."""
+    """Whether an unpacked header's CRC matches the header and the body."""
     _, length, crc, records, base, durable, time_us = header
     checked = _FRAME_CHECKED.pack(length, records, base, durable, time_us)
     return length == len(body) and crc == google_crc32c.extend(crc32c(checked), bytes(body))

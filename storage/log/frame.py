@@ -1,4 +1,4 @@
-"""A frame while records are gathered in it and until it is on the disk: one group commit."""
+"""A frame from its first record until it is on the disk: one group commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from notify.storage.log.segments import Segment
 
 
 class Frame:
-    """Records on their way to the disk, and who waits for them."""
+    """Records on their way to the disk, and the futures that wait for them."""
 
     __slots__ = (
         "_by_message",
@@ -48,7 +48,7 @@ class Frame:
         """(time of a commit, first and end of the numbers of its entries in this frame)."""
         self.waiters: list[asyncio.Future[None]] = []
         self.handed_over: list[asyncio.Future[None]] = []
-        """Who waits until the operating system has it, and no longer."""
+        """Futures that wait only until the operating system has the frame."""
         self.is_handed_over = False
         self.points: set[str] = set()
         self.written = b""

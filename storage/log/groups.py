@@ -1,4 +1,4 @@
-"""Consumer groups of the log: what they subscribe to, and how their topics share their deliveries."""
+"""Consumer groups of the log: their subscriptions, and how their topics share deliveries."""
 
 from __future__ import annotations
 

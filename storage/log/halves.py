@@ -1,4 +1,4 @@
-"""Storing halves, and transactions that are committed at once. State changes at once, the answer waits for the disk."""
+"""Stores halves and transactions without an outcome. State changes immediately; the answer waits for the disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from notify.storage.records import NewTransaction, Put, PutResult, State
 from notify.storage.topics import Flush
 
 ENTRIES_PER_RECORD = 60_000
-"""Below what a record's count can say, with room for one more transaction."""
+"""Smaller than the largest count of a record by the messages of one more transaction."""
 MOST_NUMBERED_GROUPS = 0xFFFF
 _HALF = int(EntryKind.HALF)
 
@@ -51,9 +51,9 @@ class Halves:
         return results
 
     def put_soon(self, transactions: Sequence[NewTransaction], now_us: int) -> tuple[list[PutResult], Flush]:
-        """Everything of `put` but the wait; the results, and what has to be waited for."""
+        """`put` without the wait: returns the results, and what to wait for."""
         topics = self._state.topics
-        # An entry as a half and one with a place; of a withdrawal also the one of its message, and what it wants.
+        # A half's entry and one with a place. A withdrawal also has its message's entry, and its request.
         size = sum([len(m.payload) + 4 * ENTRY_SIZE for t in transactions for m in t.messages])
         self._journal.reserve(4096 + 128 * len(transactions) + size + self._state.withdrawals.room)
         names = {m.topic for t in transactions for m in t.messages}
@@ -65,14 +65,14 @@ class Halves:
         parts = self._state.parts
         decided = parts.live.decided
         highest = parts.highest_decided()
-        # Python 3.11 takes 0.1 µs to read a member of an enumeration: once a call, not once a half.
+        # Python 3.11 takes 0.1 µs to read a member of an enumeration, so read it once a call.
         stored = PutResult(Put.STORED, State.PREPARED, flush)
         stored_as_committed = PutResult(Put.STORED, State.COMMITTED, flush)
         seen: set[bytes] = set()
         for t in transactions:
             transaction_id = t.id
             if transaction_id in seen:
-                # The same id twice in one request: the second is compared once the first is stored.
+                # If a request has the same id twice, the second is compared after the first is stored.
                 self._store(run, now_us)
                 run, run_entries = [], 0
                 seen.clear()
@@ -160,8 +160,8 @@ class Halves:
             data = b"".join(chunks)
             kind = RecordType.MESSAGE
             if concerns_others(state, halves):
-                # How many entries there will be is not known, and where the payloads lie depends on it: they are stored
-                # as halves, and committed behind them in the same frame.
+                # The number of entries is not known yet, and the payloads' positions depend on it. So they are stored
+                # as halves, and committed later in the same frame.
                 journal.append(RecordType.HALF, data, halves, None, "half")
                 kind, data = RecordType.OUTCOME, b""
             entries: list[bytes] = []
@@ -173,7 +173,7 @@ class Halves:
             journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")
 
     def _number_of(self, producer_group: str) -> int:
-        """The number by which entries name a producer group, 0 if there are too many of them."""
+        """The number of a producer group in entries; 0 if there are too many groups."""
         state = self._state
         number = state.producer_numbers.get(producer_group)
         if number is None:
@@ -185,7 +185,7 @@ class Halves:
         return number
 
     def in_use(self, transactions: Sequence[NewTransaction]) -> list[bytes]:
-        """The ids that belong to other transactions: other content, or another producer group."""
+        """The ids that already belong to transactions with other content or of another producer group."""
         pending, parts = self._state.pending.by_id, self._state.parts
         decided, highest = parts.live.decided, parts.highest_decided()
         return [

@@ -1,4 +1,4 @@
-"""Transactions and messages as an administrator asks for them: how they stand, and what became of them."""
+"""The state and the history of transactions and messages, for administrators."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from notify.storage.records import InDoubt, State, Transaction
 from notify.storage.transactions import without_bodies_beyond
 
 MOST_SEARCH_SECONDS = 0.08
-"""How much CPU time a search for settlements may use: it reads some 70 MiB of log in it, less if frames are small."""
+"""The CPU time that a search for settlements may use: enough for some 70 MiB of log, less if frames are small."""
 
 
 class History:
-    """Answers from the index, and where that does not say, from the records."""
+    """Answers from the index, or from the records if the index does not know."""
 
     def __init__(
         self, state: LogState, journal: Journal, disk: Disk, segments: Segments, payloads: Payloads, reader: Reader
@@ -47,7 +47,7 @@ class History:
         entries = entries_of(self._state, self._journal, transaction_id)
         stored = [e for e in entries if e[0] == EntryKind.HALF]
         ended = [e for e in entries if e[0] not in (EntryKind.HALF, EntryKind.CARRY)]
-        rolled_back = bool(ended) and ended[0][0] == EntryKind.ROLLBACK  # which has one entry, for its first message
+        rolled_back = bool(ended) and ended[0][0] == EntryKind.ROLLBACK  # it has one entry, for the first message
         placed = [e for e in ended if e[0] != EntryKind.WITHDRAWN] or ended
         shown = [self._payloads.message(e) for e in (stored if rolled_back and stored else placed or stored)]
         if pending is not None:
@@ -108,7 +108,7 @@ class History:
             matching.append(p)
             if len(matching) >= limit:
                 break
-        shown = map(self._transaction, [p.id for p in matching])  # one after the other: their payloads are read
+        shown = map(self._transaction, [p.id for p in matching])  # one by one, because their payloads are read
         return without_bodies_beyond((t for t in shown if t is not None), most_bytes)
 
     async def settlements(self, topic: str, queue: int, offset: int) -> tuple[list[Settlement], bool]:
@@ -136,7 +136,7 @@ class History:
 
 
 class Place(NamedTuple):
-    """A message in a queue, and the position in the log after which its settlements are."""
+    """A message in a queue, and the position in the log after which its settlements follow."""
 
     topic: int
     queue: int
@@ -154,8 +154,8 @@ def find_settlements(
     """The settlements of the message at `place`, from the records after it: an index would cost deliveries.
 
     `awaited`: the number of attempts and interruptions by group, -1 for a group that has settled it; reading ends once
-    all of these were found. False beside the result: it ended sooner, after MOST_SEARCH_SECONDS or at a segment that is
-    gone.
+    all of these were found. The second value is False if it ended early: after MOST_SEARCH_SECONDS, or at a segment
+    that is gone.
     `worked`: a clock in seconds of this thread's work. Takes no part in the store's state, so it may run in any thread.
     """
     met: list[Settlement] = []
@@ -190,7 +190,7 @@ def find_settlements(
 def _progress(
     disk: Disk, segment: Segment, start: int, is_over: Callable[[], bool]
 ) -> Iterator[tuple[int, Progressed]]:
-    """The records of progress in a segment, with the time of each; none where the segment was dropped meanwhile."""
+    """The records of progress in a segment, with the time of each; empty if the segment was dropped meanwhile."""
     try:
         fd = disk.open(segment.name)
     except FileNotFoundError:

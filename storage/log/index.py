@@ -1,8 +1,8 @@
-"""The bytes of a finished segment's index file, and making them of the segment's entries. Prose: format.md.
+"""The bytes of a finished segment's index file, made from the segment's entries. Described in format.md.
 
-Queue entries come first, ordered by (topic, queue, offset), so that a queue's run lies side by side; the other
-entries follow. Behind them lie the runs, then three sorted tables: the ids of all entries, the delayed messages by
-due time, the keys of queue entries. The file is a function of the segment: lost, it is built again from the log.
+Queue entries come first, ordered by (topic, queue, offset), so that a queue's entries are adjacent; the other
+entries follow. Then come the runs and three sorted tables: the ids of all entries, the delayed messages by
+due time, the keys of queue entries. The file depends only on the segment: if it is lost, it is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def index_name(base: int) -> str:
 
 
 def build(entries: bytes | bytearray | memoryview, base: int, end: int) -> Iterator[bytes | memoryview]:
-    """The index file's bytes for a segment's entries in log order, piece by piece: copies would be 100 MB and more."""
+    """The index file's bytes for a segment's entries in log order, piece by piece, because copies would take 100 MB."""
     table = table_of(entries)
     queued = table["kind"] == EntryKind.QUEUE
     key = queue_keys(table)
-    # Entries that are in no queue go last; within a queue log order is offset order, but for carried entries.
+    # Entries outside queues go last. Within a queue log order is offset order, except for carried entries.
     order = np.lexsort((table["offset"], key, ~queued)).astype(np.uint32)
     in_queues = int(queued.sum())
     runs = _runs(table, key, order[:in_queues])
@@ -94,7 +94,7 @@ def view(table: NDArray[Any]) -> memoryview | bytes:
 
 
 def crc_of(*views: memoryview | bytes) -> int:
-    """CRC32C of all of them, a piece at a time: the library takes nothing but bytes."""
+    """CRC32C of all pieces, one at a time, because the library takes only bytes."""
     crc = 0
     for view in views:
         for at in range(0, len(view), _CRC_BYTES):
@@ -103,7 +103,7 @@ def crc_of(*views: memoryview | bytes) -> int:
 
 
 def _runs(table: NDArray[Any], key: NDArray[np.uint64], order: NDArray[np.uint32]) -> NDArray[Any]:
-    """Where each queue's entries lie, and how many payload bytes they have."""
+    """The place of each queue's entries, and how many payload bytes they have."""
     keys = key[order]
     starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(order) else np.empty(0, int)
     runs = np.zeros(len(starts), RUN_TYPE)

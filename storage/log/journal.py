@@ -1,11 +1,11 @@
-"""Group commit: the records that wait go into one frame, which is written and synced once; then all waiters are told.
+"""Group commit: waiting records go into one frame, which is written and synced once; then all waiters are answered.
 
-The event loop appends records to the open frame. When no frame is on its way the open one is taken as a whole; while it
-is synced, the next one fills. So a frame is as large as the disk is slow, without a timer. No frame is written before
-the sync of the one before it has returned, hence a frame's base position is also a durable mark.
+The event loop appends records to the open frame. If no frame is being written, the open one is written; while it
+is synced, the next one fills. So a slower disk gets larger frames, without a timer. No frame is written before
+the previous one is synced, so a frame's base position is also a durable mark.
 
-If a write or a sync fails, the journal is finished: nothing that waited is acknowledged, and the sync is never
-tried again, because the kernel may have dropped the dirty pages (https://lwn.net/Articles/752063/).
+If a write or a sync fails, the journal stops: nothing that waited is acknowledged, and the sync is never
+repeated, because the kernel may have dropped the dirty pages (https://lwn.net/Articles/752063/).
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ RESERVE_BYTES = 16 << 20
 OPEN_FRAME_BYTES = 64 << 20
 IDLE_MARK_SECONDS = 0.010
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""Errors that pass when there is room (or file descriptors) again; after any other the log is finished."""
+"""Errors that pass once there is space (or a file descriptor) again; after any other the journal stops."""
 
-# Who waits for the sync of a frame (threads.py): the loop itself where little waits and the disk is fast, a thread
-# where little waits and the disk is slow, the kernel where there is more to do meanwhile.
+# These decide what waits for the sync of a frame (threads.py): the loop if little waits and the disk is fast, a thread
+# if little waits and the disk is slow, the kernel if there is more to do meanwhile.
 LOOP_SYNC_SECONDS = 0.002
 LOOP_WAITERS = 2
 EARLY_ENTRIES = 16
-"""A frame with so many entries goes to the kernel as soon as somebody waits for it: to handle another request of that
-size takes longer than the sync. A smaller frame waits for what the loop has read already."""
+"""A frame with this many entries goes to the kernel as soon as a caller waits for it: handling another request of that
+size takes longer than the sync. A smaller frame first takes the requests that the loop has already read."""
 
 
 class Journal:
-    """The write side of the log. All methods belong to the event loop's thread."""
+    """The write side of the log. Call all methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Journal:
         clock: Clock,
         threads: Threads,
     ) -> None:
-        """`clock` gives the time that frames and segments carry, in microseconds."""
+        """`clock`: the time that is written into frames and segments, in microseconds."""
         self._disk = disk
         self._segments = segments
         self._segment_bytes = segment_bytes
@@ -74,20 +74,20 @@ class Journal:
         self._marked = True
         self.failed: StorageFailed | None = None
         self.on_take: list[Callable[[int], None]] = []
-        """Each called once at the next frame's taking, with the position behind it: the state is that of the log."""
+        """Callbacks for the next frame: each gets the position after it, at a moment when state and log agree."""
         self.end = 0
         self.durable = 0
         self.open: Frame
         self._reserved = 0
         self.is_blank = True
-        """Whether the segment that is written to has no record yet."""
+        """Whether the open segment has no record yet."""
         self._segment_is_asked_for = False
         self.syncs = 0
         self._sync_average = 0.0
         self.sync_seconds = 0.0
 
     def start(self, end: int, part: OpenPart) -> None:
-        """Begin to write at `end`, the position after the last sound frame, for callers on the running event loop."""
+        """Begin to write at `end`, the position after the last valid frame. Call it on the running event loop."""
         self._loop = asyncio.get_running_loop()
         segment = self._segments.last
         self.durable = end
@@ -100,8 +100,8 @@ class Journal:
     def reserve(self, size: int) -> None:
         """Make sure that `size` more bytes can be written.
 
-        Raises DiskFull where there is no room, Unavailable where too much waits for the disk already, StorageFailed
-        where the disk refuses. Called before any state changes, so that a refusal has no effect.
+        Raises DiskFull if there is no space, Unavailable if too much already waits for the disk, StorageFailed
+        if the disk fails. Call it before any state changes, so that an error has no effect.
         """
         if self.failed is not None:
             raise self.failed
@@ -130,10 +130,10 @@ class Journal:
         queues: list[Queue | None] | None = None,
         point: str = "",
     ) -> int:
-        """Add a record to the open frame; its position. `reserve` must have been called for its size.
+        """Add a record to the open frame; returns its position. Call `reserve` for its size first.
 
-        `entries` are the record's index entries, and `queues` for each of them the queue that it is in, or None.
-        `point` names the crash points before and behind the frame's sync (storage/crash_point.py).
+        `entries` are the record's index entries; `queues` has the queue of each, or None.
+        `point` names the crash points before and after the frame's sync (storage/crash_point.py).
         """
         position = self.end
         opened = self.open
@@ -159,17 +159,17 @@ class Journal:
         return position
 
     def data_position(self, entries: int) -> int:
-        """Where the data of the next record will lie, if that has so many entries."""
+        """The position of the next record's data, if the record has `entries` entries."""
         return self.end + RECORD_HEADER_SIZE + entries * ENTRY_SIZE
 
     def append_meta(self, meta: Meta) -> None:
-        """Add a META record. Raises what `reserve` raises: called before the state changes that it stands for."""
+        """Add a META record. Raises what `reserve` raises, so call it before the state changes that it records."""
         data = encoded(meta)
         self.reserve(len(data) + 512)
         self.append(RecordType.META, data)
 
     def on_their_way(self) -> list[Frame]:
-        """The frames whose entries are in no part yet, in log order."""
+        """The frames whose entries are not in a part yet, in log order."""
         return [self.open] if self.in_flight is None else [self.in_flight, self.open]
 
     async def sync(self, flush: Flush = Flush.SYNC, *, more_comes: bool = False) -> None:
@@ -198,9 +198,9 @@ class Journal:
         await future
 
     def begin_segment(self) -> int:
-        """Begin another segment at the next frame, soon, if the one that is written to holds a record.
+        """Begin another segment at the next frame, if the open one has a record.
 
-        The position below which everything lies that was appended so far: no later segment will hold any of it.
+        Returns the position that ends everything appended so far: no later segment will contain any of it.
         Raises what `reserve` raises.
         """
         if self.is_blank:
@@ -229,15 +229,15 @@ class Journal:
         segment = taken.segment
         part = taken.part
         if end - segment.base >= self._segment_bytes or self._segment_is_asked_for:
-            self._segment_is_asked_for = False  # where there is no room, whoever asked asks again
+            self._segment_is_asked_for = False  # if there is no space, the caller asks again
             try:
                 segment = self._segments.create(end, self._clock())
             except OSError as error:
                 if error.errno not in NO_ROOM:
-                    # The disk failed to sync: what it holds is not known any more, and trying again would hide that.
+                    # The sync failed: the disk's content is unknown now, and repeating the sync would hide that.
                     self.fail(error)
                     return
-                # No room for another file: this one grows on, and `reserve` refuses what does not fit.
+                # No space for another file: this one keeps growing, and `reserve` refuses what does not fit.
             else:
                 taken.segment.sealed_end = end
                 part = self._on_roll(segment)
@@ -262,7 +262,7 @@ class Journal:
             return Way.KERNEL
         return Way.LOOP if self._sync_average < LOOP_SYNC_SECONDS else Way.THREAD
 
-    # A frame on its way calls these, in this order (threads.py).
+    # Called for each frame, in this order (threads.py).
 
     def write_frame(self, taken: Frame) -> None:
         """Hand a frame to the operating system. Raises OSError."""
@@ -284,20 +284,20 @@ class Journal:
             self._disk.sync(taken.segment.fd)
 
     def synced_frame(self, taken: Frame, seconds: float) -> None:
-        """A frame is on the disk, after a sync of so many seconds."""
+        """A frame is on the disk; `seconds`: how long the sync took."""
         self.sync_seconds += seconds
         self.syncs += 1
-        # Rises at once with a slow sync and falls slowly, so that a disk that stutters keeps the thread.
+        # Rises immediately with a slow sync and falls slowly, so that an unsteady disk keeps the thread.
         self._sync_average = max(seconds, self._sync_average * 0.98 + seconds * 0.02)
         for point in taken.points:
             crash_point.reached(point + ".after_sync")
 
     def written(self, taken: Frame) -> None:
-        """A frame is durable: whoever waited for it is told. On the loop."""
+        """A frame is durable: answer its waiters. Called on the loop."""
         if self.failed is not None:
             return
         self.in_flight = None
-        # Where a segment was begun meanwhile, its header lies between the two frames.
+        # If a new segment has begun, its header is between the two frames.
         self.durable = self.open.base
         if self.open.records or self._segment_is_asked_for:
             self._take()
@@ -314,7 +314,7 @@ class Journal:
                 future.set_result(None)
 
     def _mark(self) -> None:
-        """Nothing to write for a while: an empty frame carries the durable mark past the last one."""
+        """Write an empty frame after a pause, so that the durable mark passes the last frame."""
         self._idle_timer = None
         if self.in_flight is None and not self.open.records and self.failed is None:
             try:
@@ -324,7 +324,7 @@ class Journal:
             self._take()
 
     def fail(self, error: BaseException) -> StorageFailed:
-        """The journal is finished: whoever waits is told, and the error for whoever asks from now on."""
+        """Stop the journal: fail all waiters, and return the error for later callers."""
         self.failed = StorageFailed(
             f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
         )
@@ -336,12 +336,12 @@ class Journal:
         return self.failed
 
     def let_go(self) -> None:
-        """Start no more writing by itself: a mark would go into whatever has the closed file's number by then."""
+        """Start no more writing: the closed file's descriptor may belong to another file by then."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
 
     async def close(self) -> None:
-        """Write what waits, leave a durable mark, stop the thread and give back the reserved room."""
+        """Write what waits and a durable mark, stop the thread, and release the reserved space."""
         if self.failed is None:
             await self.sync()
             self.let_go()

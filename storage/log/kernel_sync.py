@@ -1,7 +1,7 @@
-"""fdatasync that the kernel carries out by itself, and tells of by a file descriptor that an event loop can watch.
+"""fdatasync in the kernel, which signals its end on a file descriptor that an event loop can watch.
 
 Linux has two interfaces for that. This is the older one, `io_submit` with IOCB_CMD_FDSYNC (Linux 4.18), because many
-containers forbid io_uring. No thread of this process waits, so none has to be woken and none takes the interpreter's
+containers forbid io_uring. No thread of this process waits, so none must be woken or take the interpreter's
 lock. Layouts and numbers are those of linux/aio_abi.h and of the tables of system calls.
 """
 
@@ -17,7 +17,7 @@ _NUMBERS = {
     "x86_64": {_SETUP: 206, _DESTROY: 207, _EVENTS: 208, _SUBMIT: 209},
     "aarch64": {_SETUP: 0, _DESTROY: 1, _SUBMIT: 2, _EVENTS: 4},
 }
-"""The numbers of the system calls by machine; glibc has no functions for them."""
+"""The numbers of the system calls, by machine; glibc has no functions for them."""
 _FDSYNC = 3
 _TELL_BY_EVENTFD = 1
 
@@ -53,10 +53,10 @@ class _Event(ctypes.Structure):
 
 
 class KernelSync:
-    """One sync at a time. Belongs to one thread."""
+    """One sync at a time, for one thread."""
 
     def __init__(self) -> None:
-        """Raises OSError where this machine or its sandbox has no such calls."""
+        """Raises OSError if this machine or its sandbox lacks these calls."""
         numbers = _NUMBERS.get(platform.machine())
         if numbers is None or ctypes.sizeof(ctypes.c_void_p) != 8:
             raise OSError(38, f"no numbers of system calls are known for {platform.machine()}")
@@ -73,19 +73,19 @@ class KernelSync:
         self._one = ctypes.c_long(1)
 
     def submit(self, fd: int) -> None:
-        """Begin to sync the data of a file. Raises OSError, with EINVAL where its file system cannot do it this way."""
+        """Begin to sync the data of a file. Raises OSError, with EINVAL if its file system does not support it."""
         self._request.fd = fd
         self._call(_SUBMIT, self._context, self._one, self._requests)
 
     def result(self) -> None:
-        """To be called once `event_fd` is readable. Raises OSError where the sync failed."""
+        """Call this once `event_fd` is readable. Raises OSError if the sync failed."""
         os.eventfd_read(self.event_fd)
         self._call(_EVENTS, self._context, self._one, self._one, ctypes.byref(self._event), None)
         if self._event.result < 0:
             raise OSError(-self._event.result, os.strerror(-self._event.result))
 
     def close(self) -> None:
-        """Give everything back; a sync that is under way is waited for."""
+        """Release everything, after waiting for a sync that is under way."""
         self._call(_DESTROY, self._context)
         os.close(self.event_fd)
 

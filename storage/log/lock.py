@@ -1,4 +1,4 @@
-"""The lock by which one process at a time has a log open."""
+"""The lock that lets only one process open a log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NAME = "lock"
 
 
 class DirectoryLock:
-    """A file lock: it goes with its process, whatever becomes of that."""
+    """A file lock, which the system releases however its process ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._fd: int | None = None
 
     def take(self) -> None:
-        """Raises StorageFailed where another process has it."""
+        """Raises StorageFailed if another process has it."""
         fd = os.open(self._directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

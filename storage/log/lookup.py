@@ -1,4 +1,4 @@
-"""Looking a transaction id up: its state, and its entries."""
+"""Looks up a transaction id: its state and its entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notify.storage.records import State
 
 
 def state_of(state: LogState, transaction_id: bytes) -> State | None:
-    """Where a transaction stands, None where the id is not known."""
+    """The state of a transaction; None if the id is unknown."""
     pending = state.pending.by_id.get(transaction_id)
     if pending is not None:
         return state_of_pending(pending)
@@ -23,7 +23,7 @@ def state_of_pending(pending: Pending) -> State:
 
 
 def entries_of(state: LogState, journal: Journal, transaction_id: bytes) -> list[bytes]:
-    """Every entry of a transaction in log order, those on their way to the disk included."""
+    """Every entry of a transaction in log order, including those on their way to the disk."""
     parts = reversed(list(state.parts.holding(transaction_id)))
     entries = [entry for part in parts for entry in part.lookup(transaction_id)]
     for frame in journal.on_their_way():

@@ -1,8 +1,8 @@
-"""The stored bodies that a log names: found in the bytes of its segments, whatever became of the messages.
+"""Finds the stored bodies that a log names, by searching the bytes of its segments.
 
 Halves, delayed and held messages, retries and dead letters are all payloads in segments, so that a search of the bytes
-misses none of them. It also finds what no message needs any more; that costs no more than room in the store. What
-recovery has set aside is searched, too: somebody may still read messages out of it.
+misses none of them. It also finds names that no message needs any more; that only costs space in the store. Files
+that recovery has set aside are searched too, because a person may still read messages from them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from notify.storage.log.segments import SET_ASIDE, Segment, Segments
 PAGE_BYTES = 64 << 20
 """The most bytes that one call reads."""
 PAGE_NAMES = 10_000
-"""A call ends once it has found so many."""
+"""A call ends once it has found this many."""
 CHUNK_BYTES = 1 << 20
 
 
 class Mentions:
-    """Those of one log."""
+    """The names in one log."""
 
     def __init__(self, disk: Disk, segments: Segments, journal: Journal) -> None:
         self._disk = disk
@@ -33,8 +33,8 @@ class Mentions:
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
         """See NamesBodies. A place is a position in the log.
 
-        What is carried out of a segment before it is dropped goes to the end of the log, so that a search in the order
-        of positions that ends at the end meets it before or after.
+        Payloads that are moved out of a dropped segment go to the end of the log. So a search in the order of positions
+        that reaches the end finds them before or after the move.
         """
         await self._journal.sync()
         start, durable = int(after or 0), self._journal.durable
@@ -45,7 +45,7 @@ class Mentions:
 
 
 def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) -> tuple[set[str], int]:
-    """The names between two positions, and up to where they are found: `durable`, or before it if that is too much for
+    """The names between two positions, and the end of the search: `durable`, or earlier if that is too much for
     one call, or if a segment was dropped meanwhile. Takes no part in the log's state, so it may run in any thread."""
     found: set[str] = set()
     left = PAGE_BYTES
@@ -57,7 +57,7 @@ def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) ->
         try:
             fd = disk.open(segment.name)
         except FileNotFoundError:
-            return found, end - 1 if end == durable else end  # what was carried out of it lies behind `durable`
+            return found, end - 1 if end == durable else end  # what was moved out of it is after `durable`
         try:
             size = disk.size(fd)
             while position < end:
@@ -66,7 +66,7 @@ def search(disk: Disk, segments: Sequence[Segment], start: int, durable: int) ->
                 left -= len(chunk)
                 if position + len(chunk) >= min(end, segment.base + size):
                     break
-                position += len(chunk) - MENTION_BYTES  # a name may lie across two chunks
+                position += len(chunk) - MENTION_BYTES  # a name may cross two chunks
                 if left <= 0 or len(found) >= PAGE_NAMES:
                     return found, position
         finally:

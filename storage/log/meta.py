@@ -1,6 +1,6 @@
-"""META records: what the log keeps of topics, subscriptions and the like. A tagged struct for each; prose: format.md.
+"""META records: a tagged struct for each change of topics, subscriptions and the like. Described in format.md.
 
-The first item of a record's array is its tag. A record whose tag this version does not know is passed over.
+The first item of a record's array is its tag. A record with an unknown tag is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Growths = tuple[tuple[int, ...], ...]
 
 
 class MorePolicies(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The policies of a topic that came after the first two, without those that have their defaults."""
+    """The policies of a topic besides its first two; those with their default values are left out."""
 
     retention_bytes: int = 0
     ttl_us: int = 0
@@ -40,13 +40,13 @@ class _PlainTopicSet(msgspec.Struct, array_like=True, tag="topic"):
 
 
 class TopicSet(_PlainTopicSet, array_like=True, tag="topic"):
-    """A topic was made or changed. Without `more` it is written as before there was any."""
+    """A topic was made or changed. Without `more` it has the form that it had before there was `more`."""
 
     more: MorePolicies = NO_MORE_POLICIES
 
 
 class StartSet(msgspec.Struct, array_like=True, tag="start"):
-    """A queue's messages below an offset were let go of."""
+    """A queue's messages below an offset were dropped."""
 
     topic: int
     queue: int
@@ -74,7 +74,7 @@ class Unsubscribed(msgspec.Struct, array_like=True, tag="unsubscribe"):
     topic: str
     subscription: Subscription | None = None
     ends: list[int] = []
-    """The next offset of each queue: what came behind it was not for the group any more."""
+    """The next offset of each queue: later messages were not for the group."""
 
 
 class PatternSet(msgspec.Struct, array_like=True, tag="pattern"):
@@ -97,29 +97,29 @@ class PauseSet(msgspec.Struct, array_like=True, tag="pause"):
 
 
 class ProducerGroupNumbered(msgspec.Struct, array_like=True, tag="producer_group"):
-    """Entries name a producer group by this number from here on."""
+    """From here on entries name a producer group by this number."""
 
     number: int
     name: str
 
 
 class BridgeMoved(msgspec.Struct, array_like=True, tag="bridge"):
-    """A bridge's batch is stored: in the frame of that batch."""
+    """A bridge's batch is stored. In the same frame as the batch."""
 
     bridge: BridgeState
 
 
 class BridgeBased(msgspec.Struct, array_like=True, tag="bridge_base"):
-    """The text that a source's long positions refer to from here on; in the frame of the batch that brings it."""
+    """The text that a source's long positions refer to from here on. In the frame of the batch that brings it."""
 
     source: str
     base: str
 
 
 class Restored(msgspec.Struct, array_like=True, tag="restored"):
-    """The log before this record is what was shipped of an earlier one; what that had besides is lost.
+    """The log before this record is the shipped part of an earlier log; the rest of that one is lost.
 
-    `generation` counts the log's lives, from 1; `known_to_us`: when the last frame before was written.
+    `generation` counts from 1; `known_to_us`: when the last frame before was written.
     """
 
     generation: int
@@ -127,7 +127,7 @@ class Restored(msgspec.Struct, array_like=True, tag="restored"):
 
 
 class Withdraws(msgspec.Struct, array_like=True, tag="withdraws"):
-    """A message withdraws another one, if it is committed: in the frame of the message, before its record."""
+    """A message that withdraws another one once it is committed. In the message's frame, before its record."""
 
     id: bytes
     message_no: int
@@ -135,7 +135,7 @@ class Withdraws(msgspec.Struct, array_like=True, tag="withdraws"):
 
 
 class Dedupes(msgspec.Struct, array_like=True, tag="dedupes"):
-    """A message has a dedupe key: in the frame of the message, before its record."""
+    """A message with a dedupe key. In the message's frame, before its record."""
 
     id: bytes
     message_no: int
@@ -172,17 +172,17 @@ def encoded(meta: Meta) -> bytes:
 
 
 def plain(data: bytes | memoryview) -> list[Any]:
-    """The data of a META record as plain values, whatever its tag. Raises msgspec.DecodeError."""
+    """The data of a META record of any tag, as plain values. Raises msgspec.DecodeError."""
     return _decode_any(data)
 
 
 def of_plain(record: list[Any]) -> Meta | None:
-    """The struct for what `plain` gave; None for a tag that is not known. Raises msgspec.ValidationError."""
+    """The struct for the values that `plain` returned; None for an unknown tag. Raises msgspec.ValidationError."""
     return msgspec.convert(record, Meta) if record and record[0] in _TAGS else None
 
 
 def decoded(data: bytes | memoryview) -> Meta | None:
-    """The struct of a META record's data; None for a tag that is not known. Raises msgspec.DecodeError."""
+    """The struct of a META record's data; None for an unknown tag. Raises msgspec.DecodeError."""
     try:
         known: Meta = _decode(data)
         return known

@@ -1,4 +1,4 @@
-"""Which entries of a part something still needs: a group that has not settled them, their due time, or an operator."""
+"""Finds the entries of a part that are still needed: unsettled, delayed, or dead letters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MESSAGES = (EntryKind.QUEUE, EntryKind.GONE)
 
 
 class Needed:
-    """Asked by retention, of one part after the other."""
+    """Retention asks this for one part after another."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
 
     def groups_by_topic(self) -> dict[int, list[str]]:
-        """The groups for which messages are kept until they have settled them, by topic number."""
+        """The groups whose unsettled messages are kept, by topic number."""
         groups: dict[int, list[str]] = {}
         for (group, name), subscription in self._state.subscriptions.items():
             if subscription.mode != "broadcast":  # its instances have subscriptions of their own
@@ -34,7 +34,7 @@ class Needed:
         return groups
 
     def mask(self, part: SealedPart, letters: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which entries of a part some subscribed group has not settled, are dead `letters`, or are still delayed."""
+        """Which entries of a part are unsettled by a subscribed group, are dead `letters`, or are still delayed."""
         mask = letters.copy()
         state = self._state
         groups = self.groups_by_topic()
@@ -55,13 +55,13 @@ class Needed:
     # --- dead letters -----------------------------------------------------------------------------------------
 
     async def letters(self, part: SealedPart) -> NDArray[np.bool_]:
-        """Which entries of a part are dead letters that still wait to be sent again or purged."""
+        """Which entries of a part are dead letters that wait to be redriven or purged."""
         mask = np.zeros(part.count, bool)
         for first, count in self._letter_runs(part):
             for number in range(first, first + count):
                 mask[number] = not self._is_sent_again(part, number)
                 if number % LETTERS_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # there may be very many: producers and consumers have their turn
+                    await asyncio.sleep(0)  # there may be very many: let producers and consumers run
         return mask
 
     def has_letters(self, part: SealedPart) -> bool:
@@ -70,8 +70,8 @@ class Needed:
         return any(not self._is_sent_again(part, n) for first, count in runs for n in range(first, first + count))
 
     def _letter_runs(self, part: SealedPart) -> Iterator[tuple[int, int]]:
-        """(number of the first entry, count) of the dead letters in a part that no retention of their own bounds, and
-        that nobody has purged."""
+        """(number of the first entry, count) of the dead letters in a part whose topic has no retention of its own, and
+        that were not purged."""
         for run in part.runs:
             topic = self._state.topics_by_id.get(int(run["key"]) >> 16)
             if topic is None or topic.deleted or topic.policy.retention_us:
@@ -93,7 +93,7 @@ class Needed:
         return self._was_sent_again_before(topic.removeprefix(DEAD_LETTER_PREFIX), transaction_id, offset)
 
     def _was_sent_again_before(self, group: str, transaction_id: bytes, offset: int) -> bool:
-        """Whether an earlier version sent a group's letter again, under an id that letters of other groups share."""
+        """Whether an earlier version redrove a group's letter, under an id that letters of other groups share."""
         again = redriven_id_without_topic(transaction_id, offset)
         for part in self._state.parts.holding(again):
             for raw in part.lookup(again):

@@ -1,4 +1,4 @@
-"""The index of a segment that is still written to: its entries in log order, and each queue's run of them.
+"""The index of the open segment: its entries in log order, and each queue's run of them.
 
 Entries are published when their frame is durable. A run holds entry numbers (4 bytes each), so a queue without
 messages in this segment costs nothing here.
@@ -25,11 +25,11 @@ from notify.storage.log.entry import (
 from notify.storage.log.queues import Queue
 
 MISSING = 0xFFFFFFFF
-"""In a run: an offset whose entry was lost with a damaged frame."""
+"""An offset in a run whose entry was lost with a damaged frame."""
 
 
 _HEAD = 2
-"""A run is one array, an object less for each queue: its first offset in two words, then the entries' numbers."""
+"""A run is one array, which saves an object a queue: the first offset in two words, then the entries' numbers."""
 
 
 def _new_run(first_offset: int) -> array[int]:
@@ -41,7 +41,7 @@ def _first_of(run: array[int]) -> int:
 
 
 class OpenPart:
-    """Entries of one live segment."""
+    """The entries of one open segment."""
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -52,21 +52,21 @@ class OpenPart:
         self.is_complete = False
         """Whether the last frame of the segment is published: only then may the part be sealed."""
         self.runs: dict[int, array[int] | int] = {}
-        """Queue to its run; of a queue with one message its offset and entry in one number, two objects less."""
+        """The run of each queue. A queue with one message has one packed integer instead, which saves two objects."""
         self.decided: dict[bytes, int] = {}
-        """Ids of the transactions whose outcome is in this segment, from the moment it is decided, and the numbers of
-        their producer groups: 0 where their entries name none."""
+        """Ids of the transactions whose outcome is in this segment, from the decision on, and the numbers of
+        their producer groups; 0: not recorded."""
         self.rolled_back: set[bytes] = set()
-        """Those of them that are rolled back."""
+        """The ids among them that were rolled back."""
         self._due_us = array("Q")
         self._due_position = array("Q")
         self._due_number = array("I")
         self._withdrawn_due = array("Q")
         self._by_message: tuple[dict[bytes, int], dict[bytes, int]] | None = None
-        """The entries of delayed messages, and of withdrawn ones, by message; made when one is first asked for."""
+        """The entries of delayed and withdrawn messages, by message; built on first use."""
 
     def publish(self, entries: list[bytes], queues: list[Queue | None], delayed: list[tuple[int, int, int]]) -> None:
-        """Take over the entries of a frame that has become durable, with the queue of each that is in one.
+        """Add the entries of a frame that has become durable, with the queue of each, or None.
 
         `delayed`: (due, payload position, number within `entries`) of messages that are delayed.
         """
@@ -99,14 +99,14 @@ class OpenPart:
         self._due_number.append(number)
 
     def index(self) -> None:
-        """Make the runs and sets of entries that were read back from the log, all at once."""
+        """Build the runs and sets from entries that were read from the log."""
         table = table_of(self.entries)
         self.count = self.assigned = len(table)
         kinds = table["kind"]
         self._index_queues(np.flatnonzero(kinds == EntryKind.QUEUE))
         rolled_back = kinds == EntryKind.ROLLBACK
         decided = rolled_back | (kinds == EntryKind.QUEUE) | is_delayed(kinds) | (kinds == EntryKind.WITHDRAWAL)
-        # Some entries of a transaction name no group: its dead letters do not.
+        # Some entries of a transaction name no group, such as its dead letters.
         named = decided & (table["producer_group"] != 0)
         self.decided = dict.fromkeys(self._ids(np.flatnonzero(decided)), 0)
         self.decided |= zip(self._ids(np.flatnonzero(named)), table["producer_group"][named].tolist(), strict=True)
@@ -136,7 +136,7 @@ class OpenPart:
         ends = np.r_[starts[1:], len(keys)]
         for key, start, end in zip(keys[starts].tolist(), starts.tolist(), ends.tolist(), strict=True):
             first = int(offsets[start])
-            # Damage may have taken some: their places stay empty.
+            # Entries that damage took leave their places empty.
             places = np.full(int(offsets[end - 1]) - first + 1, MISSING, np.uint32)
             places[offsets[start:end] - first] = numbers[start:end]
             self.runs[key] = _new_run(first) + array("I", places.tobytes())
@@ -179,7 +179,7 @@ class OpenPart:
             view.release()
 
     def lookup(self, transaction_id: bytes) -> list[bytes]:
-        """Every published entry of a transaction, in log order. Scans: for the administrator, not for the hot path."""
+        """Every published entry of a transaction, in log order. A scan, for administrators only."""
         found = []
         at = self.entries.find(transaction_id)
         while at >= 0:
@@ -201,7 +201,7 @@ class OpenPart:
         return found
 
     def delayed_after(self, due_us: int, position: int, until_us: int, limit: int) -> list[tuple[int, int, int]]:
-        """(due, payload position, entry number) of delayed messages behind a point in time order, up to an instant."""
+        """(due, payload position, entry number) of delayed messages after a point in due order, up to an instant."""
         if not self._due_us:
             return []
         due = np.frombuffer(self._due_us, np.uint64)
@@ -212,12 +212,12 @@ class OpenPart:
         return [(self._due_us[n], self._due_position[n], self._due_number[n]) for n in order]
 
     def delayed_count_until(self, until_us: int) -> int:
-        """How many delayed messages were due up to an instant, released ones included."""
+        """How many delayed messages, including released ones, were due up to an instant."""
         due = np.frombuffer(self._due_us, np.uint64) if self._due_us else np.empty(0, np.uint64)
         return int((due <= np.uint64(until_us)).sum())
 
     def withdrawn_count_until(self, until_us: int) -> int:
-        """How many messages that were due up to an instant were withdrawn here."""
+        """How many messages due up to an instant were withdrawn here."""
         due = np.frombuffer(self._withdrawn_due, np.uint64) if self._withdrawn_due else np.empty(0, np.uint64)
         return int((due <= np.uint64(until_us)).sum())
 
@@ -246,5 +246,5 @@ class OpenPart:
         return transaction_id not in self.rolled_back
 
     def group_number(self, transaction_id: bytes) -> int:
-        """The number of the producer group of a transaction that was decided here; 0: not known here."""
+        """The number of the producer group of a transaction that was decided here; 0: unknown."""
         return self.decided.get(transaction_id, 0)

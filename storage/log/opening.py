@@ -1,4 +1,4 @@
-"""Opening a log: its newest checkpoint, the indexes of full segments, and everything behind them applied again."""
+"""Opens a log: loads the newest checkpoint and the indexes of full segments, and replays everything after them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = structlog.get_logger("notify.log")
 
 @dataclass(slots=True)
 class Opened:
-    """How a log was met."""
+    """The result of recovery: what it found when it opened the log."""
 
     end: int = 0
-    """The position behind the last sound frame: where writing goes on."""
+    """The position after the last valid frame, where writing continues."""
     checkpoint: int = 0
-    """The position of the newest checkpoint, 0 for none."""
+    """The position of the newest checkpoint; 0: there is none."""
     damages: list[Damage] = field(default_factory=list)
     replayed_bytes: int = 0
     written_us: int = 0
@@ -37,7 +37,7 @@ class Opened:
 
 
 class Opening:
-    """One opening of one directory: `run` makes the empty state that of the log."""
+    """Opens one directory once: `run` fills an empty state from the log."""
 
     def __init__(self, disk: Disk, segments: Segments, state: LogState) -> None:
         self._disk = disk
@@ -89,25 +89,25 @@ class Opening:
             opened.checkpoint < self._segments.last.base
             and opened.end == self._segments.last.base + SEGMENT_HEADER_SIZE
         ):
-            # The process ended just after it began this segment: else the checkpoint at its beginning would come only
-            # with the next one's, and finished segments are shipped with one.
+            # The process ended just after it began this segment, whose checkpoint would now come only with the next
+            # one's. Finished segments are shipped with a checkpoint.
             self._checkpoint_at_the_end(self._segments.last.base, now_us)
         parts.sealed_id_max = max((part.id_max for part in parts.sealed if part.count), default=0)
         live = [part for part in parts if isinstance(part, OpenPart)]
         for part, behind in zip(live, live[1:], strict=False):
-            # Sealed in the background, as if it had just become full.
+            # It is sealed in the background, as if it had just become full.
             part.end = behind.base
             part.is_complete = True
             parts.being_sealed.append(part)
         if segments[0].base:
             if saved is not None and saved.state.dropped_to is None:
-                self._state.dropped_to = segments[0].base  # an older version dropped them, and recorded nothing
+                self._state.dropped_to = segments[0].base  # an older version dropped segments without recording it
             self._find_starts()
         self._state.times.load()
         self._state.pending.bring_forward(now_us)
         return opened
 
-    # --- files that are no sound segments ---------------------------------------------------------------------
+    # --- files that are not valid segments --------------------------------------------------------------------
 
     def _drop_unfinished(self) -> None:
         for name in self._disk.names():
@@ -115,7 +115,7 @@ class Opening:
                 self._disk.unlink(name)
 
     def _set_aside(self, complaint: str) -> None:
-        """A file that is no segment: a creation that was cut short, or damage. Kept under another name."""
+        """Rename a file that is not a valid segment: its creation was interrupted, or it is damaged."""
         name = complaint.partition(":")[0]
         self._disk.rename(name, name + ".unreadable")
         log.error("segment_unreadable", complaint=complaint, kept_as=name + ".unreadable")
@@ -130,7 +130,7 @@ class Opening:
             if not name.endswith(".idx") or int(name.partition(".")[0]) >= first_base:
                 continue
             part = SealedPart(self._disk, name)
-            if part.base < merged_to:  # it was merged into the one before, just as the process ended
+            if part.base < merged_to:  # it was merged into the previous one just before the process ended
                 part.close()
                 self._disk.unlink(name)
                 continue
@@ -152,7 +152,7 @@ class Opening:
             swap_in(self._disk, self._state.parts, part)
 
     def _apply(self, segment: Segment, position: int) -> None:
-        """Apply a segment's frames; of those before the checkpoint's position only the index is needed."""
+        """Apply a segment's frames; frames before the checkpoint's position only fill the index."""
         opened = self._opened
         part = OpenPart(segment.base)
         self._state.parts.append(part)
@@ -175,14 +175,14 @@ class Opening:
         return next(walk(self._disk, segment, 0, True, []), None) is not None
 
     def _find_starts(self) -> None:
-        """The first retained offset of each queue, where segments were dropped."""
+        """Set the first retained offset of each queue after segments were dropped."""
         topics = self._state.topics_by_id.values()
         self._state.move_starts([queue for topic in topics for queue in topic.queues])
 
     # --- the end of the log -----------------------------------------------------------------------------------
 
     def _drop_empty_tail(self) -> None:
-        """A segment made just before a crash may follow a torn frame: it is empty, and the one before goes on."""
+        """Remove an empty segment that was made just before a crash, after a torn frame: the previous one continues."""
         segments, opened = self._segments, self._opened
         while len(segments.all()) > 1 and not self._has_frames(segments.last):
             segment = segments.last
@@ -194,7 +194,7 @@ class Opening:
             before.sealed_end = 0
 
     def _note_lost_end(self, position: int) -> None:
-        """The log ends before the position of its newest checkpoint: what lay between was durable, and is damaged."""
+        """Report that the log ends before its newest checkpoint: the part between them was durable, and is damaged."""
         torn = next((d for d in self._opened.damages if d.torn), None)
         if torn is not None:
             torn.torn = False
@@ -203,7 +203,7 @@ class Opening:
             self._opened.damages.append(Damage(name, end, position, torn=False))
 
     def _repair_torn_tail(self) -> None:
-        """Copy what follows the last sound frame aside, then cut it; reserved but unused room is cut silently."""
+        """Copy the bytes after the last valid frame aside, then cut them; reserved but unused space is cut silently."""
         disk, end = self._disk, self._opened.end
         for damage in self._opened.damages:
             if damage.copy:
@@ -222,8 +222,8 @@ class Opening:
             disk.sync(segment.fd)
 
     def _checkpoint_at_the_end(self, end: int, now_us: int) -> None:
-        """Have a checkpoint where the log ends now. One ahead of it would hide what is appended from now on: a start
-        applies only what comes behind the newest checkpoint."""
+        """Take a checkpoint where the log ends now. A checkpoint ahead of it would hide later appends, because a start
+        applies only what follows the newest checkpoint."""
         data = checkpoint.encoded(checkpoint.capture(self._state)(), end, now_us)
         self._disk.replace(checkpoint.checkpoint_name(end), [data])
         for name in checkpoint.names_behind(self._disk, end):

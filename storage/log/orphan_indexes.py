@@ -1,4 +1,4 @@
-"""Husks: indexes of segments that are gone, kept for messages that were carried, and for ids before their time."""
+"""Indexes of dropped segments, kept to find moved messages and ids whose retention is not over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_HUSKS = 16
 
 
 class OrphanIndexes:
-    """Those of one log."""
+    """The orphan indexes of one log."""
 
     def __init__(self, disk: Disk, segments: Segments, state: LogState) -> None:
         self._disk = disk
@@ -32,8 +32,8 @@ class OrphanIndexes:
         return [part for part in self._state.parts.sealed if part.base < first]
 
     async def merge(self, until_us: int) -> None:
-        """Make one of many that end before an instant: dead letters may keep one of each segment, an open file each."""
-        # Up to the first whose ids are still looked for: the one that is made of them covers all between the ends.
+        """Merge the indexes that end before an instant. Otherwise dead letters could keep one open file a segment."""
+        # Up to the first index whose ids are still looked up: the merged one covers everything between the ends.
         husks = list(itertools.takewhile(lambda part: part.time_max <= until_us, self._all()))
         if len(husks) <= MOST_HUSKS:
             return
@@ -41,14 +41,14 @@ class OrphanIndexes:
         kept, *others = husks
         data = index.build(np.concatenate(live).tobytes(), kept.base, husks[-1].end)
         await asyncio.to_thread(self._disk.replace, kept.name, data)
-        # From here on a start passes over the others: they lie within the one that was made of them.
+        # From here on a start skips the others: the merged one covers them.
         self._state.parts.replace(kept, SealedPart(self._disk, kept.name, is_fresh=True))
         for part in others:
             self._state.parts.remove(part)
             self._disk.unlink(part.name)
 
     def drop_settled(self, until_us: int) -> None:
-        """Drop those that end before an instant, and of which nothing is needed any more."""
+        """Drop the indexes that end before an instant and that nothing needs any more."""
         for part in self._all():
             if part.time_max > until_us or self._needed.has_letters(part):
                 continue

@@ -1,4 +1,4 @@
-"""Recording outcomes, compare and set: the first one recorded stays."""
+"""Records outcomes by compare and set: the first recorded outcome stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLLBACK = int(EntryKind.ROLLBACK)
 
 
 class Outcomes:
-    """Appends OUTCOME records, and tells how transactions stand."""
+    """Appends OUTCOME records, and returns the states of transactions."""
 
     def __init__(self, state: LogState, journal: Journal) -> None:
         self._state = state
@@ -44,7 +44,7 @@ class Outcomes:
         forced: bool = False,
         tokens: Mapping[bytes, int] = NO_TOKENS,
     ) -> list[Decided]:
-        """Everything of `decide` but the wait."""
+        """`decide` without the wait."""
         state, journal = self._state, self._journal
         by_id = state.pending.by_id
         undecided = [by_id.get(outcome[0]) for outcome in outcomes]
@@ -52,7 +52,7 @@ class Outcomes:
         journal.reserve(4096 + 2 * ENTRY_SIZE * size + state.withdrawals.room)
         results: list[Decided] = []
         halves: list[bytes] = []
-        """Messages of committed transactions that have no place yet, as their entries."""
+        """The entries of messages whose transactions commit, and that have no place yet."""
         entries: list[bytes] = []
         queues: list[Queue | None] = []
         live = journal.open.part
@@ -67,7 +67,7 @@ class Outcomes:
             if tokens and pending is not None and pending.token != tokens.get(transaction_id, pending.token):
                 results.append(Decided(True, state_of_pending(pending), stale=True))
                 continue
-            # Not there any more: an outcome before it in this request decided it.
+            # An earlier outcome in this request decided it.
             if pending is None or by_id.pop(transaction_id, None) is None:
                 results.append(self._decided_before(transaction_id, group))
                 continue
@@ -107,7 +107,7 @@ class Outcomes:
 
     async def states(self, ids: Sequence[bytes]) -> list[State | None]:
         states = [state_of(self._state, transaction_id) for transaction_id in ids]
-        # Whoever hears that a transaction is decided may delete what could decide it: it must be so for good.
+        # A caller that learns of the decision may delete the rows that could prove it, so it must be durable.
         await self._journal.sync()
         return states
 

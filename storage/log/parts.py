@@ -1,4 +1,4 @@
-"""The parts of the log, one a segment: which of them hold a queue's entries, and which may hold a transaction id."""
+"""The parts of the log, one a segment: finds those with a queue's entries, and those that may have a transaction id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notify.storage.log.sealed import SealedPart
 Part = SealedPart | OpenPart
 
 PLACES = 4096
-"""How many readers' places are remembered, at most: where a queue's next entries lie."""
+"""The most readers whose next place is remembered."""
 
 
 _ABOVE_ALL = b"\xff" * 8
@@ -28,11 +28,11 @@ class Parts:
         self._ranges: tuple[list[SealedPart], NDArray[np.uint64], NDArray[np.uint64]] | None = None
         self._numbers: dict[int, int] | None = None
         self._places: dict[tuple[int, int], Part] = {}
-        """(queue's key, offset) to the part in which a reader that goes on from there will find its entries."""
+        """The part with a queue's next entries, by (queue's key, offset)."""
         self.being_sealed: list[OpenPart] = []
-        """Live parts before the last: full, and being written as sealed ones."""
+        """Full parts whose index file is being written."""
         self.sealed_id_max = 0
-        """First 8 bytes of the highest id in a sealed part: an id above that is in none."""
+        """First 8 bytes of the highest id in a sealed part: no sealed part has a higher id."""
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._all)
@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def live(self) -> OpenPart:
-        """The part of the segment that is written to."""
+        """The part of the open segment."""
         part = self._all[-1]
         assert isinstance(part, OpenPart)
         return part
@@ -64,7 +64,7 @@ class Parts:
         self._changed()
 
     def replace(self, part: Part, by: Part) -> None:
-        """Another index of the same segment takes a part's place."""
+        """Replace a part with another index of the same segment."""
         self._all[self._all.index(part)] = by
         self._changed()
 
@@ -99,7 +99,7 @@ class Parts:
         return b"".join(blobs)
 
     def number_of(self, key: int, offset: int) -> int:
-        """The number of the part in which a queue's entries from an offset on begin."""
+        """The number of the first part with a queue's entries from an offset on."""
         parts = self._all
         place = self._places.pop((key, offset), None)
         if place is not None:
@@ -115,9 +115,9 @@ class Parts:
         return at
 
     def first_offsets(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The first offset that is still indexed of each of many queues, -1 where there is none.
+        """The first indexed offset of each of many queues; -1: there is none.
 
-        All at once: one by one, an idle queue would be looked for in every part.
+        It looks for all queues together; one by one, an idle queue would be looked for in every part.
         """
         found = np.full(len(keys), -1, np.int64)
         missing = np.arange(len(keys))
@@ -140,7 +140,7 @@ class Parts:
     # --- by transaction id ------------------------------------------------------------------------------------
 
     def outcome(self, transaction_id: bytes) -> bool | None:
-        """True committed, False rolled back, None not decided as far as is retained."""
+        """True: committed; False: rolled back; None: no retained part has a decision."""
         for part in self.holding(transaction_id):
             outcome = part.outcome(transaction_id)
             if outcome is not None:
@@ -148,11 +148,11 @@ class Parts:
         return None
 
     def highest_decided(self) -> bytes:
-        """No part before the live one holds the outcome of an id whose first 8 bytes are above these."""
+        """No sealed part has the outcome of an id whose first 8 bytes are above these."""
         return _ABOVE_ALL if self.being_sealed else self.sealed_id_max.to_bytes(8)
 
     def has_decided(self, transaction_id: bytes) -> bool:
-        """Whether a part before the live one holds the outcome of an id."""
+        """Whether a sealed part has the outcome of an id."""
         for part in self.being_sealed:
             if transaction_id in part.decided:
                 return True
@@ -163,8 +163,9 @@ class Parts:
     def holding(self, transaction_id: bytes) -> Iterator[Part]:
         """The parts that may hold an id, the newest first.
 
-        Ids rise with time but for their producers' clocks. So the sealed parts that can hold one lie together: from
-        the first that anything up to there reaches it, to the last that anything from there on begins below it.
+        Ids rise with time, except for differences between producers' clocks. So the sealed parts that can have an id
+        are adjacent: from the first one such that ids up to there reach it, to the last one such that ids from there
+        on begin below it.
         """
         for part in reversed(self._all):
             if isinstance(part, SealedPart):

@@ -1,4 +1,4 @@
-"""Payloads: reading them back by the positions that entries name, the neighbours of one queue together."""
+"""Reads payloads at the positions that entries name; neighbours in one queue are read together."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from notify.storage.records import StoredMessage
 
 READ_AHEAD_BYTES = 1 << 20
 READ_GAP_BYTES = 16 << 10
-"""Between two payloads of one read: copying so much costs as much as another call to the system."""
+"""The largest gap between two payloads of one read: copying this much costs as much as another system call."""
 
 
-# RUN_HEAD of notify/protocol/wire.py, for many at once.
+# RUN_HEAD of notify/protocol/wire.py, as an array.
 _RUN_HEAD = np.dtype([("id_high", ">u8"), ("id_low", ">u8"), ("message_no", ">u2"), ("time_us", ">u8")])
 
 
@@ -37,16 +37,16 @@ _decode_ttl = msgspec.msgpack.Decoder(_Ttl).decode
 
 
 class Payloads:
-    """Read through the segment files, and checked."""
+    """Reads payloads from the segment files and checks them."""
 
     def __init__(self, state: LogState, segments: Segments) -> None:
         self._state = state
         self._segments = segments
         self.corrupt = 0
-        """How many did not have their checksum."""
+        """How many payloads failed their checksum."""
 
     def read(self, position: int, size: int, crc: int) -> bytes | None:
-        """A payload, None where the bytes are not on the disk yet or not what was written."""
+        """A payload; None if its bytes are not on the disk yet, or damaged."""
         if position < self._segments.first_base:
             position = self._state.moved.get(position, position)
         payload = self._segments.read(position, size)
@@ -71,7 +71,7 @@ class Payloads:
         )
 
     def messages(self, queue: Queue, entries: bytes, max_bytes: int) -> list[StoredMessage]:
-        """Entries of one queue with their payloads: as many as fit, and one at least. Reads of neighbours are one."""
+        """Entries of one queue with their payloads: at least one, and as many as fit. Neighbours are read together."""
         segments = self._segments
         rows = list(ENTRY.iter_unpack(entries))
         if self._state.moved:
@@ -111,7 +111,7 @@ class Payloads:
     def run(self, queue: Queue, entries: bytes, offset: int, max_bytes: int) -> MessageRun | None:
         """Entries of one queue from an offset on with their payloads, as `messages` reads them, in one run.
 
-        None if some are missing or damaged, expire by themselves, or lie in a dropped segment: `messages` has them.
+        None if some are missing or damaged, have their own TTL, or are in a dropped segment: then call `messages`.
         """
         table = table_of(entries)
         sizes, positions = table["size"].astype(np.int64), table["position"].astype(np.int64)
@@ -179,7 +179,7 @@ class Payloads:
         return entry._replace(position=self._state.moved.get(entry.position, entry.position))
 
     def _reach(self, rows: Sequence[tuple[Any, ...]], first: int) -> int:
-        """How far one read goes that starts at a row's payload: over neighbours with small gaps, within bounds."""
+        """The end of a read that starts at a row's payload: over neighbours with small gaps, within bounds."""
         start, size = place_of(rows[first])
         end = start + size
         segment = self._segments.at(start)
@@ -196,7 +196,7 @@ class Payloads:
 
 
 def _expiry(flags: int, committed_us: int, payload: bytes, ttl_us: int) -> int:
-    """When a message expires, 0 for never: by its topic's TTL or its own, whichever is shorter."""
+    """When a message expires, by its topic's TTL or its own, whichever is shorter; 0: never."""
     if flags & FLAG_TTL and payload:
         own_us = round(_decode_ttl(payload).ttl * 1_000_000)
         ttl_us = min(ttl_us, own_us) if ttl_us else own_us

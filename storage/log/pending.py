@@ -17,10 +17,10 @@ from notify.storage.log.records import Sender
 T = TypeVar("T")
 
 LEAST_COMPACTED = 1000
-"""A schedule with so many ids that came due, or twice as many as were open the last time, drops the decided ones."""
+"""With this many ids that came due, or twice as many as were open the last time, a schedule drops the decided ones."""
 
 LONGEST_WAIT_US = 86_400 * 1_000_000
-"""The longest time that a half, or a setting, may have a check wait."""
+"""The longest time that a half, or a setting, may delay a check."""
 
 
 class Pending(msgspec.Struct, eq=False, gc=False):
@@ -42,11 +42,11 @@ class Asked(dict[bytes, dict[int, T]]):
     """Requests of messages whose transaction is undecided, by transaction id and message number."""
 
     def ask(self, transaction_id: bytes, number: int, what: T) -> None:
-        """A message was stored that asks for something."""
+        """Note the request of a stored message."""
         self.setdefault(transaction_id, {})[number] = what
 
     def taken(self, half: bytes) -> T | None:
-        """The request of a message that is committed now; None if that is not known, because damage took it."""
+        """Take the request of a message that commits now; None if damage took it."""
         entry = Entry.of(half)
         of_transaction = self.get(entry.transaction_id)
         if of_transaction is None:
@@ -57,15 +57,15 @@ class Asked(dict[bytes, dict[int, T]]):
         return what
 
     def saved(self) -> list[tuple[bytes, int, T]]:
-        """All of it, as `ask` takes it."""
+        """All requests, in the form that `ask` takes."""
         return [(i, number, what) for i, some in self.items() for number, what in some.items()]
 
 
 class _Schedule:
     """Due times of one producer group.
 
-    Most halves wait the same time, so their due times rise: batches of ids in a deque, one append a request. What
-    does not rise goes into a heap. An id whose due time has moved meanwhile is skipped when it comes up.
+    Most halves wait the same time, so their due times rise: ids are kept in batches in a deque, one append a request.
+    Other ids go into a heap. An id whose due time has changed is skipped when it comes up.
     """
 
     __slots__ = ("_compact_at", "batches", "heap")
@@ -88,14 +88,14 @@ class _Schedule:
         return self.heap[0][0] if self.heap else None
 
     def ripen(self, now_us: int, open_ids: Container[bytes]) -> None:
-        """Move what came due and is still open into the heap, so that decided ids take no memory for long."""
+        """Move due and open ids into the heap, so that decided ids do not stay in memory for long."""
         while self.batches and self.batches[0][0] <= now_us:
             due_us, ids = self.batches.popleft()
             for transaction_id in ids:
                 if transaction_id in open_ids:
                     heapq.heappush(self.heap, (due_us, transaction_id))
         if len(self.heap) >= self._compact_at:
-            # Only a poll takes ids out otherwise, and nobody may poll for this group.
+            # Otherwise only a poll takes ids out, and this group may have no poller.
             self.heap = [entry for entry in self.heap if entry[1] in open_ids]
             heapq.heapify(self.heap)
             self._compact_at = max(LEAST_COMPACTED, 2 * len(self.heap))
@@ -124,20 +124,20 @@ class PendingTable:
         self.schedule(pending.producer.group, due_us, (pending.id,))
 
     def bring_forward(self, now_us: int) -> None:
-        """Have each check be due now that is due later than a check may be: a clock was ahead when it was recorded."""
+        """Make checks due now that are due later than is possible: a clock was ahead when they were recorded."""
         for pending in self.by_id.values():
             if pending.next_check_us > now_us + LONGEST_WAIT_US:
                 self.reschedule(pending, now_us)
 
     def ripen(self, now_us: int) -> None:
-        """Called at each turn of the server, for groups that nobody polls; a group without open ids is forgotten."""
+        """Called at each tick of the server, for groups without pollers; a group without open ids is forgotten."""
         for group, schedule in list(self._schedules.items()):
             schedule.ripen(now_us, self.by_id)
             if schedule.next_us() is None:
                 del self._schedules[group]
 
     def next_us(self, group: str) -> int | None:
-        """When the group's next check may be due: early where that one is decided meanwhile, never late."""
+        """When the group's next check is due, or an earlier time if that one was decided meanwhile."""
         schedule = self._schedules.get(group)
         return None if schedule is None else schedule.next_us()
 

@@ -1,5 +1,5 @@
-"""The places of committed messages: in its queue, or among the delayed ones; and withdrawals, which take such a place
-away from a message, or take none themselves."""
+"""Places committed messages: in their queues, or among the delayed ones. Withdrawals take such a place
+away from a message, and may have no place themselves."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def place(
     queues: list[Queue | None],
     forced: bool = False,
 ) -> None:
-    """Give messages that are committed now their places, and add their entries to those of the next record.
+    """Place messages that commit now, and add their entries to those of the next record.
 
-    `halves`: their entries as halves. `entries`, `queues`: the record's entries, and of each the queue, None where the
-    message is delayed. `forced`: an administrator decided the transactions.
+    `halves`: their entries as halves. `entries`, `queues`: the record's entries, and the queue of each; None if the
+    message is delayed. `forced`: whether an administrator decided the transactions.
     """
     if concerns_others(state, halves):
         Withdrawing(state, journal, halves, now_us, entries, queues, forced).place()
@@ -60,7 +60,7 @@ def place(
 
 
 def concerns_others(state: LogState, halves: Iterable[bytes]) -> bool:
-    """Whether one of these messages withdraws another one, has a dedupe key, or is one that a withdrawal waits for."""
+    """Whether one of these messages withdraws another one, has a dedupe key, or has a withdrawal waiting for it."""
     if state.withdrawals.are_none and not state.dedupes.asked:
         return False
     waiting = state.withdrawals.waiting
@@ -70,7 +70,7 @@ def concerns_others(state: LogState, halves: Iterable[bytes]) -> bool:
 def append_commit(
     journal: Journal, kind: RecordType, data: bytes, entries: list[bytes], queues: list[Queue | None], point: str
 ) -> None:
-    """Append the record of a commit. Entries beyond what a record's count can say, which only withdrawals bring, go
+    """Append the record of a commit. Entries beyond the largest count of a record, which only withdrawals cause, go
     into further records of the same frame."""
     if len(entries) <= MOST_ENTRIES:
         journal.append(kind, data, entries, queues, point)
@@ -90,7 +90,7 @@ def not_to_come(
     queues: list[Queue | None],
     forced: bool,
 ) -> None:
-    """A transaction is rolled back: it withdraws nothing, and nobody waits for its messages any more."""
+    """Roll back a transaction's withdrawals, and end the withdrawals that wait for its messages."""
     state.withdrawals.asked.pop(transaction_id, None)
     state.dedupes.asked.pop(transaction_id, None)
     ending = Withdrawing(state, journal, (), now_us, entries, queues, forced)
@@ -118,7 +118,7 @@ def _place(
         if deliver_us:
             entry = ENTRY_HEAD.pack(_DELAYED, flags, queue_no, topic_id, now_us, 0) + tail
             due_us = Entry.of(entry).due_us
-            # A message due later than the last release may wait; a clock that was set back must not hide it behind one.
+            # A message due later than the last release may wait. One due earlier, after a clock was set back, must not.
             if due_us > max(now_us, times.released[0]):
                 position = Fixed.of(tail).position
                 times.add(due_us, position, entry)
@@ -163,7 +163,7 @@ class Withdrawing:
         any_topic = state.topics.get(ANY_TOPIC)
         self._any_topic = None if any_topic is None else any_topic.id
         self._places: dict[bytes, int] | None = None
-        """By message, its number among the halves; made when it is first asked for."""
+        """The number of each message among the halves; built on first use."""
 
     def place(self) -> None:
         run: list[bytes] = []
@@ -189,7 +189,7 @@ class Withdrawing:
             _place(self._state, frame, halves, self._now_us, self._entries, self._queues, self._forced)
 
     def _place_none(self, half: bytes, fate: Fate) -> None:
-        """Add the entry of a message that takes no place."""
+        """Add the entry of a message without a place."""
         forced = FLAG_FORCED if self._forced else 0
         self._entries.append(withdrawal_entry(half, fate, self._now_us, forced))
         self._queues.append(None)
@@ -202,13 +202,13 @@ class Withdrawing:
     def _place_withdrawal(self, number: int, half: bytes) -> None:
         wanted = self._withdrawals.asked.taken(half)
         if wanted is None:
-            self._place_all([half])  # damage took the record of what it wants: a replacement is delivered as it is
+            self._place_all([half])  # damage took its request: a replacement is delivered as an ordinary message
             return
         fate = self._fate(number, half, wanted)
         self.end(half, wanted, fate)
 
     def _place_one_of_a_key(self, half: bytes) -> None:
-        """Place a message with a dedupe key, unless another one of the key is pending and stays."""
+        """Place a message with a dedupe key, unless another message of the key stays pending."""
         state = self._state
         dedupe = state.dedupes.asked.taken(half)
         other = b"" if dedupe is None else self._pending(topic_of(half), dedupe)
@@ -226,7 +226,7 @@ class Withdrawing:
         self._end_waiting_for(half, is_placed=True)
 
     def _pending(self, topic: int, dedupe: Dedupe) -> bytes:
-        """The entry of the message of a key that still is delayed; empty if there is none."""
+        """The entry of the message of a key that is still delayed; empty if there is none."""
         state = self._state
         one = state.dedupes.pending.get((topic, dedupe.key_hash))
         if one is None or one.moment <= state.times.released:
@@ -263,13 +263,13 @@ class Withdrawing:
         return self._withdraw(delayed)
 
     def _place_of(self, wanted: Wanted) -> int:
-        """The number of a message among the halves that are placed now, -1 if it is none of them."""
+        """The number of a message among the halves that are placed now; -1 if it is not among them."""
         if self._places is None:
             self._places = {message_key_of(half): number for number, half in enumerate(self._halves)}
         return self._places.get(message_key(wanted.id, wanted.number), -1)
 
     def _withdraw(self, delayed: bytes) -> Fate:
-        """Withdraw a delayed message, if it is not released."""
+        """Withdraw a delayed message if it is not released."""
         entry, times = Entry.of(delayed), self._state.times
         moment = entry.due_us, entry.position
         if moment <= times.released:
@@ -282,9 +282,9 @@ class Withdrawing:
         return Fate.WITHDRAWN
 
     def end(self, half: bytes, wanted: Wanted, fate: Fate) -> None:
-        """Note what became of a withdrawal. A replacement in time takes a place; nothing else does.
+        """Record the fate of a withdrawal. Only a replacement in time gets a place.
 
-        Then the same of the withdrawals that wait to withdraw this one, and so on: in a loop, because a sender may have
+        The same follows for the withdrawals that wait for this one, and so on, in a loop, because a sender may have
         chained any number of them.
         """
         ending = [(half, wanted, fate)]
@@ -300,13 +300,13 @@ class Withdrawing:
                 ending += reversed(self._decided(half, is_placed))
 
     def _end_waiting_for(self, half: bytes, *, is_placed: bool) -> None:
-        """Decide the withdrawals that wait for a message. `is_placed`: whether the message is the last entry."""
+        """Decide the withdrawals that wait for a message. `is_placed`: whether the last entry is the message's."""
         for withdrawal in self._decided(half, is_placed):
             self.end(*withdrawal)
 
     def _decided(self, half: bytes, is_placed: bool) -> list[tuple[bytes, Wanted, Fate]]:
-        """The withdrawals that waited for a message, each with its fate: the first one with the right withdraws it.
-        `is_placed`: whether the message is the last entry; it has none otherwise."""
+        """The withdrawals that waited for a message, each with its fate. The first one with the right withdraws it.
+        `is_placed`: whether the last entry is the message's; otherwise it has none."""
         decided = []
         placed = self._entries[-1] if is_placed else b""
         is_withdrawn = False

@@ -1,4 +1,4 @@
-"""Topics and their queues, as the log's memory holds them: numbers only, messages stay in the log."""
+"""Topics and their queues in the log's memory: only numbers, because messages stay in the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notify.storage.topics import Backlog, Flush, Topic, with_growth
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Bounds on what a topic keeps and takes. Topics of the same policy share one: there may be 100,000 of them."""
+    """The bounds of a topic. Topics with the same policy share one object, because there may be 100,000 of them."""
 
     retention_us: int = 0
     flush: Flush = Flush.SYNC
@@ -32,7 +32,7 @@ class Policy(msgspec.Struct, frozen=True):
         return DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
 
     def more(self, grown: Growths) -> MorePolicies:
-        """The policies that a topic's records have besides retention and flush."""
+        """The policies that a topic's records have in `more`: all but retention and flush."""
         if self is DEFAULT_POLICY and not grown:
             return NO_MORE_POLICIES
         return MorePolicies(self.retention_bytes, self.ttl_us, self.backlog, self.backlog_policy, grown)
@@ -42,9 +42,9 @@ DEFAULT_POLICY = Policy()
 
 
 class Queue(msgspec.Struct, gc=False, eq=False):
-    """One partition of a topic. `next_offset` is given to the next commit; below `visible` all is durable.
+    """One partition of a topic. The next commit gets `next_offset`; everything below `visible` is durable.
 
-    Queues and topics live as long as the log: left out of garbage collection they take 16 bytes less each.
+    Queues and topics live as long as the log. Without garbage collection each takes 16 bytes less.
     """
 
     topic: LogTopic
@@ -64,7 +64,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     turn: int = 0
     queues: tuple[Queue, ...] = ()
     grown: Growths = ()
-    """Each time the number of queues grew: the next offset of each queue that there was."""
+    """For each growth of the number of queues: the next offset of each queue before it."""
 
     @classmethod
     def numbered(cls, number: int, name: str, queues: int) -> LogTopic:
@@ -75,36 +75,36 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
 
     @property
     def id(self) -> int:
-        """Its number: what its queues' keys begin with."""
+        """Its number, with which its queues' keys begin."""
         return self.queues[0].key >> 16
 
     def grown_to(self, queues: int) -> Growths:
-        """`grown` as it is once the topic has so many queues. Raises InvalidRequest where it grew too often."""
+        """`grown` once the topic has `queues` queues. Raises InvalidRequest if it grew too often."""
         if queues <= len(self.queues):
             return self.grown
         ends = tuple([queue.next_offset for queue in self.queues])
         return with_growth(self.name, self.grown, ends, [queue.start for queue in self.queues])
 
     def record(self) -> TopicSet:
-        """The META record that says how the topic is."""
+        """The META record of the topic."""
         policy = self.policy
         more = policy.more(self.grown)
         return TopicSet(self.id, self.name, len(self.queues), policy.retention_us, policy.flush, more)
 
     def restore(self, retention_us: int, flush: Flush, more: MorePolicies) -> None:
-        """Take over what a record says of the topic's policies and growth."""
+        """Apply the policies and the growth of a record."""
         policy = Policy(retention_us, flush, more.retention_bytes, more.ttl_us, more.backlog, more.backlog_policy)
         self.policy = DEFAULT_POLICY if policy == DEFAULT_POLICY else policy
         self.grown = more.grown
 
     def grow(self, queues: int) -> None:
-        """Have at least so many queues."""
+        """Grow to at least `count` queues."""
         more = [Queue(self, n, queue_key(self.id, n)) for n in range(len(self.queues), queues)]
         if more:
             self.queues = (*self.queues, *more)
 
     def described(self) -> Topic:
-        """As everyone but the log sees it."""
+        """The topic as the storage's callers see it."""
         p = self.policy
         return Topic(
             self.name,
@@ -120,7 +120,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         )
 
     def queue_for(self, hashed_key: int) -> Queue:
-        """The queue of a key, by its hash; of a message without a key (0) the next in turn."""
+        """The queue of a key's hash; for 0, a message without a key, the next queue in turn."""
         count = len(self.queues)
         if hashed_key or count == 1:
             return self.queues[hashed_key % count]
@@ -130,7 +130,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
     def queue_now(self, chosen: int, tail: bytes) -> Queue:
         """The queue of a message that is committed or released now; `tail`: the end of its entry.
 
-        `chosen`, when it was stored, may be from before the topic grew: a key's messages go where it belongs now.
+        `chosen` is the queue from when it was stored. If the topic has grown since, the key's present queue counts.
         """
         if self.grown and (hashed_key := key_hash_of_tail(tail)):
             return self.queue_for(hashed_key)
@@ -138,15 +138,15 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
 
 
 class TopicsById:
-    """Topics by their numbers, which are given in turn: a list where a dictionary would take seven times the room."""
+    """Topics by their numbers, which are consecutive: a dictionary would take seven times the memory of this list."""
 
     def __init__(self) -> None:
         self.rows: list[LogTopic | None] = [None]
-        """For loops over many messages, in which a call of a method for each would cost as much as their work."""
+        """For loops over many messages, in which a method call for each would cost as much as the work itself."""
 
     @property
     def last(self) -> int:
-        """The highest number there is."""
+        """The highest number."""
         return len(self.rows) - 1
 
     def get(self, number: int) -> LogTopic | None:

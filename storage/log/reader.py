@@ -1,4 +1,4 @@
-"""Reading queues: from an offset on, by tag, by key, by time, by id."""
+"""Reads queues from an offset on, by tag, by key, by time, and by id."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Reader:
         ]
 
     def entry_at(self, topic: str, queue: int, offset: int) -> Entry | None:
-        """The entry of a visible message, None where there is none."""
+        """The entry of a visible message; None if there is none."""
         raw = self._entries(self._state.queue(topic, queue), offset, 1)
         entry = Entry.of(raw) if raw else None
         return entry if entry is not None and entry.offset == offset else None

@@ -1,6 +1,6 @@
-"""The records of the log: what stands in a frame, one behind the other. Prose: format.md.
+"""The records in the log's frames, described in format.md.
 
-A record is a header, index entries, and data whose layout its type gives. The data's parts are the structs below; META
+A record is a header, index entries, and data whose layout depends on its type. The structs below are its parts; META
 records are in meta.py.
 """
 
@@ -39,7 +39,7 @@ class RecordType(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """A record as it stands in a frame's body."""
+    """A record in a frame's body."""
 
     kind: int
     entries: memoryview
@@ -57,7 +57,7 @@ def records(body: memoryview) -> Iterator[Record]:
 
 
 class Sender(msgspec.Struct, array_like=True, gc=False):
-    """Who sent the halves of a HALF or MESSAGE record: in front of the payloads, with its length in two bytes."""
+    """The sender of the halves in a HALF or MESSAGE record, before the payloads, with its length in two bytes."""
 
     group: str
     source: str
@@ -89,7 +89,7 @@ ATTEMPTS = "attempts"
 
 
 class Progressed(msgspec.Struct, array_like=True, gc=False):
-    """A group settled offsets of a queue, or its attempts at some failed. DEAD_LETTER records have a list of these."""
+    """A group settled offsets of a queue, or failed attempts at some. DEAD_LETTER records have a list of these."""
 
     what: int | str
     """A SettleKind, or ATTEMPTS."""
@@ -97,8 +97,8 @@ class Progressed(msgspec.Struct, array_like=True, gc=False):
     topic: int
     queue: int
     runs: Sequence[tuple[int, ...]]
-    """(first offset, count); of ATTEMPTS (offset, attempts so far, when it is due again, deaths, interruptions, since
-    when its key is held or how the hold ended), without zeros at its end. Earlier versions wrote, and read, the first
+    """(first offset, count). For ATTEMPTS: (offset, attempts so far, when it is due again, deaths, interruptions, since
+    when its key is held or how the hold ended), without zeros at its end. Earlier versions wrote and read the first
     three, or five."""
 
 
@@ -106,11 +106,11 @@ class Held(Progressed, array_like=True, gc=False):
     """ATTEMPTS after which keys are held. Progress is decoded as this; only holds are written with it."""
 
     reasons: Sequence[str] = ()
-    """Why, for each run that says since when."""
+    """The reason of each run that has a time since when its key is held."""
 
 
 class CheckAnswered(msgspec.Struct, array_like=True, gc=False):
-    """A CHECK record: an answer to a check that decided nothing."""
+    """A CHECK record: an answer that did not decide the transaction."""
 
     id: bytes
     attempts: int
@@ -124,7 +124,7 @@ _decode_check = msgspec.msgpack.Decoder(CheckAnswered).decode
 
 
 def progressed(kind: int, data: memoryview) -> Sequence[Held]:
-    """The progress that a record tells; empty for records of other types."""
+    """The progress in a record; empty for records of other types."""
     if kind == RecordType.PROGRESS:
         return [_decode_progressed(data)]
     if kind == RecordType.DEAD_LETTER:

@@ -1,9 +1,9 @@
-"""Reading the log from the start: sound frames one after the other, and what to do where one is not.
+"""Reads the log's frames in order, and tells a torn tail from damage.
 
-A frame that is not sound is a torn tail if no sound frame follows it: the machine stopped while it was written, and
-nobody was told that it is durable. It is copied aside and cut. If a sound frame does follow, then its base position
-proves that the damaged one was durable once: that is damage. It is copied aside, reported, and left where it is;
-reading goes on behind it.
+An invalid frame is a torn tail if no valid frame follows it: the machine stopped while it was being written, and
+no caller learned that it is durable. It is copied aside and cut. If a valid frame follows, its base position
+proves that the invalid one was durable once: it is damaged. It is copied aside, reported, and left in place, and
+reading continues after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ZEROS = bytes(_WINDOW)
 
 @dataclass(slots=True)
 class SoundFrame:
-    """A frame whose checksum fits: its place, its time and its records."""
+    """A valid frame: its place, its time and its records."""
 
     base: int
     end: int
@@ -33,7 +33,7 @@ class SoundFrame:
 
 @dataclass(slots=True)
 class Damage:
-    """Bytes [start, end) that are not what was written. `torn`: past everything durable, hence cut."""
+    """Bytes [start, end) that are not what was written. `torn`: after everything durable, so they are cut."""
 
     segment: str
     start: int
@@ -53,7 +53,7 @@ class SegmentReader:
         self._window_at = 0
 
     def _bytes(self, position: int, size: int) -> memoryview:
-        """Bytes from a position on, fewer at the end of the file."""
+        """Bytes from a position on; fewer at the end of the file."""
         at = position - self._segment.base
         if not (self._window_at <= at and at + size <= self._window_at + len(self._window)):
             self._window = self._disk.read(self._segment.fd, max(size, _WINDOW), at)
@@ -62,7 +62,7 @@ class SegmentReader:
         return memoryview(self._window)[start : start + size]
 
     def frame_at(self, position: int) -> SoundFrame | None:
-        """The frame at a position if it is sound."""
+        """The frame at a position, if it is valid."""
         raw = self._bytes(position, FRAME_HEADER_SIZE)
         if len(raw) < FRAME_HEADER_SIZE or raw[:4] != FRAME_MAGIC:
             return None
@@ -76,23 +76,23 @@ class SegmentReader:
         return SoundFrame(position, end, header.time_us, header.records, body)
 
     def frames(self, position: int) -> Iterator[SoundFrame]:
-        """Sound frames from a position on, up to the first that is not."""
+        """Valid frames from a position on, up to the first invalid one."""
         while (found := self.frame_at(position)) is not None:
             position = found.end
             yield found
 
     def is_blank_from(self, position: int) -> bool:
-        """Whether only zeros (reserved room) or nothing follows."""
+        """Whether only zeros (reserved space) or nothing follows."""
         at = position
         while chunk := self._bytes(at, _WINDOW).tobytes():
-            # One memcmp: a start looks through up to 16 MiB of reserved room.
+            # One memcmp: a start checks up to 16 MiB of reserved space.
             if chunk != _ZEROS[: len(chunk)]:
                 return False
             at += len(chunk)
         return True
 
     def next_sound(self, position: int) -> SoundFrame | None:
-        """The first sound frame behind a position, however far."""
+        """The first valid frame after a position, however far away."""
         at = position
         while True:
             chunk = self._bytes(at, _WINDOW).tobytes()
@@ -112,7 +112,7 @@ class SegmentReader:
 
 
 def walk(disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[Damage]) -> Iterator[SoundFrame]:
-    """Sound frames of a segment from `start` on. Appends to `damages`; a torn tail is reported, not yet cut."""
+    """Valid frames of a segment from `start` on. Appends to `damages`; a torn tail is reported, not yet cut."""
     reader = SegmentReader(disk, segment)
     position = max(start, segment.base + SEGMENT_HEADER_SIZE)
     while True:
@@ -132,8 +132,8 @@ def walk(disk: Disk, segment: Segment, start: int, is_last: bool, damages: list[
 
 
 def verify(disk: Disk, segments: list[Segment]) -> list[str]:
-    """The damage in all segments, in words; empty if every checksum fits. It reads every frame, also those that a
-    checkpoint made unnecessary to read at the start."""
+    """The damage in all segments, in words; empty if every checksum matches. It reads every frame,
+    including those that a start skips because of a checkpoint."""
     damages: list[Damage] = []
     for segment in segments:
         end = segment.base

@@ -1,4 +1,4 @@
-"""Replay: doing again to the state what the records of the log did to it, one frame after the other."""
+"""Replays the log's records into the state, frame by frame."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Replay:
         self._state = state
 
     def index_only(self, part: OpenPart, body: memoryview) -> None:
-        """Add a frame's entries to a live part whose state a checkpoint has given already."""
+        """Add a frame's entries to an open part; the checkpoint already has the state."""
         for record in records(body):
             part.entries += record.entries
 
     def apply(self, part: OpenPart, body: memoryview) -> None:
-        """Do again what a frame's records did; `indexed` follows when the part's frames are through."""
+        """Replay a frame's records. Call `indexed` after the part's last frame."""
         state = self._state
         for kind, entries, data in records(body):
             part.entries += entries
@@ -61,15 +61,15 @@ class Replay:
             elif kind == RecordType.CARRY:
                 for entry in each_of(entries):
                     carried = Entry.of(entry)
-                    state.moved[carried.offset] = carried.position  # in place of an offset: where it was
+                    state.moved[carried.offset] = carried.position  # its offset is the old position
 
     def indexed(self, part: OpenPart, applied_from: int) -> None:
-        """Make the part's index, and count the offsets of its entries from number `applied_from` on."""
+        """Build the part's index, and advance the queues by its entries from number `applied_from` on."""
         part.index()
         table = table_of(part.entries)[applied_from:]
         table = table[table["kind"] == EntryKind.QUEUE]
         keys = queue_keys(table)
-        # Offsets rise in log order: the last one of each queue counts.
+        # Offsets rise in log order, so the last one of each queue counts.
         last_keys, from_the_end = np.unique(keys[::-1], return_index=True)
         ends = table["offset"][::-1][from_the_end]
         for key, end in zip(last_keys.tolist(), ends.tolist(), strict=True):
@@ -101,7 +101,7 @@ class Replay:
             state.dedupes.replay(entries, state.times.released)
 
     def _known_topic(self, number: int, queue: int) -> LogTopic:
-        """The topic of an entry. Where damage took the record that made it, its messages are kept under a number."""
+        """The topic of an entry. If damage took the topic's record, its messages are kept under its number."""
         topic = self._state.topics_by_id.get(number)
         if topic is None:
             return self._state.set_topic(number, f"lost-topic-{number}", queue + 1)
@@ -136,7 +136,7 @@ class Replay:
             case meta.TopicDeleted():
                 state.drop_topic(record.name)
             case meta.Subscribed():
-                if record.subscription.topic in state.topics:  # else damage took the topic's own record
+                if record.subscription.topic in state.topics:  # otherwise damage took the topic's own record
                     state.set_subscription(record.subscription, record.offsets)
             case meta.Unsubscribed():
                 state.drop_subscription(record.group, record.topic)
@@ -161,4 +161,4 @@ class Replay:
             case meta.Dedupes():
                 state.dedupes.asked.ask(record.id, record.message_no, record.dedupe)
             case None:
-                return  # of a version that knows more
+                return  # written by a newer version

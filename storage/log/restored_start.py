@@ -1,4 +1,4 @@
-"""A new segment at the end of a closed log: where a restored log goes on, so that a segment is of one life of it."""
+"""Begins a new segment when a restored log is opened: a segment never spans two generations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notify.storage.log.segments import Segment, Segments, segment_name
 
 
 def begin_at_the_end(disk: Disk, created_us: int) -> None:
-    """Begin an empty segment behind the last one of a closed log. Raises OSError."""
+    """Begin an empty segment after the last one of a closed log. Raises OSError."""
     segments = Segments(disk)
     segments.open_existing()
     last = segments.last
@@ -17,8 +17,8 @@ def begin_at_the_end(disk: Disk, created_us: int) -> None:
 
 
 def last_frame_us(disk: Disk, base: int) -> int:
-    """When the last sound frame of the segment that begins there was written, in microseconds since 1970; 0: it has
-    none. Raises OSError."""
+    """When the last valid frame of the segment that begins there was written, in microseconds since 1970; 0: it has
+    no frame. Raises OSError."""
     name = segment_name(base)
     fd = disk.open(name)
     try:

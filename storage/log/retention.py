@@ -1,11 +1,11 @@
-"""Dropping segments whose time or room is over, without losing what still waits in them.
+"""Drops expired segments without losing messages that still wait in them.
 
-A segment expires when each topic in it has no more use for it: its last record is older than the topic keeps messages
+A segment expires when no topic in it needs it any more: its last record is older than the topic keeps messages
 (counted from the commit), or newer segments hold as many bytes as the topic keeps. The server may bound the log as a
 whole, too. Ids are kept for the server's retention in any case. Live payloads are carried first (rewrite.py): those of
-undecided and delayed messages, of messages that a subscribed group has not settled, of dead letters (unless their topic
-has a retention of its own, or they were sent again), and of messages committed later than their half. The segment goes
-only after a checkpoint behind that is durable. Its index stays where entries in it are still needed: a husk.
+undecided, delayed and unsettled messages, of dead letters (unless their topic
+has a retention of its own, or they were redriven), and of messages committed later than their half. The segment is
+deleted after a later checkpoint is durable. Its index stays while entries in it are needed (orphan_indexes.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from notify.storage.log.state import LogState
 from notify.storage.log.topics import Topics
 
 MOST_CARRIED_SHARE = 0.5
-"""A segment with a larger share to be written again is not dropped for want of room: little room would be won."""
+"""A segment with a larger share to move is not dropped to free space, because it would free little."""
 
 
 class Retention:
-    """Drops what is over, the oldest first."""
+    """Drops expired segments, the oldest first."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Retention:
         dropper: Dropper,
         husks: OrphanIndexes,
     ) -> None:
-        """Everything is kept until `keep` is called."""
+        """Keeps everything until `keep` is called."""
         self._state = state
         self._segments = segments
         self._journal = journal
@@ -51,18 +51,18 @@ class Retention:
         self._held_from: int | None = None
 
     def hold_from(self, position: int | None) -> None:
-        """Drop no segment that ends behind a position, whatever its time or room; None: any may be dropped."""
+        """Drop no segment that ends after a position; None: any segment may be dropped."""
         self._held_from = position
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
-        """Another retention from now on: 0 keeps messages for ever, or whatever room they take."""
+        """Change the retention; 0: no bound in time, or in bytes."""
         self._keep_us, self._most_bytes = retention_us, retention_bytes
 
     async def retain(self, now_us: int) -> int:
-        """Drop every segment whose time or room is over; how many there were.
+        """Drop every expired segment; returns how many.
 
-        What is carried is looked at by the next call: each ends. Raises Unavailable where the log stays above its bound
-        of bytes, since carrying would free little.
+        Moved payloads are considered by the next call, so each call ends. Raises Unavailable if the log stays above its
+        bound of bytes because moving payloads would free little.
         """
         self._trim_by_size()
         if self._keep_us:
@@ -78,7 +78,7 @@ class Retention:
             if not is_due and not (self._most_bytes and log_bytes > self._most_bytes):
                 break
             live = self._needed.mask(part, await self._needed.letters(part))
-            if not is_due:  # there is only no room for it
+            if not is_due:  # it is dropped only to free space
                 waiting = int(part.entries["size"][live].sum())
                 if waiting > MOST_CARRIED_SHARE * (part.end - part.base):
                     raise Unavailable(
@@ -91,7 +91,7 @@ class Retention:
         return dropped
 
     def _trim_by_size(self) -> None:
-        """Topics with a bound of bytes keep their newest segments' worth of it, and what a group has not settled."""
+        """Topics with a bound in bytes keep that many of their newest bytes, and unsettled messages."""
         groups = self._needed.groups_by_topic()
         for topic in list(self._state.topics.values()):
             most = topic.policy.retention_bytes
@@ -114,23 +114,23 @@ class Retention:
     # --- which segments ---------------------------------------------------------------------------------------
 
     def _oldest(self) -> SealedPart | None:
-        """The index of the oldest segment; None for the live one, and for one that is not sealed yet."""
+        """The index of the oldest segment; None if it is open or not sealed yet."""
         first = self._segments.first_base
         part = next((part for part in self._state.parts if part.base == first), None)
         return part if isinstance(part, SealedPart) else None
 
     def _is_old(self, part: SealedPart, now_us: int) -> bool:
-        """Whether the time for which ids are kept is over for all of a part."""
+        """Whether the retention of ids is over for all of a part."""
         return bool(self._keep_us) and part.time_max + self._keep_us <= now_us
 
     def _is_due(self, part: SealedPart, now_us: int) -> bool:
-        """Whether the time of everything in a part is over."""
+        """Whether the retention of everything in a part is over."""
         if not len(part.runs) and not self._is_old(part, now_us):
             return False
         return all(self._is_over(part, run, now_us) for run in part.runs)
 
     def _is_over(self, part: SealedPart, run: np.void, now_us: int) -> bool:
-        """Whether nothing of a queue's run needs to be kept for those who might still ask for it."""
+        """Whether the topic's retention no longer needs a queue's run."""
         topic = self._state.topics_by_id.get(int(run["key"]) >> 16)
         if topic is None or topic.deleted:
             return True

@@ -1,6 +1,6 @@
-"""Carrying: payloads of a segment that is to be dropped, and that something still needs, are written again.
+"""Moves the payloads that are still needed out of a segment before it is dropped, by writing them again.
 
-The way from an old position to the new one is in CARRY records, and in every checkpoint after them.
+CARRY records, and every later checkpoint, map old positions to new ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Places = dict[int, tuple[int, int]]
 
 
 class Load(NamedTuple):
-    """A payload to carry: its position as entries name it, where it is now, its size and CRC32C."""
+    """A payload to move: its position as entries name it, its current position, its size and CRC32C."""
 
     position: int
     now_at: int
@@ -41,12 +41,12 @@ class Load(NamedTuple):
 
 
 def still_delayed(state: LogState, part: Part) -> list[int]:
-    """The numbers of a part's entries that wait for their time."""
+    """The numbers of a part's delayed entries."""
     return [row[2] for row in part.delayed_after(*state.times.released, FOR_EVER_US, 1 << 32)]
 
 
 class Rewriter:
-    """Carries payloads out of one segment after the other."""
+    """Moves payloads out of one segment after another."""
 
     def __init__(self, state: LogState, segments: Segments, journal: Journal, payloads: Payloads) -> None:
         self._state = state
@@ -55,7 +55,7 @@ class Rewriter:
         self._payloads = payloads
 
     async def carry(self, part: SealedPart, live: NDArray[np.bool_], now_us: int) -> int:
-        """Write again what is needed of a part's segment, durably; how many payloads that were.
+        """Write again, durably, what is needed of a part's segment; returns how many payloads.
 
         `live`: which of the part's own entries are needed. Others may point into its segment too.
         """
@@ -84,9 +84,9 @@ class Rewriter:
         at = journal.data_position(len(batch))
         entries = []
         for load, _ in batch:
-            head = ENTRY_HEAD.pack(EntryKind.CARRY, 0, 0, 0, now_us, load.position)  # in place of an offset
+            head = ENTRY_HEAD.pack(EntryKind.CARRY, 0, 0, 0, now_us, load.position)  # its offset is the old position
             entries.append(head + ENTRY_TAIL.pack(at, load.size, 0, 0, 0, bytes(16), 0, load.crc, 0))
-            # Until the old segment is gone, reading finds the payload there: this may be said before it is durable.
+            # Readers find the payload in the old segment until that is deleted, so this need not be durable yet.
             self._state.moved[load.position] = at
             at += load.size
         journal.append(RecordType.CARRY, b"".join([payload for _, payload in batch]), entries, point="carry")
@@ -96,7 +96,7 @@ class Rewriter:
         state = self._state
         scanned = [other for other in state.parts.sealed if other is not part]
         places: Places = await asyncio.to_thread(_places_below, scanned, high)
-        # Changes since then are in the parts that were live then, in the pending and in the delayed.
+        # Later changes are in the parts that were open then, and among the pending and delayed messages.
         for other in state.parts:
             if isinstance(other, OpenPart):
                 places |= _below(table_of(bytes(other.entries)), high)
@@ -104,7 +104,7 @@ class Rewriter:
                 places |= _below(other.entries, high)
         places |= _below(part.entries[live], high)
         for frame in self._journal.on_their_way():
-            # Decided or released, and in no part yet: the frame is on its way to the disk.
+            # Decided or released, but not in a part yet: the frame is on its way to the disk.
             if frame.entries:
                 places |= _below(table_of(b"".join(frame.entries)), high)
         for fixed in self._undecided_and_delayed():

@@ -49,10 +49,10 @@ _KEY = struct.Struct("<QI")
 
 
 class SealedPart:
-    """A mapped index file. Raises ValueError on opening if it is not sound."""
+    """A mapped index file. Opening raises ValueError if it is invalid."""
 
     def __init__(self, disk: Disk, name: str, *, is_fresh: bool = False) -> None:
-        """`is_fresh`: this process has just written it, so its tables need no check."""
+        """`is_fresh`: whether this process has just written it, so that its tables need no check."""
         self.name = name
         path = Path(disk.directory) / name
         with path.open("rb") as file:
@@ -88,14 +88,14 @@ class SealedPart:
         self.time_max = int(header["time_max"])
 
     def close(self) -> None:
-        """Let go of the file; nothing may be read any more."""
+        """Close the file. Nothing may be read after that."""
         del self.entries, self.runs
         self._map.close()
 
     def lowest_payload(self) -> int:
-        """The lowest position of a payload that an entry in a queue points at, ABOVE_ALL where there is none.
+        """The lowest position of a payload that an entry in a queue points at; ABOVE_ALL if there is none.
 
-        Read once: each segment that is dropped asks every later one.
+        It is computed once, because each dropped segment asks every later one.
         """
         if self._lowest_payload is None:
             positions = self.entries["position"][self.entries["kind"] == EntryKind.QUEUE]
@@ -103,9 +103,9 @@ class SealedPart:
         return self._lowest_payload
 
     def _tables_are_sound(self) -> bool:
-        """Whether ids, due times and keys are what was written; read once, when one of them is first asked for.
+        """Whether the tables of ids, due times and keys are intact; checked once, on their first use.
 
-        A start would have to read 24 bytes and more of every entry in the log.
+        Otherwise a start would have to read at least 24 bytes of every entry in the log.
         """
         if self._is_sound is None:
             self._is_sound = crc_of(memoryview(self._map)[self._ids_at :]) == self._tables_crc
@@ -119,9 +119,9 @@ class SealedPart:
         return self._is_sound
 
     def _first_at_least(self, value: int, at: int, stride: int, low: int, high: int) -> int:
-        """The first of the rows [low, high) whose u64 is `value` or more; they rise, the one of row 0 is at `at`.
+        """The first of the rows [low, high) whose u64 is at least `value`; the values rise, and row 0's is at `at`.
 
-        By hand: numpy would copy the whole column first, because it is not contiguous.
+        numpy would first copy the whole column, because it is not contiguous.
         """
         read = _U64.unpack_from
         mapped = self._map
@@ -192,7 +192,7 @@ class SealedPart:
         return self._map[at : at + ENTRY_SIZE]
 
     def keyed(self, key_hash: int) -> list[bytes]:
-        """Every queue entry of a key, by its hash, in no order."""
+        """Every queue entry of a key, by its hash, in any order."""
         if not self.keyed_count:
             return []
         if not self._tables_are_sound():
@@ -208,7 +208,7 @@ class SealedPart:
         return found
 
     def delayed_after(self, due_us: int, position: int, until_us: int, limit: int) -> list[tuple[int, int, int]]:
-        """(due, payload position, entry number) of delayed messages behind a point in time order, up to an instant."""
+        """(due, payload position, entry number) of delayed messages after a point in due order, up to an instant."""
         if not self.delayed_count:
             return []
         if not self._tables_are_sound():
@@ -235,13 +235,13 @@ class SealedPart:
         return found
 
     def delayed_count_until(self, until_us: int) -> int:
-        """How many delayed messages were due up to an instant, released ones included."""
+        """How many delayed messages, including released ones, were due up to an instant."""
         if not self.delayed_count or not self._tables_are_sound():
             return self.delayed_count
         return self._first_at_least(until_us + 1, self._delayed_at, DUE_TYPE.itemsize, 0, self.delayed_count)
 
     def withdrawn_count_until(self, until_us: int) -> int:
-        """How many messages that were due up to an instant were withdrawn here. Looked for once: it changes no more."""
+        """How many messages due up to an instant were withdrawn here. Computed once, because it no longer changes."""
         if not self.delayed_count:
             return 0
         if self._withdrawn_due is None:
@@ -266,7 +266,7 @@ class SealedPart:
         return self._entry(number)
 
     def group_number(self, transaction_id: bytes) -> int:
-        """The number of the producer group of a transaction with entries here; 0: not known here."""
+        """The number of the producer group of a transaction with entries here; 0: unknown."""
         numbers = map(group_number_of, self.lookup(transaction_id))
         return next((number for number in numbers if number), 0)
 

@@ -1,4 +1,4 @@
-"""Sealing: a full segment gets its index file and a checkpoint at its end, beside the event loop."""
+"""Seals full segments: writes the index file and a checkpoint at the segment's end, in a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = structlog.get_logger("notify.log")
 
 
 def seal(disk: Disk, segments: Segments, part: OpenPart, end: int) -> None:
-    """Write the index file of a full segment, and cut the room behind its last frame. Raises OSError."""
+    """Write the index file of a full segment, and cut the space after its last frame. Raises OSError."""
     assert part.count == part.assigned, "a part is sealed only when every entry of it is published"
     crash_point.reached("seal.before_rename")
     disk.replace(index.index_name(part.base), index.build(part.entries, part.base, end))
@@ -32,7 +32,7 @@ def seal(disk: Disk, segments: Segments, part: OpenPart, end: int) -> None:
 
 
 def swap_in(disk: Disk, parts: Parts, part: OpenPart) -> None:
-    """The index file that `seal` wrote takes the part's place. Raises OSError."""
+    """Replace the part with the index file that `seal` wrote. Raises OSError."""
     ready = SealedPart(disk, index.index_name(part.base), is_fresh=True)
     parts.replace(part, ready)
     if ready.count:
@@ -40,7 +40,7 @@ def swap_in(disk: Disk, parts: Parts, part: OpenPart) -> None:
 
 
 class Sealer:
-    """Does one thing at a time: seals what is full, or takes a checkpoint."""
+    """Seals full segments and takes checkpoints, one thing at a time."""
 
     def __init__(
         self, disk: Disk, segments: Segments, state: LogState, checkpoints: Checkpoints, threads: Threads
@@ -52,10 +52,10 @@ class Sealer:
         self._threads = threads
         self._working: asyncio.Task[None] | None = None
         self._snapshots: dict[int, Callable[[], bytes]] = {}
-        """Where a segment begins, to the state there."""
+        """The state at the beginning of each segment, by its position."""
 
     def begin_segment(self, segment: Segment) -> OpenPart:
-        """The part of a new segment. The state now is the state at its start, and the part before it is full."""
+        """Add the part of a new segment, with the state at its start. The part before it is full."""
         full = self._parts.live
         full.end = segment.base
         self._parts.being_sealed.append(full)
@@ -65,7 +65,7 @@ class Sealer:
         return part
 
     def work(self, position: int) -> None:
-        """Begin what there is to do, after everything before `position` has become durable."""
+        """Begin the due work, after everything before `position` has become durable."""
         if self._working is not None and not self._working.done():
             return
         loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class Sealer:
         try:
             await self._checkpoints.take()
         except (OSError, NotifyError) as error:
-            # A full disk, say: the log goes on, and the next start reads more of it.
+            # Such as a full disk: the log continues, and the next start reads more of it.
             log.error("checkpoint_failed", reason=str(error))
         except Exception:
             faults.unexpected("checkpoint_failed")

@@ -1,4 +1,4 @@
-"""The segment files: which there are, where a position lies, and reading bytes back."""
+"""The segment files: lists them, finds positions in them, and reads bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RECENT_BYTES = 16 << 20
 RECENT_FRAMES = 4096
 FETCH_BYTES = 8 << 20
 SET_ASIDE = (".torn", ".damaged", ".unreadable")
-"""How the names of the files end in which recovery keeps what it could not read."""
+"""The endings of the files in which recovery keeps what it could not read."""
 
 
 class Segment:
@@ -24,8 +24,8 @@ class Segment:
         self.name = name
         self.fd = fd
         self.created_us = created_us
-        self.sealed_end = 0  # position after the last frame, once no more is written to it
-        self.fetched_to = base  # up to where the system was asked to have it in memory soon
+        self.sealed_end = 0  # position after the last frame, once the segment is finished
+        self.fetched_to = base  # the end of what the system was asked to read ahead
 
 
 def segment_name(base: int) -> str:
@@ -33,7 +33,7 @@ def segment_name(base: int) -> str:
 
 
 class Segments:
-    """All segments in order of their base position. Not thread-safe but for `read`."""
+    """All segments in order of their base position. Only `read` is thread-safe."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -51,7 +51,7 @@ class Segments:
         return self._all[-1]
 
     def open_existing(self) -> list[str]:
-        """Open every segment file; returns a complaint for each one that cannot be read as one."""
+        """Open every segment file; returns a complaint for each invalid one."""
         complaints = []
         for name in self._disk.names():
             if not name.endswith(".log"):
@@ -69,7 +69,7 @@ class Segments:
         return complaints
 
     def create(self, base: int, created_us: int) -> Segment:
-        """Make the next segment, durably. Raises OSError and leaves nothing behind."""
+        """Make the next segment, durably. If it raises OSError, no file is left."""
         name = segment_name(base)
         fd = self._disk.open(name, create=True)
         try:
@@ -90,17 +90,17 @@ class Segments:
         self._all.insert(at, segment)
 
     def at(self, position: int) -> Segment | None:
-        """The segment that holds a position, None below the first."""
+        """The segment with a position; None below the first."""
         i = bisect_right(self._bases, position) - 1
         return self._all[i] if i >= 0 else None
 
     def following(self, position: int) -> int | None:
-        """Where the segment behind that of a position begins; None: the position lies in the last one."""
+        """The beginning of the segment after that of a position; None: the position is in the last one."""
         i = bisect_right(self._bases, position)
         return self._bases[i] if i < len(self._bases) else None
 
     def begun_at(self, base: int) -> Segment:
-        """The segment that begins at a position. Raises LookupError where none does."""
+        """The segment that begins at a position. Raises LookupError if there is none."""
         segment = self.at(base)
         if segment is None or segment.base != base:
             raise LookupError(f"no segment begins at {base}")
@@ -108,35 +108,35 @@ class Segments:
 
     @property
     def first_base(self) -> int:
-        """Position of the oldest byte that is still there."""
+        """Position of the oldest byte that is retained."""
         return self._bases[0]
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes at a position, within one segment; fewer where the file ends."""
+        """Bytes at a position, within one segment; fewer at the end of the file."""
         segment = self.at(position)
         if segment is None:
             return b""
         if segment.sealed_end and position + size > segment.fetched_to - FETCH_BYTES // 2:
-            # Readers go forward: the system fetches what they will ask for while they are busy with this.
+            # Readers go forward, so let the system read ahead while they use these bytes.
             segment.fetched_to = position + size + FETCH_BYTES
             self._disk.will_need(segment.fd, position - segment.base, size + FETCH_BYTES)
         return self._disk.read(segment.fd, size, position - segment.base)
 
     def keep(self, position: int, data: bytes) -> None:
-        """Remember what was just written at a position: consumers at the head read it from memory."""
+        """Remember what was just written at a position, so that consumers at the head read it from memory."""
         if len(data) > RECENT_BYTES // 4:
             return
         self._recent_at.append(position)
         self._recent.append(data)
         self._recent_bytes += len(data)
         if self._recent_bytes > RECENT_BYTES or len(self._recent) > RECENT_FRAMES:
-            # Half of it at once, or every frame would move the whole list.
+            # Drop half of the list, because dropping one each frame would move the whole list each time.
             keep_from = len(self._recent) // 2
             self._recent_bytes -= sum([len(data) for data in self._recent[:keep_from]])
             del self._recent[:keep_from], self._recent_at[:keep_from]
 
     def recent(self, position: int, size: int) -> tuple[int, bytes] | None:
-        """Where a remembered write that holds these bytes begins, and all its bytes."""
+        """The position and all bytes of a remembered write that contains these bytes."""
         i = bisect_right(self._recent_at, position) - 1
         if i >= 0 and position + size <= self._recent_at[i] + len(self._recent[i]):
             return self._recent_at[i], self._recent[i]

@@ -1,4 +1,4 @@
-"""How far groups have come: settlements, failed attempts and dead letters."""
+"""Records the progress of groups: settlements, failed attempts and dead letters."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Settling:
 
 
 def _entry_of_letter(queue: Queue, message: StoredMessage, payload: bytes, position: int, now_us: int) -> bytes:
-    """The entry of a dead letter that takes the next offset of its queue."""
+    """The entry of a dead letter, at the next offset of its queue."""
     offset = queue.next_offset
     queue.next_offset = offset + 1
     tail = ENTRY_TAIL.pack(

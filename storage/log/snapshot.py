@@ -1,6 +1,6 @@
-"""A copy of the log as of one moment, while it is written to: what a crash at that moment would have left.
+"""Copies the log at one moment while it is being written: the copy is what a crash at that moment would have left.
 
-Files that change no more are linked, not copied. Of the segment that is being written the durable part is copied.
+Finished files are linked, not copied. The durable part of the open segment is copied.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LEFT_OUT = (".tmp", *SET_ASIDE)
 
 
 async def snapshot(log: Path, segments: Segments, journal: Journal, directory: Path) -> int:
-    """Put the log in directory `log` as it is now into a new one on the same file system; the bytes that it holds.
+    """Copy the log in directory `log` to a new directory on the same file system; returns the size in bytes.
 
-    Raises StorageFailed where that cannot be done; nothing is left then.
+    Raises StorageFailed if that fails; then nothing is left.
     """
     for _ in range(TRIES):
         try:
             os.mkdir(directory, 0o700)
-        except OSError as error:  # also one that exists: nothing in it is this function's to remove
+        except OSError as error:  # including FileExistsError: this function must not remove another's files
             raise _failed(directory, error) from None
         try:
-            # Checkpoints first: a segment is dropped only after a later checkpoint, so each finds what it speaks of.
+            # Checkpoints first: a segment is dropped only after a later checkpoint, so each copy finds its segments.
             written = _link(log, segments, journal.durable, directory)
             return await asyncio.to_thread(_copy, written, directory)
         except FileNotFoundError:
-            _remove(directory)  # retention or a seal was quicker: once more
+            _remove(directory)  # retention or a seal was quicker: try again
         except OSError as error:
             _remove(directory)
             raise _failed(directory, error) from None
@@ -48,7 +48,7 @@ def _failed(directory: Path, error: OSError) -> StorageFailed:
 
 
 def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[tuple[Path, int]]:
-    """Link what is complete; the files that are not, with how many of their bytes are durable."""
+    """Link complete files; returns the others, with how many of their bytes are durable."""
     by_name = {s.name: s for s in segments.all()}
     names = [n for n in os.listdir(log) if n not in (lock.NAME, ballast.NAME) and not n.endswith(LEFT_OUT)]
     written: list[tuple[Path, int]] = []
@@ -63,7 +63,7 @@ def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[
 
 
 def _copy(files: list[tuple[Path, int]], directory: Path) -> int:
-    """The bytes of the whole directory, once all of it is on the disk."""
+    """Copy the files, sync the directory, and return its size in bytes."""
     for source, size in files:
         with open(source, "rb") as old, open(directory / source.name, "xb", opener=_private) as new:
             for chunk in _chunks(old.fileno(), size):

@@ -1,7 +1,7 @@
-"""The log's state in memory, and the changes to it that replay and the running store share.
+"""The log's state in memory, and the changes to it that replay and the running store have in common.
 
-State here is small: what is undecided or unsettled, and numbers per queue. Messages, delayed ones too, stay in the
-log. Replay (replay.py) makes it from the records, a checkpoint (checkpoint.py) saves it.
+The state is small: undecided and unsettled messages, and numbers for each queue. Messages, even delayed ones, stay in
+the log. Replay (replay.py) builds it from the records; a checkpoint (checkpoint.py) saves it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class LogState:
         self.pending = PendingTable(self.topics_by_id)
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.patterns: dict[tuple[str, str], Subscription] = {}
-        """Subscriptions that begin as soon as a topic of a matching name is made."""
+        """Subscriptions that begin when a topic of a matching name is made."""
         self.priorities: dict[str, Priorities] = {}
         self.progress: dict[tuple[str, int, int], QueueProgress] = {}
         self.paused: set[str] = set()
         self.bridges: dict[str, BridgeState] = {}
         self.bridge_bases: dict[str, str] = {}
-        """By source, the text that its long positions refer to."""
+        """The text that the long positions of each source refer to."""
         self.producer_groups: list[str] = [""]
-        """Producer groups by the number that entries carry; number 0 says nothing."""
+        """Producer groups by their number in entries; 0: not recorded."""
         self.producer_numbers: dict[str, int] = {"": 0}
         self.moved: dict[int, int] = {}
-        """Payloads that were carried out of a dropped segment: position as entries know it, to where it is now."""
+        """Payloads that were moved out of dropped segments: the position in entries, to the current position."""
         self.dropped_to = 0
-        """Position below which segments were dropped on purpose: whoever reads the log tells that from a loss."""
+        """Position below which segments were dropped on purpose, so that readers do not take it for a loss."""
         self.generation = 1
-        """Which life of the log this is: one more after each restore from shipped segments."""
+        """Generation of the log. It grows by one with each restore from shipped segments."""
         self.gaps = Gaps()
         self.parts = Parts()
         self.times = TimeIndex(self.parts)
@@ -70,19 +70,19 @@ class LogState:
         return progress
 
     def _progress_from(self, offset: int, topic_id: int, queue: int) -> QueueProgress:
-        """A group's progress from an offset on. Nothing is in the gaps: nobody waits for what they would hold."""
+        """A group's progress from an offset on. The gaps count as settled, because they have no messages."""
         progress = QueueProgress(offset)
         for first, count in self.gaps.of(queue_key(topic_id, queue)):
             progress.settle(first, count)
         return progress
 
     def move_starts_of(self, keys: Sequence[int]) -> None:
-        """The queues of these keys, those of deleted topics apart, begin later now."""
+        """Move the beginning of these queues, except those of deleted topics."""
         topics = [self.topics_by_id.get(key >> 16) for key in keys]
         self.move_starts([t.queues[key & 0xFFFF] for t, key in zip(topics, keys, strict=True) if t is not None])
 
     def move_starts(self, queues: Sequence[Queue]) -> None:
-        """Parts are gone: these queues begin where what is left of them begins."""
+        """Parts were dropped: move the beginning of these queues to their first remaining message."""
         firsts = self.parts.first_offsets(np.array([queue.key for queue in queues], np.uint64))
         for queue, first in zip(queues, firsts.tolist(), strict=True):
             queue.start = max(queue.start, first if first >= 0 else queue.visible)
@@ -90,7 +90,7 @@ class LogState:
     # --- changes ----------------------------------------------------------------------------------------------
 
     def set_topic(self, topic_id: int, name: str, queues: int) -> LogTopic:
-        """The topic of a name, made or grown as needed."""
+        """The topic of a name, made or grown if necessary."""
         topic = self.topics.get(name)
         if topic is None:
             topic = LogTopic.numbered(topic_id, name, queues)
@@ -102,14 +102,14 @@ class LogState:
         return topic
 
     def _skip_earlier(self, queues: Sequence[Queue]) -> None:
-        """New queues of a restored log: an earlier life of it may have had them, and is forgotten."""
+        """Begin new queues of a restored log after a gap: a lost part of the log may have had them."""
         skipped = (self.generation - 1) * OFFSETS_APART
         for queue in queues if skipped else ():
             self.gaps.add(queue.key, 0, skipped)
             queue.next_offset = queue.visible = skipped
 
     def begin_generation(self, generation: int) -> None:
-        """The log is a restored one from here on: every queue goes on behind the offsets that were lost."""
+        """The log is a restored one from here on: every queue continues after the offsets that were lost."""
         apart = (generation - self.generation) * OFFSETS_APART
         self.generation = generation
         for topic in self.topics_by_id.values():
@@ -151,20 +151,20 @@ class LogState:
             self.paused.discard(group)
 
     def set_producer_group(self, number: int, name: str) -> None:
-        while len(self.producer_groups) <= number:  # damage took the records of some
+        while len(self.producer_groups) <= number:  # damage took some records
             self.producer_groups.append("")
         self.producer_groups[number] = name
         self.producer_numbers[name] = number
 
     def producer_group_of(self, entry: bytes) -> str | None:
-        """The producer group of an entry, None where it does not say."""
+        """The producer group of an entry; None: not recorded."""
         return self._group_by_number(group_number_of(entry))
 
     def _group_by_number(self, number: int) -> str | None:
         return self.producer_groups[number] or None if number < len(self.producer_groups) else None
 
     def group_of(self, transaction_id: bytes) -> str | None:
-        """The producer group of a transaction, None where it is not known or had none."""
+        """The producer group of a transaction; None if it is unknown or had none."""
         pending = self.pending.by_id.get(transaction_id)
         if pending is not None:
             return pending.producer.group or None

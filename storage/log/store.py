@@ -1,4 +1,4 @@
-"""The embedded log as a storage: what it consists of, opening it, closing it."""
+"""The embedded log as a storage: composes its parts, opens and closes it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ SEGMENT_BYTES = 256 << 20
 class LogStore:
     """Transactions and queues in one log under a directory. One process at a time; methods belong to one loop.
 
-    It holds what the log consists of, and lends the methods of these: nothing else is done here but opening, closing,
-    and telling each part what the journal says.
+    It holds the parts of the log and exposes their methods as its own. By itself it only opens, closes,
+    and passes the journal's events on to each part.
     """
 
     def __init_subclass__(cls) -> None:
@@ -73,10 +73,10 @@ class LogStore:
         retention_us: int = 0,
         retention_bytes: int = 0,
     ) -> None:
-        """`retention_us` 0 keeps messages for ever, `retention_bytes` 0 whatever room they take; see `retain`.
+        """`retention_us`, `retention_bytes`: 0 means no bound; see `retain`.
 
-        `clock` gives the time (microseconds since 1970) that frames, segments and checkpoints carry; what is stored
-        has the times that the methods are given. `disk` and `threads` are for tests that put faulty ones underneath.
+        `clock`: the time (microseconds since 1970) of frames, segments and checkpoints; stored data
+        has the times that callers pass. `disk` and `threads` are replaced in tests of faults.
         """
         self.disk = disk or Disk(Path(directory))
         self.damages: list[Damage] = []
@@ -115,7 +115,7 @@ class LogStore:
         self._retention = Retention(state, segments, journal, topics, dropper, husks)
         self._retention.keep(retention_us, retention_bytes)
 
-        # Lent: TransactionStore.
+        # Exposed: TransactionStore.
         self.put = halves.put
         self.decide = outcomes.decide
         self.states = outcomes.states
@@ -131,7 +131,7 @@ class LogStore:
         self.undecided = history.undecided
         self.in_doubt = history.in_doubt
 
-        # Lent: topics, and QueueStore.
+        # Exposed: topics, and QueueStore.
         self.topics = topics.all
         self.topic = topics.one
         self.has_topic = topics.has
@@ -182,7 +182,7 @@ class LogStore:
         self.bridge_base = bridges.base
         self.append_from_bridge = bridges.append
 
-        # Lent: further capabilities.
+        # Exposed: further capabilities.
         self.keep = self._retention.keep
         self.hold_from = self._retention.hold_from
         self.tend = checks.ripen
@@ -215,9 +215,9 @@ class LogStore:
         self.recovery_seconds = time.perf_counter() - started
 
     async def close(self) -> None:
-        """Everything durable, a checkpoint, then let go. A failed log is only let go of.
+        """Make everything durable, take a checkpoint, and release the log. A failed log is only released.
 
-        Raises StorageFailed if the disk fails at this; the log is let go of then, too.
+        Raises StorageFailed if the disk fails meanwhile; the log's lock and files are released even then.
         """
         try:
             await self._sealer.idle()
@@ -234,7 +234,7 @@ class LogStore:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close every file as it is, and give the lock back: nothing may be called any more."""
+        """Close every file as it is, and release the lock. Call nothing after that."""
         self.journal.let_go()
         self.segments.close()
         for part in self.state.parts.sealed:
@@ -254,10 +254,10 @@ class LogStore:
         await self.journal.sync()
 
     async def begin_generation(self, generation: int, known_to_us: int) -> None:
-        """Note that the log is a restored one from here on, whose queues go on behind every offset that may be lost.
+        """Record that the log is a restored one from here on. Its queues continue after every offset that may be lost.
 
-        `generation`: higher than that of any log before; `known_to_us`: when the last that is known was written. Raises
-        InvalidRequest otherwise, and where the last segment is not empty: a segment has no such gap inside.
+        `generation`: higher than that of any earlier log; `known_to_us`: when the last known record was written. Raises
+        InvalidRequest otherwise, and if the last segment is not empty, because a gap must not be within a segment.
         """
         if generation <= self.state.generation:
             raise InvalidRequest(f"generation {generation} is not above that of the log, {self.state.generation}")
@@ -276,9 +276,9 @@ class LogStore:
         ]
 
     async def retain(self, now_us: int) -> int:
-        """Drop segments whose time or room is over, carrying what still waits; how many there were.
+        """Drop expired segments, after moving what is still needed; returns how many.
 
-        On a full disk it first gives back the ballast: what it writes before it drops a segment needs room.
+        On a full disk it first deletes the ballast, because it must write before it drops a segment.
         """
         try:
             dropped = await self._retention.retain(now_us)
@@ -292,33 +292,33 @@ class LogStore:
         return dropped
 
     async def snapshot(self, directory: Path) -> int:
-        """Put the log as it is now into a new directory on the same file system; the bytes that it holds.
+        """Copy the log as it is now to a new directory on the same file system; returns the size in bytes.
 
-        Raises StorageFailed where that cannot be done; nothing is left then.
+        Raises StorageFailed if that fails; then nothing is left.
         """
         return await snapshot(self.disk.directory, self.segments, self.journal, directory)
 
     def begin_segment(self) -> int:
-        """Finish the segment that is written to, soon, if it holds anything; the position that bounds all of it.
+        """Have the open segment finished soon, if it is not empty; returns a position that ends all of it.
 
-        What could not be sealed before is tried again. Raises DiskFull, Unavailable or StorageFailed.
+        Segments that could not be sealed are tried again. Raises DiskFull, Unavailable or StorageFailed.
         """
         position = self.journal.begin_segment()
         self._sealer.work(self.journal.durable)
         return position
 
     def behind(self, position: int) -> tuple[int, int]:
-        """How many finished segments, and how many durable bytes, lie behind a position."""
+        """How many finished segments, and how many durable bytes, follow a position."""
         segments = self.segments.all()
         finished = sum(1 for segment in segments[:-1] if segment.base >= position)
         end = segments[-1].base if self.journal.is_blank else self.journal.durable
         return finished, max(0, end - max(position, segments[0].base))
 
     def verify(self) -> list[str]:
-        """Read every frame; the damage, in words. For any thread."""
+        """Read every frame; returns the damage in words. Call it in any thread."""
         return verify(self.disk, self.segments.all())
 
-    # --- told by the journal ----------------------------------------------------------------------------------
+    # --- called by the journal --------------------------------------------------------------------------------
 
     def _durable(self, frame: Frame) -> None:
         """A frame is on the disk: its entries become visible."""
@@ -335,7 +335,7 @@ class LogStore:
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)
-        # The next frame may be on its way already, and the last one of this part.
+        # The next frame may already be on its way, and may be the last one of this part.
         following = self.journal.in_flight
         if frame.part is not self.journal.open.part and (following is None or frame.part is not following.part):
             frame.part.is_complete = True

@@ -1,8 +1,8 @@
-"""Where the log waits for the disk: for frames in one of three ways, for index files and checkpoints in threads.
+"""Waits for the disk: for frames in one of three ways, for index files and checkpoints in threads.
 
-A frame that few requests wait for is synced on the event loop itself while the disk is fast: every other way costs more
-than the sync. Behind any other frame the kernel syncs, and the loop goes on meanwhile; where the kernel or the file
-system does not do that, a thread does (docs/adr/0002, 0041). The simulation hands in an object that has no threads.
+A frame that few requests wait for is synced on the event loop itself while the disk is fast: any other way costs more
+than the sync. Other frames are synced by the kernel while the loop continues, or, if the kernel or the file
+system cannot do that, by a thread (docs/adr/0002, 0041). The simulation passes an object without threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from notify.storage.log.kernel_sync import KernelSync
 
 
 class Way(Enum):
-    """Who waits while a frame is synced."""
+    """The one that waits while a frame is synced."""
 
     LOOP = auto()
     THREAD = auto()
@@ -29,26 +29,26 @@ class Way(Enum):
 
 
 class FrameWriter(Protocol):
-    """The journal, as it is called for each frame. The first two methods may be called by any thread."""
+    """The journal's methods for each frame. Any thread may call the first two."""
 
     def write_frame(self, frame: Frame) -> None:
         """Hand a frame's bytes to the operating system. Raises OSError."""
 
     def sync_frame(self, frame: Frame) -> None:
-        """Wait until its bytes are on the disk. Raises OSError."""
+        """Wait until the frame's bytes are on the disk. Raises OSError."""
 
     def synced_frame(self, frame: Frame, seconds: float) -> None:
-        """A frame is on the disk, after so long a sync."""
+        """A frame is on the disk; `seconds`: how long the sync took."""
 
     def written(self, frame: Frame) -> None:
-        """A frame is on the disk; called by the loop, the last of all."""
+        """A frame is on the disk. Called on the loop, as the last step."""
 
     def fail(self, error: BaseException) -> object:
-        """The disk has failed; called by the loop."""
+        """The disk has failed. Called on the loop."""
 
 
 class Threads:
-    """The threads of one log. `start` comes first; everything but `tell` belongs to the event loop's thread."""
+    """The threads of one log. Call `start` first; only `tell` may be called outside the event loop's thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop
@@ -57,10 +57,10 @@ class Threads:
         self._thread: threading.Thread | None = None
         self._kernel: KernelSync | None = None
         self._in_kernel: tuple[Frame, float] | None = None
-        """The frame that the kernel syncs, and since when."""
+        """The frame that the kernel is syncing, and since when."""
 
     def start(self, writer: FrameWriter, disk: Disk) -> None:
-        """Be ready to write frames; called on the running loop."""
+        """Get ready to write frames. Call it on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._writer = writer
         self._thread = threading.Thread(target=self._write_frames, name="notify-log-writer", daemon=True)
@@ -75,7 +75,7 @@ class Threads:
         return self._kernel is not None
 
     def hand_over(self, frame: Frame, way: Way) -> None:
-        """Write a frame; the one before it is written. With LOOP when the loop has done what is due now."""
+        """Write a frame, after the previous one was written. LOOP writes it once the loop has run its due callbacks."""
         if way is Way.LOOP:
             self._loop.call_soon(self.write_on_loop, frame)
         elif way is Way.KERNEL and self._kernel is not None:
@@ -84,7 +84,7 @@ class Threads:
             self._to_write.put(frame)
 
     def write_on_loop(self, frame: Frame) -> None:
-        """Write a frame here and now."""
+        """Write a frame in this thread."""
         try:
             self._write(frame)
         except OSError as error:
@@ -100,7 +100,7 @@ class Threads:
         writer.synced_frame(frame, time.perf_counter() - started)
 
     def _write_and_submit(self, frame: Frame, kernel: KernelSync) -> None:
-        """Write a frame here and let the kernel sync it."""
+        """Write a frame in this thread and let the kernel sync it."""
         try:
             self._writer.write_frame(frame)
         except OSError as error:
@@ -109,7 +109,7 @@ class Threads:
         try:
             kernel.submit(frame.segment.fd)
         except OSError:
-            # No file system has refused before it began: the thread writes the same bytes once more, and syncs them.
+            # A file system refuses before the sync begins: the thread writes the same bytes again and syncs them.
             self._close_kernel(kernel)
             self._to_write.put(frame)
         else:
@@ -134,15 +134,15 @@ class Threads:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            # The loop is closed: nobody is left who could be told.
+            # The loop is closed, so nothing waits for the call.
             return
 
     async def beside(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function beside the event loop, and wait for it. Raises what it raises."""
+        """Call a function in a thread, and wait for it. Raises what it raises."""
         await asyncio.to_thread(function, *arguments)
 
     async def close(self) -> None:
-        """End the writing thread, after it has written what it was handed."""
+        """End the writing thread, after it has written its frames."""
         self._to_write.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)

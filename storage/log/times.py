@@ -1,8 +1,8 @@
 """The time index: delayed messages by when they are due, over the entries of the log itself.
 
 Every part of the log has its delayed entries sorted by (due, payload position). They are released in exactly that
-order, so one pair says which of them have been released: everything up to it. Only the nearest few thousand are held
-in memory; a horizon, again such a pair, says up to where they have been loaded.
+order, so one pair says which have been released: everything up to it. Only the next few thousand are held
+in memory; a second pair, the horizon, says how far they have been loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from notify.storage.log.entry import EntryKind
 from notify.storage.log.parts import Parts
 
 LOAD = 20_000
-"""How many delayed messages are loaded at once; at most four times as many are in memory."""
+"""How many delayed messages are loaded at a time; at most four times as many are in memory."""
 
 FIRST_WINDOW_US = 1_000_000
 FOR_EVER_US = 1 << 62
@@ -22,30 +22,30 @@ _END: Moment = (FOR_EVER_US, 0)
 
 
 class TimeIndex:
-    """Messages that are committed and not due yet."""
+    """Committed messages that are not due yet."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.released: Moment = (0, 0)
-        """Everything up to here has its place in a queue."""
+        """Everything up to here is in a queue."""
         self._horizon: Moment = _END
         self._near: list[tuple[int, int, bytes]] = []
         self.unpublished: dict[int, tuple[int, bytes]] = {}
-        """Payload position to (due, entry) of delayed messages on their way to the disk: in no part yet."""
+        """(due, entry) of delayed messages on their way to the disk, not in a part yet, by payload position."""
         self.leaving: dict[int, int] = {}
-        """Payload position to due of withdrawn messages on their way to the disk."""
+        """When withdrawn messages on their way to the disk are due, by payload position."""
         self._withdrawn: set[Moment] = set()
-        """Those in memory that were withdrawn: they get no place when they are due."""
+        """Messages in memory that were withdrawn, and get no place when they are due."""
 
     def load(self) -> None:
-        """Forget what is in memory and begin anew behind what is released: after the parts were read back."""
+        """Discard what is in memory and start after the released messages, once the parts were read."""
         self._near.clear()
         self._withdrawn.clear()
         self._horizon = self.released
         self._load_more()
 
     def add(self, due_us: int, position: int, entry: bytes) -> None:
-        """A message was committed that is due later than everything released."""
+        """Add a committed message that is due later than everything released."""
         self.unpublished[position] = (due_us, entry)
         if (due_us, position) <= self._horizon:
             heapq.heappush(self._near, (due_us, position, entry))
@@ -56,26 +56,26 @@ class TimeIndex:
                 self._withdrawn = {moment for moment in self._withdrawn if moment <= self._horizon}
 
     def withdraw(self, due_us: int, position: int) -> None:
-        """A message that is not released yet was withdrawn."""
+        """Withdraw a message that is not released yet."""
         self.leaving[position] = due_us
         if (due_us, position) <= self._horizon:
             self._withdrawn.add((due_us, position))
 
     def published(self, kind: int, position: int) -> None:
-        """The entry of a delayed or withdrawn message is on the disk, and in a part."""
+        """The entry of a delayed or withdrawn message is now on the disk and in a part."""
         if kind == EntryKind.WITHDRAWN:
             self.leaving.pop(position, None)
         else:
             self.unpublished.pop(position, None)
 
     def next_due_us(self) -> int | None:
-        """When the next one is due, or would be if it was not withdrawn."""
+        """When the next message is due, or would be if it had not been withdrawn."""
         while not self._near and self._horizon < _END:
             self._load_more()
         return self._near[0][0] if self._near else None
 
     def pop_due(self, now_us: int, limit: int) -> tuple[list[bytes], int]:
-        """Entries that are due, in order, and how many messages were taken for it: at most `limit`. The others of these
+        """Due entries in order, and how many messages were taken, at most `limit`. Those without an entry
         were withdrawn."""
         found: list[bytes] = []
         taken = 0
@@ -93,17 +93,17 @@ class TimeIndex:
         return found, taken
 
     def waiting(self) -> int:
-        """How many are delayed, roughly: those of the same instant as the last released one may count twice."""
+        """Roughly how many are delayed: messages due at the instant of the last released one may count twice."""
         released_us, count = self.released[0], 0
         for part in list(self._parts):
             left = part.delayed_count_until(FOR_EVER_US) - part.delayed_count_until(released_us)
-            if left:  # a withdrawn message has an entry as a delayed one, and another one as withdrawn
+            if left:  # a withdrawn message has one entry as delayed and one as withdrawn
                 left -= 2 * (part.withdrawn_count_until(FOR_EVER_US) - part.withdrawn_count_until(released_us))
             count += left
         return max(0, count)
 
     def _load_more(self) -> None:
-        """Take the next few thousand behind the horizon from all parts."""
+        """Load the next few thousand after the horizon from all parts."""
         begin_us, position = self._horizon
         parts = list(self._parts)
         window_us = FIRST_WINDOW_US
@@ -115,7 +115,7 @@ class TimeIndex:
             if sum(part.delayed_count_until(until_us) for part in parts) - passed >= LOAD // 2:
                 break
             window_us *= 2
-        # One more than is wanted: so that a part that has more shows it.
+        # One more than wanted shows whether a part has more.
         rows = [
             (*row[:2], part, row[2])
             for part in parts
@@ -125,7 +125,7 @@ class TimeIndex:
         is_cut = len(rows) > LOAD
         end = LOAD
         while 0 < end < len(rows) and rows[end][:2] == rows[end - 1][:2]:
-            end += 1  # a delayed message, and that it was withdrawn, are loaded together
+            end += 1  # load a delayed message together with its withdrawal
         del rows[end:]
         if is_cut:
             self._horizon = rows[-1][:2]

@@ -1,4 +1,4 @@
-"""Topics of the log: making, changing and dropping them, and letting go of a queue's first messages."""
+"""Topics of the log: makes, changes and drops them, and drops a queue's first messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from notify.storage.topics import Topic
 
 
 class Topics:
-    """Topics as the storage shows them, each change a META record."""
+    """The storage's topics. Each change is a META record."""
 
     def __init__(self, state: LogState, journal: Journal) -> None:
         self._state = state
         self._journal = journal
-        self.has: Callable[[str], bool] = state.topics.__contains__  # asked for each message
+        self.has: Callable[[str], bool] = state.topics.__contains__  # called for each message
 
     def all(self) -> list[Topic]:
         return [t.described() for t in self._state.topics.values()]
@@ -42,7 +42,7 @@ class Topics:
                 f"topic {topic.name!r} has {len(known.queues)} queues; the number can grow, not shrink"
             )
         grown = known.grown_to(topic.queues) if known is not None else ()
-        # One frame has all of them: nothing is awaited in between.
+        # All go into one frame, so do not await in between.
         followers = [Subscribed(subscription, [0] * topic.queues) for subscription in followed_by]
         records = [encoded(follower) for follower in followers]
         size = sum(16 + 9 * len(offsets) for offsets in grown) + sum(64 + len(record) for record in records)
@@ -58,7 +58,7 @@ class Topics:
     def delete_soon(self, name: str) -> None:
         if name not in self._state.topics:
             raise NotFound(f"there is no topic {name!r}")
-        # The instances of a broadcast may be many, and no record says which of them there should be.
+        # A broadcast may have many instances, and no record lists them.
         subscriptions = [s for s in self._state.subscriptions.values() if s.topic == name and "@" not in s.group]
         self._journal.append_meta(TopicDeleted(name, subscriptions))
         self._state.drop_topic(name)

@@ -1,7 +1,7 @@
-"""Withdrawals in the log's memory: those whose transaction is undecided, and those that wait for their message.
+"""Withdrawals in the log's memory: those of undecided transactions, and those that wait for their message.
 
-What is decided stands in entries: WITHDRAWN says that a delayed message gets no place, WITHDRAWAL what became of a
-withdrawal that takes no place itself. Both stand in the record of the commit that decided them, so the order of the log
+Decisions are entries: WITHDRAWN says that a delayed message gets no place, WITHDRAWAL has the fate of a
+withdrawal without a place. Both are in the record of the commit that decided them, so the order of the log
 decides between a withdrawal and the release of its message.
 """
 
@@ -36,17 +36,17 @@ from notify.storage.withdrawals import MOST_UNKNOWN, MOST_WAITING, is_in_time
 
 FORGET_EVERY_US = 60_000_000
 MOST_RECENT = 20_000
-"""How many withdrawals are remembered with what became of them; others are looked for in the index."""
+"""How many withdrawals are remembered with their fates; others are looked up in the index."""
 
 
 class Waiting(msgspec.Struct, array_like=True, gc=False):
-    """A committed withdrawal whose message is undecided, or not there yet."""
+    """A committed withdrawal whose message is undecided, or not stored yet."""
 
     half: bytes
     """Its entry as a half."""
     wanted: Wanted
     since_us: int
-    """0: its message is there, undecided, and is waited for as long as that takes."""
+    """Since when it waits; 0: its message is stored but undecided, and the wait has no limit."""
 
 
 class Withdrawals:
@@ -56,27 +56,27 @@ class Withdrawals:
         self.asked = Asked[Wanted]()
         """The withdrawals of undecided transactions."""
         self.waiting: dict[bytes, list[Waiting]] = {}
-        """By the transaction id of the message that they wait for. Changed by the methods here only."""
+        """Withdrawals by the transaction id of the message that they wait for. Only methods of this class change it."""
         self.waiting_count = 0
         self._forgot_us = 0
         self.recent: OrderedDict[bytes, tuple[Fate, Wanted, int, int]] = OrderedDict()
-        """By message: what became of a withdrawal, what it wanted, the number of its topic, and when."""
+        """The fate of each withdrawal, its request, the number of its topic, and when; by message."""
         self.counts: Counter[Fate] = Counter()
-        """How many withdrawals had each end since the start."""
+        """How many withdrawals had each fate since the start."""
 
     @property
     def are_none(self) -> bool:
-        """Whether no withdrawal is under way."""
+        """Whether no withdrawal is undecided or waits."""
         return not self.asked and not self.waiting
 
     @property
     def room(self) -> int:
-        """How many bytes of entries a commit may need besides its own, for withdrawals that waited for its messages:
-        each withdraws a message, and gets an entry itself; a replacement may be waited for in turn."""
+        """How many more bytes of entries a commit may need, for withdrawals that waited for its messages:
+        each withdraws a message and gets an entry itself, and another withdrawal may wait for a replacement."""
         return 2 * ENTRY_SIZE * self.waiting_count
 
     def note(self, half: bytes, wanted: Wanted, fate: Fate, now_us: int) -> None:
-        """Remember what became of a withdrawal."""
+        """Remember the fate of a withdrawal."""
         key = message_key_of(half)
         self.recent.pop(key, None)
         self.recent[key] = fate, wanted, topic_of(half), now_us
@@ -86,8 +86,8 @@ class Withdrawals:
             self.counts[fate] += 1
 
     def wait(self, half: bytes, wanted: Wanted, now_us: int, *, for_ever: bool = False) -> Fate:
-        """Have a withdrawal wait, if it may: one for each message and topic, because only a known message shows which
-        topic has the right. `for_ever`: as long as its message is undecided."""
+        """Let a withdrawal wait, at most one for each message and topic, because only a known message shows which
+        topic has the right. `for_ever`: without limit, because its message is stored but undecided."""
         topic = topic_of(half)
         for other in self.waiting.get(wanted.id, ()):
             is_same = other.wanted.number == wanted.number and topic_of(other.half) == topic
@@ -102,7 +102,7 @@ class Withdrawals:
         return Fate.WAITING
 
     def add(self, waiting: Waiting) -> None:
-        """A withdrawal waits."""
+        """Add a waiting withdrawal."""
         self.waiting.setdefault(waiting.wanted.id, []).append(waiting)
         self.waiting_count += 1
 
@@ -113,7 +113,7 @@ class Withdrawals:
         )
 
     def _forget(self, now_us: int) -> None:
-        """Drop those that have waited too long; once in a while, since all are looked at."""
+        """Drop withdrawals that have waited too long. It checks all of them, so it runs only now and then."""
         if now_us - self._forgot_us < FORGET_EVERY_US:
             return
         self._forgot_us = now_us
@@ -123,7 +123,7 @@ class Withdrawals:
             self.for_rolled_back(transaction_id)
 
     def for_message(self, half: bytes, now_us: int) -> list[Waiting]:
-        """Take the withdrawals that wait for a message, which has its place now, in the order in which they came."""
+        """Take the withdrawals that wait for a message that now has its place, in the order of their arrival."""
         entry = Entry.of(half)
         some = self.waiting.get(entry.transaction_id)
         if some is None:
@@ -139,19 +139,19 @@ class Withdrawals:
         return found
 
     def for_rolled_back(self, transaction_id: bytes) -> list[Waiting]:
-        """Take those that wait for messages of a transaction that is rolled back."""
+        """Take the withdrawals that wait for messages of a transaction that was rolled back."""
         some = self.waiting.pop(transaction_id, [])
         self.waiting_count -= len(some)
         return some
 
     def tails(self) -> Iterator[bytes]:
-        """The tails of the entries of messages that wait to replace others: their payloads are needed."""
+        """The tails of the entries of messages that wait to replace others, because their payloads are needed."""
         for some in self.waiting.values():
             for waiting in some:
                 yield tail_of(waiting.half)
 
     def replay(self, entries: memoryview, undecided: Mapping[bytes, Pending]) -> None:
-        """Do again what the entries of a commit did. `undecided`: the transactions that still are, by id."""
+        """Replay the entries of a commit. `undecided`: the transactions that are still undecided, by id."""
         for raw in each_of(entries):
             kind, transaction_id = raw[0], transaction_id_of(raw)
             if kind == EntryKind.ROLLBACK:
@@ -171,8 +171,8 @@ class Withdrawals:
 
 
 def is_waited_for(pending: Pending, number: int) -> bool:
-    """Whether a withdrawal waits for an undecided message as long as that takes. For one that is a withdrawal itself,
-    which may wait in turn, it waits a day."""
+    """Whether a withdrawal waits for an undecided message without limit. If that message is a withdrawal itself,
+    which may wait too, the limit is a day."""
     return number < len(pending.entries) and not pending.entries[number][1] & FLAG_WITHDRAWS
 
 
@@ -182,14 +182,14 @@ def may_withdraw(withdrawal: int, target: int, any_topic: int | None) -> bool:
 
 
 def withdrawal_entry(half: bytes, fate: Fate, now_us: int, forced: int) -> bytes:
-    """The entry of a withdrawal that takes no place in a queue."""
+    """The entry of a withdrawal that is not put into a queue."""
     entry = Entry.of(half)
     flags = entry.flags | forced
     return ENTRY_HEAD.pack(EntryKind.WITHDRAWAL, flags, entry.queue, entry.topic, now_us, fate) + tail_of(half)
 
 
 def withdrawn_entry(delayed: bytes, now_us: int) -> bytes:
-    """The entry that withdraws a message, from its entry as a delayed one. It has the same place among due times."""
+    """The entry that withdraws a message, made from its delayed entry. It has the same place in due order."""
     entry = Entry.of(delayed)
     tail = Fixed.of(tail_of(delayed))._replace(deliver_us=entry.due_us)
     flags = entry.flags & ~FLAG_DELAY
@@ -201,7 +201,7 @@ def delayed_entry_of(
 ) -> tuple[bytes, bytes]:
     """The entries of a message as delayed and as withdrawn; each empty if there is none.
 
-    `frames`: those on their way to the disk; `entries`: those that come after them.
+    `frames`: frames on their way to the disk; `entries`: later entries.
     """
     delayed = withdrawn = b""
     key = message_key(transaction_id, number)

@@ -1,4 +1,4 @@
-"""The ends of withdrawals, and of the messages that they name, for those who ask."""
+"""Reports the fates of withdrawals, and of the messages that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notify.storage.withdrawals import MOST_PENDING, Standing, Withdrawable, Wit
 
 
 class Withdrawn:
-    """Answers from memory for what was decided lately, else from the index."""
+    """Answers recent decisions from memory, and earlier ones from the index."""
 
     def __init__(self, state: LogState, journal: Journal, payloads: Payloads) -> None:
         self._state = state
@@ -92,7 +92,7 @@ class Withdrawn:
         return Withdrawal(topic_name, wanted, self._until_now(now_us, key, wanted, fate), at_us=last.time_us)
 
     def _wanted(self, transaction_id: bytes, number: int, entries: list[Entry]) -> tuple[str, Wanted] | None:
-        """The topic of a withdrawal, and what it wants; None for other messages."""
+        """The topic of a withdrawal, and its request; None for other messages."""
         asked = self._state.withdrawals.asked.get(transaction_id, {}).get(number)
         for entry in entries:
             if asked is not None:
@@ -107,7 +107,7 @@ class Withdrawn:
         return None
 
     def _until_now(self, now_us: int, key: bytes, wanted: Wanted, fate: Fate) -> Fate:
-        """A withdrawal that waited too long found nothing: no entry says so."""
+        """A withdrawal that waited too long found nothing; there is no entry for that."""
         is_over = fate is Fate.WAITING and not self._state.withdrawals.is_waiting(wanted, key, now_us)
         return Fate.NOT_FOUND if is_over else fate
 

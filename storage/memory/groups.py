@@ -1,4 +1,4 @@
-"""Consumer groups: their subscriptions, how far they have come, and what they have settled."""
+"""Consumer groups: their subscriptions, their progress, and their settlements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notify.storage.records import NewMessage, StoredMessage
 from notify.storage.topics import Topic
 
 SETTLEMENTS = 100_000
-"""How many are remembered, to tell a message's timeline."""
+"""How many settlements are remembered for the timelines of messages."""
 
 
 class MemoryGroups:
@@ -86,7 +86,7 @@ class MemoryGroups:
         return frozenset(self._paused)
 
     def forget_topic(self, name: str) -> None:
-        """A topic is gone: nobody subscribes to it any more."""
+        """Drop the subscriptions to a deleted topic."""
         for group, topic in list(self._subscriptions):
             if topic == name:
                 self._unsubscribe(group, topic)

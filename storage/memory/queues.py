@@ -1,4 +1,4 @@
-"""Topics and their queues, and messages that wait for their time."""
+"""Topics and their queues, and delayed messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryQueues:
         self.withdrawals = MemoryWithdrawals(self._place)
         self._commits = 0
         self._placed: dict[bytes, list[StoredMessage]] = {}
-        """The places of each transaction's messages."""
+        """The queues and offsets of each transaction's messages."""
         self._visible: list[Callable[[set[str]], None]] = []
         self._placed_callbacks: list[Callable[[str, int, int], None]] = []
 
@@ -51,7 +51,7 @@ class MemoryQueues:
         self._placed_callbacks.append(callback)
 
     def payloads(self) -> Iterator[bytes]:
-        """Those of all messages, in queues or delayed."""
+        """The payloads of all messages, in queues or delayed."""
         for queue in self._queues.values():
             yield from (message.payload for message in queue.messages[queue.start :])
         yield from (message.payload for *_, message in self._delayed)
@@ -61,7 +61,7 @@ class MemoryQueues:
         self._placed_callbacks.clear()
 
     def tell(self, topics: set[str]) -> None:
-        """Call whoever wants to know of new messages in these topics."""
+        """Inform the listeners of new messages in these topics."""
         if topics:
             for callback in self._visible:
                 callback(topics)
@@ -102,7 +102,7 @@ class MemoryQueues:
     # --- messages come ----------------------------------------------------------------------------------------
 
     def commit(self, transaction_id: bytes, messages: Sequence[NewMessage], now_us: int) -> set[str]:
-        """Put a transaction's messages in their queues, or among the delayed ones; the topics that got some."""
+        """Put a transaction's messages in their queues, or among the delayed ones; returns the topics of the former."""
         self._commits += 1
         touched: set[str] = set()
         for number, message in enumerate(messages):

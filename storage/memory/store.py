@@ -16,18 +16,18 @@ from notify.storage.topics import Topic
 
 @final
 class MemoryStore:
-    """Dictionaries and lists. Same methods and same answers as every storage; it lends those of its parts."""
+    """Dictionaries and lists, with the methods of every storage. It exposes its parts' methods as its own."""
 
     def __init_subclass__(cls) -> None:
         raise TypeError("MemoryStore lends the methods of its parts: an override in a subclass would be passed over")
 
     def __init__(self, clock: Clock = wall_clock) -> None:
-        """`clock` gives the time that settlements carry (microseconds since 1970)."""
+        """`clock`: the time of settlements, in microseconds since 1970."""
         self._queues = queues = MemoryQueues()
         self._groups = groups = MemoryGroups(queues, clock)
         self._transactions = transactions = MemoryTransactions(queues)
 
-        # Lent: TransactionStore.
+        # Exposed: TransactionStore.
         self.put = transactions.put
         self.decide = transactions.decide
         self.states = transactions.states
@@ -43,7 +43,7 @@ class MemoryStore:
         self.undecided = transactions.undecided
         self.in_doubt = transactions.in_doubt
 
-        # Lent: topics, and QueueStore.
+        # Exposed: topics, and QueueStore.
         self.topics = queues.topics
         self.topic = queues.topic
         self.has_topic = queues.has_topic
@@ -93,19 +93,19 @@ class MemoryStore:
         self.append_from_bridge = transactions.append_from_bridge
 
     async def open(self, now_us: int) -> None:
-        """Nothing is there to be read back."""
+        """Do nothing: there is nothing to recover."""
 
     async def close(self) -> None:
-        """Everything here is gone with the object; listeners hear of no more messages."""
+        """Call no listener any more. The data is gone with the object."""
         self._queues.forget_listeners()
 
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
-        """See NamesBodies; all of them at once."""
+        """See NamesBodies. The first part has all names."""
         payloads = (*self._transactions.payloads(), *self._queues.payloads())
         return {name for payload in payloads for name in mentioned(payload)}, ""
 
     async def sync(self) -> None:
-        """Memory is as durable as it gets."""
+        """Do nothing: memory has no sync."""
 
     async def create_topic(self, topic: Topic) -> Topic:
         self.create_topic_soon(topic)

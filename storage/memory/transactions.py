@@ -1,4 +1,4 @@
-"""Halves, outcomes and checks, and what bridges bring."""
+"""Halves, outcomes, checks, and bridges' batches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MemoryTransactions:
         return None if record is None else (record.state, record.new.messages)
 
     def payloads(self) -> Iterator[bytes]:
-        """Those of all messages that a transaction still has."""
+        """The payloads of all messages that a transaction still has."""
         for record in self._records.values():
             yield from (message.payload for message in record.new.messages)
 
@@ -75,7 +75,7 @@ class MemoryTransactions:
         return results
 
     def _is_in_use(self, t: NewTransaction) -> bool:
-        """Whether an id belongs to another transaction: other content, or another producer group."""
+        """Whether an id already belongs to a transaction with other content or of another producer group."""
         known = self._records.get(t.id)
         if known is None:
             return False
@@ -166,12 +166,12 @@ class MemoryTransactions:
         record.state = State.PARKED if answer.park else State.PREPARED
         return True
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         record = self._open(transaction_id)
         if record is None:
             return False
         record.token, record.next_check_us = 0, now_us
-        if anew:
+        if reset:
             record.state, record.attempts = State.PREPARED, 0
         return True
 

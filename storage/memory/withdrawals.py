@@ -1,4 +1,4 @@
-"""Withdrawals of delayed messages, decided as the log decides them (storage/log/placing.py)."""
+"""Decides withdrawals of delayed messages like the log (storage/log/placing.py)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from notify.storage.withdrawals import (
 )
 
 Key = tuple[bytes, int]
-"""A message: its transaction id, and its number there."""
+"""A message: its transaction id and its number."""
 
 
 class MemoryWithdrawals:
-    """Who wants to withdraw what, and what became of it."""
+    """The withdrawals, with their messages and fates."""
 
     def __init__(self, place: Callable[[Key, NewMessage, int], set[str]]) -> None:
-        """`place` puts a message into its queue or among the delayed ones; the topics that got some."""
+        """`place` puts a message into its queue or among the delayed ones, and returns the topics of the former."""
         self._place = place
         self.delayed: dict[Key, tuple[int, str]] = {}
-        """Messages that are not due, and not withdrawn: when each is due, and its topic."""
+        """When each delayed message is due that is not withdrawn, and its topic."""
         self._counts: Counter[Fate] = Counter()
         self._pending: dict[tuple[str, int], Key] = {}
-        """By topic and the hash of a dedupe key, its message that came last."""
+        """The newest message of a dedupe key, by topic and the key's hash."""
         self._collapsed = 0
         self._collapsed_at: dict[Key, int] = {}
         self._withdrawn: dict[Key, tuple[int, int]] = {}
         self._ends: dict[Key, tuple[Fate, Wanted, str, int]] = {}
         self._waiting: dict[Key, list[tuple[Key, NewMessage, int]]] = {}
-        """By the message that they wait for, withdrawals, and since when; 0: as long as that takes."""
+        """Withdrawals by the message that they wait for, and since when they wait; 0: without limit."""
         self._waiting_count = 0
         self.transaction_of: Callable[[bytes], tuple[State, Sequence[NewMessage]] | None] = lambda _: None
 
     def commit(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
-        """A message is committed; the topics that got some."""
+        """Commit a message; returns the topics that got messages."""
         if message.withdraws is None:
             if message.dedupe is not None and not self._stands_alone(key, message, message.dedupe, now_us):
                 return set()
@@ -50,7 +50,7 @@ class MemoryWithdrawals:
         return self._end(key, message, self._fate(key, message, message.withdraws, now_us), now_us)
 
     def _stands_alone(self, key: Key, message: NewMessage, dedupe: Dedupe, now_us: int) -> bool:
-        """Whether a message with a dedupe key gets a place: no other one of the key is pending and stays."""
+        """Whether a message with a dedupe key gets a place: if no other message of the key stays pending."""
         of_key = message.topic, dedupe.key_hash
         other = self._pending.get(of_key)
         if other is not None and other in self.delayed:
@@ -82,7 +82,7 @@ class MemoryWithdrawals:
         return some
 
     def _find_nothing(self, key: Key, now_us: int) -> None:
-        """A message has no place: those that wait for it find nothing."""
+        """A message has no place: the withdrawals that wait for it find nothing."""
         for withdrawal, message, _ in self._taken(key):
             self._end(withdrawal, message, Fate.NOT_FOUND, now_us)
 

@@ -1,4 +1,4 @@
 """A log in an object store: segments that a server shipped, listed by a manifest. Prose: docs/adr/0031-shipping.md.
 
-It knows nothing of servers and of the audit: both, and whoever restores a log, read and write stores through this.
+It does not know servers or the audit: both of them, and a restore, read and write stores through this package.
 """

@@ -1,7 +1,7 @@
-"""`shipping.json` in a data directory: of which line of descent its log is, and its generation.
+"""`shipping.json` in a data directory: the lineage of its log, and its generation.
 
-It is made when the log is shipped for the first time, and by a restore. A server without it refuses a store that has a
-manifest already: the manifest is another log's.
+It is made when the log is first shipped, and by a restore. A server without it refuses a store that already has a
+manifest, because that belongs to another log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Identity(msgspec.Struct, frozen=True):
     generation: int = 1
     """Rises by one at each restore."""
     stores: tuple[str, ...] = ()
-    """URLs under which a manifest of it was seen: one that is gone there later was lost, or its disk is not mounted."""
+    """URLs where a manifest of it was seen: if it is missing there later, it was lost, or its disk is not mounted."""
 
 
 def new() -> Identity:
@@ -34,7 +34,7 @@ def new() -> Identity:
 
 
 def read(data_dir: Path) -> Identity | None:
-    """The identity of a data directory's log; None where it was never shipped. Raises Corrupt, or OSError."""
+    """The identity of a data directory's log; None if it was never shipped. Raises Corrupt or OSError."""
     path = data_dir / NAME
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Identity)

@@ -3,7 +3,7 @@
 | name | holds |
 |---|---|
 | `manifest.json` | what was shipped (manifest.py) |
-| `pages/{base}-{end}-{generation}.json` | segments that no longer stand in the manifest itself |
+| `pages/{base}-{end}-{generation}.json` | segments that are no longer in the manifest itself |
 | `segments/{base}-{generation}.log` | a segment's bytes |
 | `segments/{base}-{generation}.idx` | its sealed index |
 | `segments/{position}-{generation}.ckpt` | the checkpoint at its end |

@@ -1,7 +1,7 @@
-"""The part of a log's directory that can be shipped: segments whose index is written, with the checkpoint at their end.
+"""The part of a log's directory that can be shipped: segments with an index, and the checkpoints at their ends.
 
-It reads files alone, so that it works beside the server that has the log open. A segment is sealed once its index file
-is there; the segment's own file may be longer for a moment, by room that is cut next.
+It only reads files, so it works while a server has the log open. A segment is sealed once its index file
+exists; the segment's own file may be longer for a moment, by reserved space that is about to be cut.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class LocalLog:
     """The files of one log. One thread at a time."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory` is the one with the segments: `log` in a data directory."""
+        """`directory` contains the segments: `log` in a data directory."""
         self.directory = directory
         self.disk = Disk(directory)
 
     def bases(self) -> list[int]:
-        """Where the segments begin that are there."""
+        """The positions at which the segments begin."""
         bases = [digits(path.stem, 20) for path in self.directory.glob("*.log")]
         return sorted(base for base in bases if base is not None)
 
     def sealed_at(self, base: int) -> SealedSegment | None:
-        """The segment that begins there, None if it is not sealed yet. Raises Corrupt for one that cannot be read."""
+        """The segment that begins at a position; None if it is not sealed yet. Raises Corrupt if it cannot be read."""
         try:
             with self.index(base) as part:
                 end, first_us, last_us = part.end, part.time_min, part.time_max
@@ -63,7 +63,7 @@ class LocalLog:
 
     @contextlib.contextmanager
     def index(self, base: int) -> Iterator[SealedPart]:
-        """The index file of a segment. Raises FileNotFoundError, and Corrupt for one that cannot be read."""
+        """The index file of a segment. Raises FileNotFoundError, and Corrupt if it cannot be read."""
         name = index_name(base)
         try:
             part = SealedPart(self.disk, name)
@@ -72,31 +72,31 @@ class LocalLog:
         try:
             yield part
         finally:
-            with contextlib.suppress(BufferError):  # an exception that is on its way holds a part of it
+            with contextlib.suppress(BufferError):  # a pending exception refers to a part of it
                 part.close()
 
     def waiting(self, position: int) -> list[tuple[int, int]]:
-        """(base, bytes) of the segments from a position on that are finished: another one follows each."""
+        """(base, bytes) of the finished segments from a position on: those that another one follows."""
         bases = self.bases()
         at = bisect_right(bases, position - 1)
         return [(one, following - one) for one, following in zip(bases[at:], bases[at + 1 :], strict=False)]
 
     def checkpoint_at(self, position: int) -> bytes | None:
-        """The file of the checkpoint at a position, None where there is none."""
+        """The file of the checkpoint at a position; None if there is none."""
         try:
             return (self.directory / checkpoint.checkpoint_name(position)).read_bytes()
         except FileNotFoundError:
             return None
 
     def topic_names(self, position: int) -> dict[int, str] | None:
-        """Topics' names by their numbers, by a checkpoint at or behind a position; None while there is none.
+        """The names of topics by their numbers, from a checkpoint at or after a position; None while there is none.
 
-        Raises Corrupt where the newest checkpoints cannot be read.
+        Raises Corrupt if the newest checkpoints cannot be read.
         """
         try:
             newest = checkpoint.load(self.disk)
         except FileNotFoundError:
-            return None  # it gave way to a newer one just now
+            return None  # a newer one has just replaced it
         if newest is None or newest.position < position:
             return None
         return {topic.number: topic.name for topic in newest.state.topics}

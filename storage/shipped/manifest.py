@@ -1,6 +1,6 @@
-"""The manifest of a store: which segments of which log were shipped. What it lists is there, and is whole.
+"""The manifest of a store: which segments of which log were shipped. Everything that it lists is complete.
 
-The newest segments stand in the manifest itself; older ones stand in pages, which never change, so that replacing the
+The newest segments are in the manifest itself. Older ones are in pages, which never change, so that replacing the
 manifest costs the same however long the log is. Segments are in log order and follow each other without gaps.
 """
 
@@ -19,14 +19,14 @@ from notify.storage.shipped import layout
 
 FORMAT = 1
 MOST_INLINE = 1000
-"""How many segments stand in the manifest itself; beyond it the oldest PAGE_SEGMENTS go into a page."""
+"""The most segments in the manifest itself; beyond it the oldest PAGE_SEGMENTS go into a page."""
 PAGE_SEGMENTS = 500
 MOST_BYTES = 64 << 20
-"""How large a manifest or a page may be: a reader takes no more into its memory."""
+"""The largest manifest or page that a reader takes into memory."""
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """The content of an object as it was read back after it was written."""
+    """An object's content, as read back after writing."""
 
     size: int
     """Bytes."""
@@ -35,13 +35,13 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 
 class ShippedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment of the log with all that was shipped of it."""
+    """A segment of the log, with all its shipped objects."""
 
     base: int
-    """Position of its first byte; `end`: behind its last."""
+    """Position of its first byte; `end`: the position after its last."""
     end: int
     generation: int
-    """The generation of the log that shipped it: a part of its objects' names."""
+    """The generation of the log that shipped it, which is a part of its objects' names."""
     created_us: int
     first_us: int
     """Times of the first and the last entry of its index, in microseconds since 1970; 0 for a segment without one."""
@@ -49,12 +49,12 @@ class ShippedSegment(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     """Messages that it put into queues: the rows of its table."""
     unreadable: int = 0
-    """How many of these have no body in the table, since their payload could not be read."""
+    """How many of these have no body in the table because their payload could not be read."""
     log: StoredObject
     idx: StoredObject
     parquet: StoredObject
     checkpoint: StoredObject | None = None
-    """The state at `end`. None where it was dropped before the segment was shipped."""
+    """The state at `end`; None if it was dropped before the segment was shipped."""
 
     @property
     def log_name(self) -> str:
@@ -81,12 +81,12 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     generation: int
     first_us: int
-    """The lowest time of an entry in its segments; `last_us`: the highest. 0 for both: there is no entry."""
+    """The lowest time of an entry in its segments; `last_us`: the highest. Both are 0 if there is no entry."""
     last_us: int
     segments: int
     messages: int
     bytes: int
-    """The size of its segments' logs together."""
+    """The total size of its segments' logs."""
     object: StoredObject
 
     @property
@@ -95,10 +95,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShippedRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The administrators' records (settings, limits, tokens, jobs) beside the log: an SQLite database."""
+    """The administrators' records (settings, limits, tokens, jobs) of the log: an SQLite database."""
 
     at_us: int
-    """When the copy was taken, in microseconds since 1970: after the segments that were listed by then were sealed."""
+    """When the copy was taken, in microseconds since 1970: after the segments listed by then were sealed."""
     generation: int
     object: StoredObject
 
@@ -108,38 +108,38 @@ class ShippedRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The list of all that a store holds."""
+    """The list of everything in a store."""
 
     format: int = FORMAT
     lineage: str
-    """A UUID: the log's line of descent. A restored log has that of the log that it continues."""
+    """A UUID, the log's lineage. A restored log has that of the log that it continues."""
     generation: int = 1
-    """Rises by one at each restore: a server of a lower generation ships no more."""
+    """Rises by one at each restore. A server of a lower generation stops shipping."""
     pages: tuple[Page, ...] = ()
     segments: tuple[ShippedSegment, ...] = ()
-    """Those behind the last page."""
+    """The segments after the last page."""
     records: ShippedRecords | None = None
-    """None where there were none, or they were not shipped yet."""
+    """None if there were none, or if they were not shipped yet."""
     dropped_to: int = 0
-    """Position below which no segments are listed, since retention dropped them on purpose."""
+    """Position below which no segments are listed because retention dropped them."""
     shipped_us: int = 0
     """When a segment was listed last, 0 for never, in microseconds since 1970."""
 
     @property
     def base(self) -> int:
-        """Position of the first byte that is listed."""
+        """Position of the first listed byte."""
         parts: Sequence[Page | ShippedSegment] = self.pages or self.segments
         return parts[0].base if parts else self.dropped_to
 
     @property
     def end(self) -> int:
-        """Position behind the last byte that is listed."""
+        """Position after the last listed byte."""
         parts: Sequence[Page | ShippedSegment] = self.segments or self.pages
         return parts[-1].end if parts else self.dropped_to
 
     @property
     def count(self) -> int:
-        """How many segments are listed."""
+        """The number of listed segments."""
         return sum(page.segments for page in self.pages) + len(self.segments)
 
 
@@ -149,7 +149,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decoded(data: bytes) -> Manifest:
-    """The manifest of these bytes. Raises ObjectStoreFailed, saying what is wrong with it."""
+    """Decode a manifest. Raises ObjectStoreFailed with the reason if it is invalid."""
     try:
         manifest = _decode_manifest(data)
     except UNDECODABLE as error:
@@ -177,7 +177,7 @@ def _refuse_gaps(name: str, start: int, parts: Sequence[Page | ShippedSegment]) 
 
 
 def is_earlier(one: Manifest, other: Manifest) -> bool:
-    """Whether one shipper wrote the first and then the second: the first lists nothing that the second lacks."""
+    """Whether one shipper wrote the first and then the second: the second has everything that the first lists."""
 
     def progress(manifest: Manifest) -> tuple[int, int, int, int]:
         records_us = manifest.records.at_us if manifest.records is not None else 0
@@ -192,7 +192,7 @@ def is_earlier(one: Manifest, other: Manifest) -> bool:
 
 
 def load(store: Store) -> Manifest | None:
-    """The manifest of a store, None where there is none. Raises ObjectStoreFailed."""
+    """The manifest of a store; None if there is none. Raises ObjectStoreFailed."""
     try:
         return decoded(store.read(layout.MANIFEST, MOST_BYTES))
     except ObjectMissing:
@@ -200,7 +200,7 @@ def load(store: Store) -> Manifest | None:
 
 
 def replace(store: Store, manifest: Manifest) -> None:
-    """Put a manifest in the place of the one that is there, and read it back. Raises ObjectStoreFailed."""
+    """Replace the manifest of a store, and read it back. Raises ObjectStoreFailed."""
     store.replace_checked(layout.MANIFEST, _encode(manifest), MOST_BYTES)
 
 
@@ -218,10 +218,10 @@ def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
 def segments_from(
     store: Store, manifest: Manifest, position: int = 0, first_us: int = 0, last_us: int = 1 << 63
 ) -> Iterator[ShippedSegment]:
-    """The listed segments in log order, those apart that end at or before a position or have no entry in the span of
-    time [first_us, last_us]. Pages are read when they are reached, and only where they hold such a segment.
+    """The listed segments in log order, except those that end at or before a position or have no entry in the span of
+    time [first_us, last_us]. A page is read when it is reached, if it has such a segment.
 
-    A span keeps segments without entries out, unless it is the whole of time. Raises ObjectStoreFailed.
+    A span excludes segments without entries, unless it is all of time. Raises ObjectStoreFailed.
     """
     whole = first_us == 0 and last_us >= 1 << 63
 
@@ -237,7 +237,7 @@ def segments_from(
 def with_page(
     store: Store, manifest: Manifest, most_inline: int = MOST_INLINE, page_segments: int = PAGE_SEGMENTS
 ) -> Manifest:
-    """The same list with the oldest segments in a page, which is written, if more than `most_inline` stand in it.
+    """The same list with the oldest segments moved to a page, which is written, if it has more than `most_inline`.
 
     Raises ObjectStoreFailed.
     """

@@ -1,5 +1,5 @@
-"""Payloads that a segment's entries point at, wherever they are by now: in this segment, in an earlier one, written
-again when an earlier one was dropped, or in the store."""
+"""Finds the payloads that a segment's entries point at: in this segment, in an earlier one, moved
+when an earlier one was dropped, or in the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_MAPPED = 4
 
 
 class Payloads:
-    """Those that the entries of one segment's index point at. A context: it lets go of files at its end."""
+    """Reads the payloads that one segment's index refers to. A context manager, which closes its files on exit."""
 
     def __init__(self, log: LocalLog, store: Store, manifest: Manifest, entries: NDArray[np.void]) -> None:
         self._log = log
@@ -42,7 +42,7 @@ class Payloads:
         self._mapped.clear()
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes at a position; fewer, or none, where they cannot be found."""
+        """The bytes at a position; fewer, or none, if they cannot be found."""
         here = self._read_here(self._moved.get(position, position), size)
         return here if here is not None else self._read_shipped(position, size)
 
@@ -59,7 +59,7 @@ class Payloads:
                 with (self._log.directory / segment_name(base)).open("rb") as file:
                     mapped = self._mapped[base] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except FileNotFoundError:
-                return None  # retention dropped it just now: the store has it
+                return None  # retention has just dropped it: the store has it
         return mapped[position - base : position - base + size]
 
     def _read_shipped(self, position: int, size: int) -> bytes:
@@ -70,7 +70,7 @@ class Payloads:
         return self._store.read_range(segment.log_name, position - segment.base, size)
 
     def _carried(self, positions: NDArray[np.uint64]) -> dict[int, int]:
-        """Where payloads were written again when their segments were dropped: a later copy goes before an earlier."""
+        """The positions of payloads that were moved when their segments were dropped; the latest copy counts."""
         moved: dict[int, int] = {}
         for base in self._bases:
             try:

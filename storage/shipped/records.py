@@ -1,4 +1,4 @@
-"""The administrators' records beside a log, `admin.db` in its data directory: copies of it that are whole."""
+"""Copies the administrators' records of a log (`admin.db` in its data directory) consistently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Signature = tuple[tuple[int, int], ...]
 
 
 def signature(data_dir: Path) -> Signature | None:
-    """Changes whenever the records do; None where there are none."""
+    """A value that changes whenever the records do; None if there are none."""
     found = []
     for name in (NAME, NAME + "-wal"):
         try:
@@ -28,7 +28,7 @@ def signature(data_dir: Path) -> Signature | None:
 
 
 def copy_into(data_dir: Path, target: Path) -> None:
-    """SQLite's own backup into a file: a copy that is whole while others write. Raises sqlite3.Error."""
+    """Copy a database by SQLite's own backup, which is consistent while others write. Raises sqlite3.Error."""
     with (
         contextlib.closing(sqlite3.connect(data_dir / NAME, timeout=BUSY_SECONDS)) as source,
         contextlib.closing(sqlite3.connect(target)) as copy,
@@ -38,9 +38,9 @@ def copy_into(data_dir: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def copied(data_dir: Path) -> Iterator[Path]:
-    """A copy by SQLite's own backup, taken while a server may write; it is gone behind the context.
+    """A copy by SQLite's own backup, taken while a server may write. It is deleted when the context ends.
 
-    Raises OSError where SQLite cannot make it.
+    Raises OSError if SQLite cannot make it.
     """
     copy = data_dir / COPY
     copy.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""A data directory made of what a store holds: the files are fetched, the log is opened once, and is a new generation.
+"""Restores a data directory from a store: fetches the files, and opens the log once as a new generation.
 
-What was stored after the last shipped segment is not in it (docs/backup.md, "A disk is lost").
+Records from after the last shipped segment are not in it (docs/backup.md, "A disk is lost").
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from notify.storage.shipped.retention import IDS_US, first_needed
 
 LOG = "log"
 TRIES = 2
-"""How often an object is fetched whose content is not the one that the manifest tells of."""
+"""How often an object is fetched whose content differs from the manifest's."""
 
 
 @dataclass(slots=True)
 class Restored:
-    """A restore that is done."""
+    """The result of a restore."""
 
     lineage: str
     generation: int
-    """The generation of the log from now on."""
+    """The new generation of the log."""
     position: int
-    """Where the shipped log ends, and the restored one goes on."""
+    """Where the shipped log ends and the restored one continues."""
     known_to_us: int
-    """When the last that is known was written, in microseconds since 1970: what was stored later is lost."""
+    """When the last known record was written, in microseconds since 1970: later records are lost."""
     segments: int = 0
     bytes: int = 0
     complaints: list[str] = field(default_factory=list)
-    """Objects that the store did not have, or not whole, and that the log can do without; damage from before."""
+    """Missing or damaged objects that the log can do without, and earlier damage."""
 
 
 class Restoring:
-    """One restore, from a store into an empty directory. To repeat it goes on with the files that are there."""
+    """Restores a store into an empty directory. A repeated restore keeps the files that are already there."""
 
     def __init__(self, store: Store, directory: Path, until: int | None = None) -> None:
-        """`until`: take only what lies before this position, where a segment ends."""
+        """`until`: restore only the log before this position, at which a segment must end."""
         self._store = store
         self._directory = directory
         self._disk = Disk(directory / LOG)
@@ -60,9 +60,9 @@ class Restoring:
         self._complaints: list[str] = []
 
     def prepare(self) -> int:
-        """Look at the store, and choose what to fetch; how many bytes that is.
+        """Read the manifest and choose what to fetch; returns its size in bytes.
 
-        Raises InvalidRequest where nothing was shipped there, ObjectStoreFailed where what is needed is missing.
+        Raises InvalidRequest if nothing was shipped there, ObjectStoreFailed if a needed object is missing.
         """
         self._disk.make()
         found = manifest.load(self._store)
@@ -75,9 +75,9 @@ class Restoring:
         return sum(segment.log.size + segment.idx.size for segment in self._chosen)
 
     def fetch(self, progress: Callable[[int], object] = lambda size: None) -> None:
-        """Fetch the chosen files that are not here yet; `progress` is told the bytes of each.
+        """Fetch the chosen files that are not here yet; `progress` gets the size of each.
 
-        Raises ObjectStoreFailed for a segment that the store lacks or holds damaged, and says what can still be had.
+        Raises ObjectStoreFailed if a segment is missing or damaged; the error says what can still be restored.
         """
         wanted = {checkpoint.checkpoint_name(self._checkpoint_at)} if self._checkpoint_at else set()
         for segment in self._chosen:
@@ -107,10 +107,10 @@ class Restoring:
         self._complaints.append(f"{why}; settings, limits and tokens are new")
 
     async def finish(self, now_us: int) -> Restored:
-        """Open the log, take its place in the store, and have it go on as a new generation.
+        """Open the log, claim the store for it, and continue it as a new generation.
 
-        From then on the server that shipped to the store before stops to do so. Raises Corrupt where the log cannot be
-        opened; Conflict where a server still ships to the store, and has shipped more since `prepare`.
+        After that the server that shipped to the store stops shipping. Raises Corrupt if the log cannot be
+        opened, Conflict if a server has shipped more since `prepare`.
         """
         begin_at_the_end(self._disk, now_us)
         position = self._chosen[-1].end
@@ -136,7 +136,7 @@ class Restoring:
         )
 
     def _claim(self, generation: int, now_us: int) -> Manifest:
-        """Put the restored log in the place of the one that was shipped. Raises Conflict, ObjectStoreFailed."""
+        """Replace the shipped log with the restored one. Raises Conflict, ObjectStoreFailed."""
         now = manifest.load(self._store)
         if now is not None and self._until is not None:
             now = _cut(self._store, now, self._until)
@@ -144,7 +144,7 @@ class Restoring:
             raise Conflict(
                 f"the server of this log, or another restore, wrote to {self._store.url} meanwhile: stop it, and repeat"
             )
-        # As it is now: what was dropped meanwhile is in the store no more.
+        # The present manifest: segments dropped meanwhile are no longer in the store.
         claimed = msgspec.structs.replace(now, generation=generation, shipped_us=now_us)
         manifest.replace(self._store, claimed)
         return claimed
@@ -152,7 +152,7 @@ class Restoring:
     # --- what is needed ---------------------------------------------------------------------------------------
 
     def _needed(self, listed: Sequence[ShippedSegment]) -> list[ShippedSegment]:
-        """The segments that a server needs to go on: those from where its checkpoint says on."""
+        """The segments that a server needs: those from the position on that its checkpoint names."""
         self._checkpoint_at = 0
         first = 0
         saved = self._newest_checkpoint(listed)
@@ -194,17 +194,17 @@ class Restoring:
                 self._disk.unlink(name)
 
     def _refuse_missing(self) -> None:
-        """Raises ObjectStoreFailed where a segment's bytes are not there: before others are fetched in vain."""
+        """Raises ObjectStoreFailed if a segment is missing, before others are fetched in vain."""
         present = set(self._store.names("segments"))
         unlisted = [segment for segment in self._chosen if segment.log_name not in present]
-        # A store may list late what it has: each is asked for by its name, up to the first that is really not there.
+        # A store may list its objects late, so each is asked for by its name, up to the first that is really missing.
         missing = list(itertools.dropwhile(lambda segment: self._store.exists(segment.log_name), unlisted))
         if missing:
             more = f" and {len(missing) - 1:,} more segments" if len(missing) > 1 else ""
             raise self._lost(missing[0], f"{self._store.url}/{missing[0].log_name}{more}: the store does not have it")
 
     def _lost(self, segment: ShippedSegment, why: str) -> ObjectStoreFailed:
-        """The error for a segment that cannot be had, with what can."""
+        """The error for a segment that cannot be restored; it says what can be."""
         if segment.base == self._manifest.base:
             return ObjectStoreFailed(f"{why}; nothing before it is listed, so the log cannot be built from this store")
         return ObjectStoreFailed(
@@ -218,7 +218,7 @@ class Restoring:
         self._fetch(name, expected, self._disk.directory / local)
 
     def _fetch(self, name: str, expected: StoredObject, target: Path) -> None:
-        """Have an object in a file, durably. Raises ObjectStoreFailed where the store has no such content for it."""
+        """Fetch an object into a file, durably. Raises ObjectStoreFailed if the store has no such content."""
         if target.exists() and _digest(target) == (expected.size, expected.sha256):
             return
         temporary = target.with_name(target.name + ".tmp")
@@ -246,7 +246,7 @@ def _digest(path: Path) -> tuple[int, str]:
 
 
 def _cut(store: Store, whole: Manifest, until: int) -> Manifest:
-    """The manifest without what lies behind a position. Raises InvalidRequest where no segment ends there."""
+    """The manifest up to a position. Raises InvalidRequest if no segment ends there."""
     pages = tuple(page for page in whole.pages if page.end <= until)
     segments = whole.segments
     if len(pages) < len(whole.pages):

@@ -1,7 +1,7 @@
-"""How long a store keeps segments: what is old, and what nothing needs any more, leaves the list, and then the store.
+"""Drops old segments that nothing needs, first from the manifest and then from the store.
 
-The list is replaced before a file goes, so a reader of the new list finds every file that it names. What a crash leaves
-between the two is told by its position: everything below the beginning of the list is removed at the next look.
+The manifest is replaced before a file is deleted, so a reader of the new one finds every file in it. Files that a crash
+leaves in between are below the beginning of the manifest, and are removed at the next look.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from notify.storage.log.checkpoint import Checkpoint
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment
 
 IDS_US = 7 * 86_400_000_000
-"""Ids of messages are known for so long at least, also where the messages themselves were dropped before."""
+"""How long ids of messages are kept at least, even if the messages themselves were dropped earlier."""
 MOST_CHECKPOINT_BYTES = 1 << 30
 MOST_REMOVED = 1000
-"""So many files are removed before the next segment is shipped."""
+"""The most files that are removed before the next segment is shipped."""
 _FOLDERS = ("segments", "messages", "pages")
 _BEGINNING = re.compile(r"\w+/(\d{20})-(?:(\d{20})-)?\d{6}\.(log|idx|parquet|ckpt|json)")
 
 
 def first_needed(saved: Checkpoint) -> int:
-    """The position from which on a log that begins with a checkpoint needs its segments: where retention has dropped
-    them, and the first of the older messages that still wait."""
+    """The position from which a log that begins with a checkpoint needs its segments: up to where retention dropped
+    them, or the first of the older messages that still wait."""
     return min([saved.state.dropped_to or 0, *[position for position, _ in saved.state.moved]])
 
 
 def without_old(store: Store, listed: Manifest, local_base: int, before_us: int) -> Manifest:
-    """The list without the oldest segments that nobody needs: all entries in them are from before an instant and their
-    ids are forgotten, the log itself begins behind them, and no message of them waits for a group, a decision or its
-    time. The same list where there is none.
+    """The manifest without its oldest segments that nothing needs; the same manifest if there are none.
 
-    `local_base`: where the log begins on its server. Pages leave as a whole. Raises ObjectStoreFailed.
+    All their entries are from before an instant, their ids have expired, the log itself begins after them, and none of
+    their messages waits for a group, a decision or its time.
+
+    `local_base`: where the log begins on its server. Only whole pages are dropped. Raises ObjectStoreFailed.
     """
     parts: list[Page | ShippedSegment] = [*listed.pages, *listed.segments]
     if not parts or parts[0].end > local_base or parts[0].last_us >= before_us:
@@ -60,7 +61,7 @@ def without_old(store: Store, listed: Manifest, local_base: int, before_us: int)
 
 
 def remove_dropped(store: Store, dropped_to: int) -> int:
-    """Remove up to MOST_REMOVED files of what lies below the list's beginning; how many. Raises ObjectStoreFailed."""
+    """Remove up to MOST_REMOVED files below the manifest's beginning; returns how many. Raises ObjectStoreFailed."""
     names = list(islice(_dropped(store, dropped_to), MOST_REMOVED))
     for name in names:
         store.delete(name)
@@ -80,7 +81,7 @@ def _dropped(store: Store, dropped_to: int) -> Iterator[str]:
 
 
 def _newest_checkpoint(store: Store, listed: Manifest) -> Checkpoint | None:
-    """The checkpoint that a restore begins with; None where it cannot be read: then nothing is dropped."""
+    """The checkpoint that a restore begins with; None if it cannot be read: then nothing is dropped."""
     for segment in reversed(listed.segments):
         known = segment.checkpoint
         if known is not None:

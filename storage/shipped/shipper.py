@@ -1,8 +1,8 @@
-"""Shipping: the sealed segments of a log's directory go to a store one after the other, and then into its manifest.
+"""Ships the sealed segments of a log's directory to a store, one by one, and lists them in its manifest.
 
-A segment is listed once all its objects were written and read back. What a crash left in the store without being
-listed is written again. Before each change of the manifest the one in the store is compared with what this shipper
-wrote last: another server that writes there, or a restore that went on with the log, ends the shipping.
+A segment is listed once all its objects were written and read back. Objects that a crash left in the store without
+being listed are written again. Before each change the manifest in the store is compared with the one that this shipper
+wrote last: if another server, or a restore that continues the log, has changed it, the shipping ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from notify.storage.shipped.payloads import Payloads
 from notify.storage.shipped.table import write_messages
 
 FOREIGN = "foreign_store"
-"""Code of the error for a store that holds another log, or this log as another copy of it went on."""
+"""Code of the error for a store with another log, or with another copy of this log that continued separately."""
 SUPERSEDED = "superseded"
-"""Code of the error for a log that was restored elsewhere: the restored one has taken its place."""
+"""Code of the error for a log that was restored elsewhere, and replaced by the restored one."""
 
 
 class Shipper:
@@ -55,11 +55,11 @@ class Shipper:
         self._page_segments = page_segments
         self._manifest: Manifest | None = None
         self._records: records.Signature | None = None
-        """The signature of the records that are listed."""
+        """The signature of the listed records."""
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest as it was written last. Raises LookupError before `begin`."""
+        """The manifest that was written last. Raises LookupError before `begin`."""
         if self._manifest is None:
             raise LookupError("the shipper has not begun")
         return self._manifest
@@ -67,10 +67,10 @@ class Shipper:
     # --- whether this log may go there ------------------------------------------------------------------------
 
     def begin(self) -> Manifest:
-        """See whether the store holds this log or none, and claim it; what it lists.
+        """Claim the store, if it has this log or none; returns its manifest.
 
-        Raises Conflict (codes `foreign_store` and `superseded`) for a store that holds something else, and
-        ObjectStoreFailed where it does not answer or cannot be written.
+        Raises Conflict (codes `foreign_store` and `superseded`) if the store has another log, and
+        ObjectStoreFailed if it does not answer or cannot be written.
         """
         bases = self._log.bases()
         if not bases:
@@ -91,7 +91,7 @@ class Shipper:
             self._refuse_foreign(own, listed)
             assert own is not None
             self._refuse_divergence(bases, listed)
-        # Written in any case: a store that cannot be written says so now, not when the first segment is full.
+        # Always written, so that a store that cannot be written fails now, not when the first segment is full.
         self._manifest = msgspec.structs.replace(listed, generation=own.generation)
         manifests.replace(self.store, self._manifest)
         if self.store.url not in own.stores:
@@ -113,7 +113,7 @@ class Shipper:
             )
 
     def _refuse_divergence(self, bases: list[int], listed: Manifest) -> None:
-        """The log must go on where the list ends."""
+        """Raises Conflict unless the log continues where the manifest ends."""
         if bases[0] > listed.end:
             raise Conflict(
                 f"{self.store.url} lists this log up to position {listed.end}, and the log begins at {bases[0]}: "
@@ -132,7 +132,7 @@ class Shipper:
             if sealed is not None and (sealed.end, sealed.created_us) != (last.end, last.created_us):
                 raise Conflict(
                     f"{self.store.url} lists another segment at position {last.base} than {self._data_dir} has: they "
-                    "are two copies of one log that went on separately. Name another URL",
+                    "are two copies of one log that continued separately. Name another URL",
                     FOREIGN,
                 )
 
@@ -143,10 +143,10 @@ class Shipper:
         return self._log.waiting(self.manifest.end)
 
     def ship_next(self) -> ShippedSegment | None:
-        """Ship the next sealed segment and list it; None where there is none that can be shipped now.
+        """Ship the next sealed segment and list it; None if none can be shipped now.
 
-        Raises ObjectStoreFailed where the store does not do it (call again), Conflict where another one writes to it,
-        and Corrupt or OSError where the log's files cannot be read.
+        Raises ObjectStoreFailed if the store fails (call again), Conflict if another process writes to it,
+        and Corrupt or OSError if the log's files cannot be read.
         """
         manifest = self.manifest
         sealed = self._log.sealed_at(manifest.end)
@@ -154,8 +154,8 @@ class Shipper:
             return None
         topics = self._log.topic_names(sealed.end)
         if topics is None:
-            return None  # its checkpoint is being written
-        # Before anything is written, too: the names of objects are the same for two logs that begin alike.
+            return None  # its checkpoint is still being written
+        # Check before writing too, because two logs that begin alike have the same object names.
         self._refuse_others()
         crash_point.reached("ship.before_log")
         shipped = self._put(sealed, manifest, topics)
@@ -171,7 +171,7 @@ class Shipper:
         return shipped
 
     def ship_records(self) -> bool:
-        """Ship the administrators' records if they have changed; whether they had. Raises what `ship_next` raises."""
+        """Ship the administrators' records if they have changed; returns whether so. Raises what `ship_next` raises."""
         listed, signature = self._with_records(self.manifest)
         if listed is self.manifest:
             return False
@@ -180,7 +180,7 @@ class Shipper:
         return True
 
     def drop_old(self, keep_us: int) -> int:
-        """Take segments out of the list that are older than `keep_us` and that nobody needs (retention.py); how many.
+        """Drop unneeded segments older than `keep_us` from the manifest (see retention.py); returns how many.
 
         `remove_dropped` removes their files afterwards. Raises what `ship_next` raises.
         """
@@ -193,15 +193,15 @@ class Shipper:
         return listed.count - kept.count
 
     def remove_dropped(self) -> int:
-        """Remove some files of segments that are not in the list any more, also those that a crash left; how many.
+        """Remove some files of segments that are no longer listed, or that a crash left; returns how many.
 
-        Raises ObjectStoreFailed, and Conflict where another one writes to the store."""
+        Raises ObjectStoreFailed, and Conflict if another process writes to the store."""
         self._refuse_others()
         crash_point.reached("keep.before_files")
         return retention.remove_dropped(self.store, self.manifest.dropped_to)
 
     def _with_records(self, listed: Manifest) -> tuple[Manifest, records.Signature | None]:
-        """The manifest with the administrators' records as they are now, and their signature."""
+        """The manifest with the present administrators' records, and their signature."""
         signature = records.signature(self._data_dir)
         if signature is None or signature == self._records:
             return listed, self._records
@@ -217,11 +217,11 @@ class Shipper:
         manifests.replace(self.store, new)
         self._manifest = new
         if before is not None and new.records != before:
-            self.store.delete(before.name)  # the one object that is not kept: it is replaced every now and then
+            self.store.delete(before.name)  # only this object is deleted when a newer one replaces it
 
     def _refuse_others(self) -> None:
-        """Raises Conflict where another manifest stands in the store than the one that was written last, and
-        ObjectStoreFailed for one that this shipper wrote before that."""
+        """Raises Conflict if the store has another manifest than the one that was written last, and
+        ObjectStoreFailed if it has one that this shipper wrote earlier."""
         there = manifests.load(self.store)
         if there is None:
             raise ObjectStoreFailed(f"{self.store.url} has lost its {layout.MANIFEST}")
@@ -272,7 +272,7 @@ class Shipper:
         )
 
     def _put_file(self, name: str, path: Path, size: int | None = None) -> StoredObject:
-        """Write an object of a file's first `size` bytes, or of all. Raises Corrupt for a file that is shorter."""
+        """Write an object from a file's first `size` bytes, or from all. Raises Corrupt if the file is shorter."""
         with path.open("rb") as file:
             written = self.store.put(name, lambda sink: _copy(file, size, sink))
         if size is not None and written[0] != size:
@@ -291,9 +291,9 @@ def _copy(file: IO[bytes], size: int | None, sink: Any) -> None:
 def ship_directory(
     data_dir: Path | str, url: str, *, on_segment: Callable[[ShippedSegment], None] | None = None, **options: Any
 ) -> Manifest:
-    """Ship all sealed segments of a data directory that no server has open; the manifest behind the last.
+    """Ship all sealed segments of a data directory that no server has open; returns the last manifest.
 
-    The segment that was written last is not sealed, and stays behind. `options` are those of `Shipper`. Raises what
+    The newest segment is not sealed and is not shipped. `options` are those of `Shipper`. Raises what
     `Shipper.begin` and `Shipper.ship_next` raise.
     """
     shipper = Shipper(Store(url), Path(data_dir), **options)

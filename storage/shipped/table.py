@@ -1,19 +1,19 @@
-"""The messages of a segment as a Parquet table: those that it put into queues, in the order of topic, queue, offset.
+"""Writes the messages that a segment put into queues as a Parquet table, in the order of topic, queue, offset.
 
 | column | type | |
 |---|---|---|
 | `id` | string | the message's id, `{transaction}.{n}` |
 | `topic` | string | the topic's name |
-| `topic_number` | int32 | its number in the log: another one once it is deleted and made again |
+| `topic_number` | int32 | its number in the log, which changes if it is deleted and made again |
 | `queue` | int32 | |
 | `offset` | int64 | in the queue |
 | `committed_at` | timestamp (µs, UTC) | when the commit was recorded |
-| `key`, `tag` | string | null where the message has none |
-| `headers` | map of string to string | null where the message has none |
-| `body` | binary | null where the payload could not be read |
+| `key`, `tag` | string | null if the message has none |
+| `headers` | map of string to string | null if the message has none |
+| `body` | binary | null if the payload could not be read |
 
-Row groups hold at most ROWS messages and about GROUP_BYTES of payload, so that the memory of writing and reading is
-bounded whatever the segment holds.
+Row groups have at most ROWS messages and about GROUP_BYTES of payload, so that the memory of writers and readers is
+bounded for any segment.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ SCHEMA = pa.schema(
 )
 
 Read = Callable[[int, int], bytes]
-"""The bytes at a position of the log: (position, size); fewer where they cannot be read."""
+"""Reads (position, size) from the log; fewer bytes if they cannot be read."""
 
 
 def write_messages(entries: NDArray[np.void], topics: dict[int, str], read: Read, sink: Any) -> int:
-    """Write the table of a sealed index's entries into a file; how many payloads could not be read."""
+    """Write the table of a sealed index's entries to a file; returns how many payloads could not be read."""
     queued = int((entries["kind"] == EntryKind.QUEUE).sum())
     unreadable = 0
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
@@ -65,7 +65,7 @@ def write_messages(entries: NDArray[np.void], topics: dict[int, str], read: Read
 
 
 def _groups(sizes: NDArray[np.uint32]) -> Iterator[tuple[int, int]]:
-    """Where each row group begins and ends: one message at least in each."""
+    """The beginning and the end of each row group; each has at least one message."""
     behind = np.cumsum(sizes, dtype=np.uint64)
     first = 0
     while first < len(sizes):

@@ -1,7 +1,7 @@
-"""The process that ships a server's log, beside the server: what it does costs the server's event loop nothing.
+"""The process that ships a server's log, so that shipping takes no time of the server's event loop.
 
-Its first line of standard input is the order, in JSON; it says how it stands in lines of JSON on standard output. It
-ends when its input does, and so with the server, whatever becomes of that.
+The first line of its standard input is the order, in JSON; it prints its status in lines of JSON on standard output. It
+ends when its input ends, and so with the server, however that ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notify.storage.shipped.status import Order, Status
 LOOK_SECONDS = 0.5
 """The pause between two looks for another sealed segment."""
 SAY_SECONDS = 5.0
-"""At least so often it says how it stands: a process that is silent for much longer hangs."""
+"""The longest time between two status lines; a process that is silent for much longer hangs."""
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 1.0, 30.0
 RECORDS_SECONDS = 60.0
 KEEP_SECONDS = 3600.0
@@ -34,13 +34,13 @@ KEEP_SECONDS = 3600.0
 LOCK_SECONDS = 10.0
 LOCK = "shipping.lock"
 NICENESS = 15
-"""Producers and consumers go before it where processors are few: it then gets a thirtieth of one beside a busy server,
-and falls behind until there is room."""
+"""Its priority: if processors are scarce, producers and consumers come first. It then gets a thirtieth of a processor,
+and falls behind until there is more."""
 
 
 def main() -> None:
     """Ship until standard input ends, or the store is refused."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server tells it to stop by closing its input
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server stops it by closing its input
         signal.signal(number, signal.SIG_IGN)
     order = msgspec.json.decode(_first_line(), type=Order)
     os.nice(NICENESS)
@@ -56,10 +56,10 @@ def _first_line() -> bytes:
 
 
 def _end_with_input() -> None:
-    # Not by sys.stdin: an interpreter that ends while a thread reads there aborts, and says so on stderr.
+    # Not sys.stdin: an interpreter that ends while a thread reads it aborts with a message on stderr.
     while os.read(0, 1024):
         pass
-    os._exit(0)  # without waiting for the store: what is not listed is shipped again
+    os._exit(0)  # without waiting for the store: unlisted segments are shipped again
 
 
 class _Worker:
@@ -93,7 +93,7 @@ class _Worker:
                 self._standing.failures += 1
                 self._standing.failing = str(error)[:500] or type(error).__name__
                 self._say()
-                # The manifest is read anew: a try that failed may have replaced the manifest.
+                # Read the manifest again, because a failed attempt may have replaced it.
                 shipper = None
                 time.sleep(waits.next())
                 continue
@@ -107,14 +107,14 @@ class _Worker:
                 time.sleep(LOOK_SECONDS)
 
     def _ship_records(self, shipper: Shipper) -> None:
-        """Now and then, where no segment takes them along."""
+        """Ship the administrators' records now and then, if no segment takes them along."""
         if time.monotonic() < self._records_at:
             return
         self._records_at = time.monotonic() + RECORDS_SECONDS
         shipper.ship_records()
 
     def _drop_old(self, shipper: Shipper) -> None:
-        """Now and then; files are removed a part at a time, so that segments are shipped between."""
+        """Drop old segments now and then, a few files at a time, so that segments are shipped in between."""
         if not self._order.keep_seconds or time.monotonic() < self._keep_at:
             return
         self._standing.dropped += shipper.drop_old(round(self._order.keep_seconds * 1e6))
@@ -153,11 +153,11 @@ class _Worker:
 
 
 _held: list[int] = []
-"""The lock's file, open until this process ends."""
+"""The file of the lock, open until this process ends."""
 
 
 def _take_lock(data_dir: Path) -> None:
-    """Be the only process that ships this directory. Raises OSError where another one has not ended after a while."""
+    """Lock the directory for shipping. Raises OSError if another process that ships it does not end within a while."""
     if _held:
         return
     fd = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,6 +1,6 @@
-"""Tables of what is administrative: who did what, settings by revision, credentials, schedules.
+"""The administrative tables: actions, settings by revision, credentials, schedules.
 
-In the registry's database where there is one, so that all its servers share them; else in a SQLite file beside the log.
+They are in the registry's database, which its servers share, or, without a registry, in an SQLite file.
 Times are microseconds since 1970.
 """
 
@@ -19,7 +19,7 @@ from notify.runtime.databases import TEXT
 metadata = sa.MetaData()
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-"""SQLite counts up only what it calls INTEGER."""
+"""SQLite increments only columns of the type INTEGER."""
 _INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _UTF8 = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 _PERSON = sa.String(255).with_variant(mysql.VARCHAR(255, **_UTF8), "mysql", "mariadb")
@@ -51,7 +51,7 @@ server_revision = sa.Table(
     sa.Column("settings", TEXT, nullable=False),  # JSON: every setting that differs from how the servers were started
     **_INNODB,
 )
-"""Settings by revision, each whole: the newest holds."""
+"""Complete settings by revision; the newest revision is valid."""
 
 server_credential = sa.Table(
     "server_credential",
@@ -100,7 +100,7 @@ server_schedule = sa.Table(
     sa.Column("place", _NAME, nullable=False),  # the shard whose log it writes to; "" for a storage that servers share
     sa.Column("declaration", TEXT, nullable=False),  # JSON: the message, and when it is sent
     sa.Column("paused", sa.Integer, nullable=False),
-    sa.Column("done_us", sa.BigInteger, nullable=False),  # every instant up to this one is sent, or left out for good
+    sa.Column("done_us", sa.BigInteger, nullable=False),  # every instant up to this one was sent, or is skipped
     sa.Column("sent", sa.BigInteger, nullable=False),
     sa.Column("missed", sa.BigInteger, nullable=False),
     sa.Column("last_instant_us", sa.BigInteger, nullable=False),

@@ -1,4 +1,4 @@
-"""The schedule of checks in a database: any number of servers claim from it, and none of them keeps it."""
+"""The schedule of checks in a database. Any number of servers claim from it; none keeps it in memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from notify.storage.sql.rows import UNDECIDED, content_of
 from notify.storage.sql.tables import server_half_message
 
 LOOK_EVERY_US = 500_000
-"""How often a server looks for due checks of a group that polls it."""
+"""How often a server looks for due checks of a polling group."""
 MOST_GROUPS = 1000
-"""With so many producer groups noted, those that may be looked for again are forgotten."""
+"""At this many noted producer groups, those whose next look is due are forgotten."""
 _t = server_half_message.c
 
 
 class SqlChecks:
-    """Claims, answers and payloads."""
+    """Claims and answers checks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -77,9 +77,9 @@ class SqlChecks:
                 for name, source, instance, attempts in rows
             ]
 
-        if len(self._look_us) >= MOST_GROUPS:  # names come from callers; most are asked for once
+        if len(self._look_us) >= MOST_GROUPS:  # names come from callers, and most are asked for once
             self._look_us = {group: at for group, at in self._look_us.items() if at > now_us}
-        self._look_us[producer_group] = now_us + LOOK_EVERY_US  # also where the database does not answer
+        self._look_us[producer_group] = now_us + LOOK_EVERY_US  # even if the database does not answer
         claimed = await self._database.run(claim)
         if len(claimed) == limit:
             self._look_us.pop(producer_group, None)
@@ -123,19 +123,19 @@ class SqlChecks:
             ).one_or_none()
             if row is None or row[2] not in UNDECIDED:
                 return None
-            # Up to 0.1.0 a token that was given back stayed as a negative number.
+            # Before 0.1.0 a returned token stayed as a negative number.
             return Checking(max(0, int(row[0])), int(row[1]), row[2] == State.PARKED.name, str(row[3]))
 
         return await self._database.run(read)
 
-    async def resume(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         def resume(connection: Connection) -> bool:
             values: dict[str, Any] = {"token": 0, "next_check_us": now_us}
-            if anew:
+            if reset:
                 values["attempts"] = 0
             undecided = sa.and_(first_message(transaction_id), _t.state.in_(UNDECIDED))
             changed = connection.execute(server_half_message.update().where(undecided).values(values)).rowcount
-            if changed and anew:
+            if changed and reset:
                 _set_state(connection, transaction_id, State.PREPARED.name)
             return bool(changed)
 
@@ -152,7 +152,7 @@ class SqlChecks:
 
 
 def _set_state(connection: Connection, transaction_id: bytes, state: str) -> None:
-    """All of a transaction's rows say the same."""
+    """Set the state in all rows of a transaction."""
     connection.execute(
         server_half_message.update()
         .where(_t.transaction_id == ids.to_text(transaction_id), _t.state != state)

@@ -1,6 +1,6 @@
-"""Checks a database of transactions or messages: whether its acknowledged writes last, and whether others read them.
+"""Checks a database of transactions or messages: whether acknowledged writes are durable, and others read them.
 
-notify/binlog_bridge/binlog/source.py checks what a bridge needs in addition.
+notify/binlog_bridge/binlog/source.py has the checks for a bridge.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """A fault of a database: what is wrong and what it leads to, and what to do. `stops`: a bridge refuses to start."""
+    """A fault of a database: its consequence, and what to do. `stops`: whether a bridge refuses to start."""
 
     what: str
     remedy: str
@@ -31,7 +31,7 @@ class Node:
     """Its URL without secrets."""
     cluster: str
     size: int
-    """How many members its cluster has, as far as this one knows."""
+    """How many members its cluster has, according to this one."""
     takes_writes: bool
 
 
@@ -40,14 +40,14 @@ def is_mariadb(connection: Connection) -> bool:
 
 
 def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Global variables of MySQL or MariaDB by name; those that the server does not have are left out."""
+    """Global variables of MySQL or MariaDB by name; unknown ones are left out."""
     listed = ",".join(f"'{name}'" for name in names)
     rows = connection.exec_driver_sql(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({listed})")
     return {str(name).lower(): str(value) for name, value in rows}
 
 
 def status(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Status variables of MySQL or MariaDB by name; those that the server does not have are left out."""
+    """Status variables of MySQL or MariaDB by name; unknown ones are left out."""
     listed = ",".join(f"'{name}'" for name in names)
     rows = connection.exec_driver_sql(f"SHOW GLOBAL STATUS WHERE Variable_name IN ({listed})")
     return {str(name).lower(): str(value) for name, value in rows}
@@ -58,7 +58,7 @@ def is_on(value: str | None) -> bool:
 
 
 def findings(connection: Connection) -> list[Finding]:
-    """Findings about a database, whatever it is used for. Raises SQLAlchemyError."""
+    """Findings about a database for any use. Raises SQLAlchemyError."""
     if connection.dialect.name == "postgresql":
         if str(connection.exec_driver_sql("SHOW synchronous_commit").scalar()) != "off":
             return []
@@ -144,7 +144,7 @@ def standby_findings(connection: Connection) -> list[Finding]:
 
 
 def _is_off(value: str) -> bool:
-    """Whether `read_only` is off. MariaDB has more values than ON that are not (NO_LOCK, NO_LOCK_NO_ADMIN)."""
+    """Whether `read_only` is off. MariaDB has further values besides ON (NO_LOCK, NO_LOCK_NO_ADMIN)."""
     return value.upper() in ("OFF", "0")
 
 
@@ -158,7 +158,7 @@ def _galera_findings(values: dict[str, str]) -> list[Finding]:
     """Findings about a node of Galera.
 
     Jepsen's report on MariaDB Galera Cluster 12.1.2 (March 2026) found stale reads and lost updates in clusters without
-    any fault, and lost commits after crashes where the log is not flushed with each.
+    any fault, and lost commits after crashes if the log is not flushed with each commit.
     """
     found = []
     if int(values.get("wsrep_sync_wait") or 0) & _SYNC_WAIT != _SYNC_WAIT:

@@ -1,4 +1,4 @@
-"""One database: its engine, threads to ask it in, and trying again after a deadlock."""
+"""One database: its engine, the threads for its calls, and retries after deadlocks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Database:
         self._pool = ThreadPoolExecutor(READERS, f"notify-sql-read-{shard}")
 
     def close(self) -> None:
-        """Wait for what is asked, then let go of threads and connections."""
+        """Wait for running calls, then end the threads and close the connections."""
         self._pool.shutdown(wait=True)
         self.engine.dispose()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """The function's result; it runs in one of the threads."""
+        """The result of a function that runs in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     async def run(self, function: Callable[[Connection], T]) -> T:
-        """The function's result in a transaction of its own, tried again after deadlocks.
+        """The result of a function that runs in a transaction of its own, repeated after deadlocks.
 
         Raises Unavailable, and InvalidRequest for a value that the database cannot hold.
         """

@@ -1,7 +1,7 @@
-"""A database's statements on the hot path, rows in and outcomes in: the protocol, and what all of them share.
+"""A database's statements on the hot path, which store rows and outcomes: the protocol, and the shared code.
 
-SQLAlchemy's compiler costs more than the database does per row here, so these few statements are written out.
-Measured, 256 B, one connection, 256 rows a statement, rows/s: see docs/performance.md.
+SQLAlchemy's compiler costs more per row than the database, so these few statements are written by hand.
+docs/performance.md has the measured rates.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ NUL = "PostgreSQL holds no NUL character (U+0000): leave it out of key, source a
 
 
 class Duplicate(Exception):
-    """A row is there already; the transaction is to be rolled back."""
+    """A row already exists; roll the transaction back."""
 
 
 class Again(Exception):
-    """A deadlock or a lock that was not granted in time: the same again may succeed."""
+    """A deadlock, or a lock that was not granted in time: a repetition may succeed."""
 
 
 class Gone(Exception):
-    """The connection is lost. Whether a commit under way happened is not known."""
+    """The connection is lost. It is unknown whether a commit under way took effect."""
 
 
 def is_a_values_fault(error: Exception) -> bool:
-    """Whether the driver calls it a DataError, as the DB-API names what is wrong with a value."""
+    """Whether an error is a DataError of the DB-API: the fault is in a value."""
     return isinstance(error, ValueError) or any(kind.__name__ == "DataError" for kind in type(error).__mro__)
 
 
 def is_of_the_database(error: Exception) -> bool:
-    """Whether a driver raised it: each one's errors have the base that the DB-API names Error."""
+    """Whether an error comes from a driver: then its base class is the DB-API's Error."""
     return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
 
 
 def given_up(shard: str, error: Exception) -> Unavailable:
-    """The answer where a database does not do in time what it may do later."""
+    """The answer if a database does not do in time what it may do later."""
     if is_full(error):
         return DiskFull(f"shard {shard!r}: the database has no room ({error}); make room on its disk")
     return Unavailable(
@@ -58,13 +58,13 @@ def given_up(shard: str, error: Exception) -> Unavailable:
 
 
 def invalid_value(error: Exception) -> InvalidRequest:
-    """The answer to whoever sent a value that the database cannot hold."""
+    """The answer to a value that the database cannot hold."""
     why = NUL if "0x00" in str(error) else f"the database cannot hold this: {str(error)[:300]}"
     return InvalidRequest(why, "invalid_value")
 
 
 def has_nul(t: NewTransaction) -> bool:
-    """Whether a text of a transaction that the server does not check itself has a NUL character."""
+    """Whether a text that the server does not check itself has a NUL character."""
     if "\0" in t.source or "\0" in t.instance:
         return True
     return True in ["\0" in (m.key or "") for m in t.messages]
@@ -79,15 +79,15 @@ class Dialect(Protocol):
     def connect(self) -> Any: ...
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:
-        """Raises Duplicate where one of them is there already."""
+        """Raises Duplicate if one of the rows already exists."""
         ...
 
     def decide(self, connection: Any, names: Sequence[str], state: str, at: str) -> int:
-        """Set the outcome of what is undecided among these; how many rows that were."""
+        """Set the outcome of the undecided transactions among these; returns the number of rows."""
         ...
 
     def lock(self, connection: Any, names: Sequence[str]) -> list[tuple[str, str, str, int]]:
-        """(id, state, producer group, token) of those that are there; locked until the end."""
+        """(id, state, producer group, token) of the transactions that exist, locked until the end."""
         ...
 
     def commit(self, connection: Any) -> None: ...
@@ -95,12 +95,12 @@ class Dialect(Protocol):
     def rollback(self, connection: Any) -> None: ...
 
     def error(self, error: Exception) -> Exception:
-        """The meaning of a driver's error: Duplicate, Again, Gone, or itself."""
+        """The error to raise for a driver's error: Duplicate, Again, Gone, or the same."""
         ...
 
 
 def chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Rows by statement: bounded in number and in bytes."""
+    """The rows in parts for one statement each, bounded in number and in bytes."""
     first, size = 0, 0
     for i, row in enumerate(rows):
         size += len(row.body) + len(row.headers or "") + 256
@@ -111,7 +111,7 @@ def chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def by_ids(names: Sequence[str]) -> Iterator[str]:
-    """Ids as the inside of IN (…), a few hundred at a time and sorted: locks are taken in one order."""
+    """Ids as the inside of IN (…), a few hundred at a time, sorted so that locks are taken in one order."""
     ordered = iter(sorted(names))
     while some := list(itertools.islice(ordered, IDS_A_STATEMENT)):
         yield "'" + "','".join(some) + "'"
@@ -128,7 +128,7 @@ DECIDE = (
 
 
 class Statements:
-    """Base of the three dialects: text through a cursor."""
+    """Base of the three dialects: statements as text through a cursor."""
 
     for_update = " FOR UPDATE"
     holds_nul = True

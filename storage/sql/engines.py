@@ -1,4 +1,4 @@
-"""Engines of SQLAlchemy for the server's databases: their URLs, drivers and time-outs."""
+"""SQLAlchemy engines for the server's databases: URLs, drivers and timeouts."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from notify.runtime.urls import check_host, without_secrets
 
 CONNECT_SECONDS = 3
 IO_SECONDS = 10
-"""How long a statement may take before its connection is taken for dead."""
+"""How long a statement may take until its connection is considered dead."""
 LOCK_SECONDS = 2
 IDLE_IN_TRANSACTION_SECONDS = 15
-"""The database ends a session that does nothing in its transaction for so long: the locks of a server that is frozen,
-or whose machine is gone, hold nobody up after that."""
+"""The database ends a session that is idle in its transaction for this long, so that the locks of a frozen server,
+or of a lost machine, are released."""
 IDLE_SECONDS = 60
-"""MySQL has no such bound for a transaction: there it is one for the whole session."""
+"""The same for MySQL, which bounds the idle time of the whole session only."""
 VISITOR_READ_SECONDS = 60
-"""How long MySQL may take to answer a mover or a command: longer than a server's statement, since pages and purges of
-large tables take their time. `read_timeout` in the URL goes before it."""
+"""How long MySQL may take to answer a mover or a command: longer than a server's statement, because pages and purges of
+large tables are slow. `read_timeout` in the URL takes precedence."""
 RECYCLE_SECONDS = 30
-"""Connections to MySQL and MariaDB are used for so long, so that none is used that the database has ended."""
+"""How long a connection to MySQL or MariaDB is used: less than the time after which the database ends it."""
 
 
 def make_engine(
@@ -48,7 +48,7 @@ def make_engine(
     try:
         parsed = with_driver(parsed_url(url))
         if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" in parsed.query:
-            # A service's own address may name an encoding that lacks characters of its keys: they would be read as "?".
+            # A service's URL may name an encoding that lacks characters of its keys, which would be read as "?".
             parsed = parsed.update_query_dict({"charset": "utf8mb4"})
         check_host(parsed.host)
         if parsed.get_dialect().is_async:
@@ -68,7 +68,7 @@ def make_engine(
 def open_engine(
     url: str, *, named: str = "--storage", pooled: bool = True, statement_seconds: int = IO_SECONDS
 ) -> Engine:
-    """An engine for a database of the server; not `pooled`: a connection is closed with its use.
+    """An engine for a database of the server. `pooled`: keep connections open between uses.
 
     `statement_seconds`: how long a statement may take. `named`, and errors: as for `make_engine`. Connecting raises
     StorageFailed where a pooler would give each transaction another session.
@@ -81,9 +81,9 @@ def open_engine(
             is_mysql = parsed.get_backend_name() in ("mysql", "mariadb")
             pool = {"pool_size": 8, "max_overflow": 8, "pool_recycle": RECYCLE_SECONDS if is_mysql else -1}
         if parsed.get_backend_name() != "sqlite":
-            # A waiting UPDATE then sees what the one before it wrote, and locks no gaps, whatever the database sets.
-            # Set once in each session. As an option of the engine it would be set with each transaction, and where that
-            # fails SQLAlchemy passes on the driver's error as it is, which nobody looks for.
+            # With this isolation a waiting UPDATE sees what the previous one wrote, and locks no gaps.
+            # Set once in each session. As an option of the engine it would be set in each transaction, and if that
+            # failed SQLAlchemy would raise the driver's own error, which no caller expects.
             pool["isolation_level"] = "READ COMMITTED"
         return pool | {"connect_args": _arguments(parsed, statement_seconds)}
 
@@ -96,10 +96,10 @@ def open_engine(
 
 
 def visitor_engine(url: str) -> Engine:
-    """An engine for a database that is visited: by a relay, or by a command for a service's tables.
+    """An engine for another's database: that of a relay, or of a command for a service's tables.
 
-    A connection whose other end is gone ends within a minute; what the URL itself says of that goes before. No bound
-    of a server's sessions holds. Raises the errors of `make_engine`.
+    A connection to a lost machine ends within a minute, unless the URL says otherwise. The bounds
+    of a server's sessions do not apply. Raises the errors of `make_engine`.
     """
 
     def options(parsed: URL) -> dict[str, Any]:
@@ -111,13 +111,13 @@ def visitor_engine(url: str) -> Engine:
 
 
 def _reason(error: Exception) -> str:
-    """The fault of a URL; for a missing driver the extra that brings it."""
+    """The error for an invalid URL; for a missing driver it names the extra."""
     return (remedy(error) if isinstance(error, ImportError) else None) or str(error)
 
 
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[Engine]:
-    """An engine for a while: its connections are closed at the end. Raises what `open_engine` raises."""
+    """A context manager with an engine, whose connections are closed at the end. Raises what `open_engine` raises."""
     engine = open_engine(url)
     try:
         yield engine
@@ -126,7 +126,7 @@ def opened(url: str) -> Iterator[Engine]:
 
 
 def detached(engine: Engine) -> Any:
-    """A driver's connection for one owner, out of the pool's hands."""
+    """A driver's connection, detached from the pool."""
     pooled = engine.raw_connection()
     connection = pooled.driver_connection
     pooled.detach()
@@ -134,14 +134,14 @@ def detached(engine: Engine) -> Any:
 
 
 def parsed_url(url: str) -> URL:
-    """Raises ArgumentError for what is no URL of a database."""
+    """Raises ArgumentError if the text is not the URL of a database."""
     try:
         return sa.make_url(url)
     except sa.exc.ArgumentError:
         raise sa.exc.ArgumentError(
             "this is not a database URL, such as postgresql://user:password@host/database or sqlite:///file"
         ) from None
-    except ValueError:  # its text may have a part of a password that holds an @
+    except ValueError:  # its text may show a part of a password that contains an @
         raise sa.exc.ArgumentError(
             "its port is not a number; write @, : and / within a password as %40, %3A and %2F"
         ) from None
@@ -154,18 +154,18 @@ def _check_kind(url: URL, named: str) -> None:
 
 
 def _name_options(engine: Engine, named: str) -> None:
-    """Have a connection raise InvalidRequest for an option of the URL that its driver does not have."""
+    """Let a connection raise InvalidRequest for an option in the URL that its driver does not know."""
 
     @event.listens_for(engine, "do_connect")
     def connect(dialect: Any, _: Any, arguments: Any, options: dict[str, Any]) -> Any:
         try:
             return dialect.connect(*arguments, **options)
-        except TypeError as error:  # PyMySQL's; others say it in an error of the database's kind
+        except TypeError as error:  # PyMySQL's; other drivers raise an error of the DB-API
             raise InvalidRequest(f"{named}: the driver refuses an option of the URL: {error}") from error
 
 
 def with_driver(url: URL) -> URL:
-    """`mysql://` and `postgresql://` with the drivers that are installed with this package."""
+    """`mysql://` and `postgresql://` with the drivers that this package installs."""
     drivers = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
     drivers["postgres"] = drivers["postgresql"]
     return url.set(drivername=drivers.get(url.drivername, url.drivername))
@@ -178,7 +178,7 @@ _KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg", "psycopg2")
 def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     name = url.get_backend_name()
     if name in ("mysql", "mariadb"):
-        # The first comment is read by MySQL alone, the second by MariaDB alone.
+        # Only MySQL reads the first comment, and only MariaDB the second.
         bounds = (
             f"SET SESSION sql_safe_updates = 0, innodb_lock_wait_timeout = {LOCK_SECONDS} "
             f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
@@ -191,16 +191,16 @@ def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
 
 
 def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
-    """Arguments of a driver by which it reads texts, and notices that the database's machine is gone.
+    """A driver's arguments for reading texts, and for noticing that the database's machine is lost.
 
-    `read_seconds`: how long MySQL may take to answer, since its driver bounds nothing else.
+    `read_seconds`: how long MySQL may take to answer; its driver has no other bound.
     """
     name = url.get_backend_name()
     if name in ("mysql", "mariadb"):
         return {"connect_timeout": CONNECT_SECONDS, "read_timeout": read_seconds, "write_timeout": IO_SECONDS}
     if name == "postgresql":
         return CLIENT_KEEPALIVE | {
-            # A database of SQL_ASCII, as initdb makes it where there is no locale, would have its texts read as bytes.
+            # Texts of an SQL_ASCII database, which initdb makes without a locale, would be read as bytes.
             "client_encoding": "utf8",
             "connect_timeout": CONNECT_SECONDS,
             "tcp_user_timeout": IO_SECONDS * 1000,
@@ -209,7 +209,7 @@ def _reachability(url: URL, read_seconds: int) -> dict[str, Any]:
 
 
 def _refuse_transaction_mode(engine: Engine, named: str) -> None:
-    """Look for a pooler before the first session is set up: its bounds would be those of the pooler's other clients."""
+    """Detect a pooler before the first session is set up: the bounds would apply to the pooler's other clients."""
     has_looked = False
 
     @event.listens_for(engine, "do_connect")
@@ -226,7 +226,7 @@ def _refuse_transaction_mode(engine: Engine, named: str) -> None:
 
 
 def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:
-    """Bounds of a session, set in it: a pooler refuses what comes with the connection (`options`)."""
+    """Bounds of a session, set by a statement, because a pooler refuses them in the connection's `options`."""
     bounds = {
         "statement_timeout": statement_seconds * 1000,
         "lock_timeout": LOCK_SECONDS * 1000,
@@ -235,7 +235,7 @@ def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:
     }
     with connection.cursor() as cursor:
         cursor.execute(set_in_session(bounds | KEEPALIVE))
-    connection.commit()  # a rollback would take the bounds back
+    connection.commit()  # a rollback would undo the bounds
 
 
 def _shown(url: str) -> str:

@@ -1,14 +1,14 @@
-"""Which shard a key belongs to, by version, and how a new version takes the place of an old one without mixing order.
+"""Which shard a key belongs to, by version, and how a new version replaces an old one without mixing order.
 
-A change has steps, each recorded in the registry by whichever server finds it done:
+A change has steps. The first server that finds a step done records it in the registry:
 
-1. followed: every server that was heard of lately sends by the new version, and nothing that it sent by the old one is
-   on its way. From its own step on, a server refuses (retryable) what has a key that moves.
-2. settled: what was prepared under the old version is decided. What is still in doubt after SETTLE_SECONDS is not
-   waited for: the order of a key never includes transactions whose producer has not heard what became of them.
-3. drained: a bridge or relay has put into the queue what was committed until then. Now keys that moved are taken.
+1. followed: every server with a recent heartbeat sends by the new version, and nothing that it sent by the old one is
+   on its way. From its own step on, a server refuses (retryable) transactions with a key that moves.
+2. settled: transactions that were prepared under the old version are decided. Those in doubt after SETTLE_SECONDS are
+   not waited for: the order of a key never includes transactions whose producer does not know their outcome.
+3. drained: a bridge or relay has put into the queue what was committed until then. Now keys that moved are accepted.
 
-A server that has not heard from the registry for LEASE_SECONDS takes nothing with a key: it cannot know the map.
+A server that has not reached the registry for LEASE_SECONDS refuses keys, because it cannot know the map.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from notify.storage.sql.tables import server_half_message, server_key_map, serve
 LEASE_SECONDS = 20.0
 SETTLE_SECONDS = 30.0
 CLOCKS_US = 2_000_000
-"""How far the clocks of two databases may be apart; servers warn above a second."""
+"""The largest difference between the clocks of two databases; servers warn above a second."""
 IDS_MS = 600_000
-"""How far ids may lie behind the time at which they were stored: late clocks of producers, and long transactions."""
+"""How far the time in an id may be before its storage: late clocks of producers, and long transactions."""
 FOLLOWS = "key_map"
-"""In a server's heartbeat: the version by which all that it has on its way was sent."""
+"""The field of a server's heartbeat with the oldest version by which it has something on its way."""
 
 _t, _c = server_half_message.c, server_key_map_change.c
 
 
 @dataclass(frozen=True, slots=True)
 class KeyMap:
-    """One version. While a change is under way, `previous` are the shards of the version before, else empty."""
+    """One version. `previous`: the shards of the previous version while a change is under way; otherwise empty."""
 
     version: int = 0
     shards: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class KeyMap:
 
     @property
     def waits_for(self) -> str:
-        """The reason why the change waits; "" where none is under way."""
+        """Why the change waits; "" if no change is under way."""
         if not self.previous:
             return ""
         if not self.followed_us:
@@ -65,7 +65,7 @@ class KeyMap:
 
 
 def newest(connection: Connection) -> KeyMap:
-    """The version that holds; version 0 without shards where none was made."""
+    """The valid version; version 0 without shards if there is none."""
     row = connection.execute(
         sa.select(server_key_map.c.version, server_key_map.c.shards, server_key_map_change)
         .outerjoin(server_key_map_change, _c.of_version == server_key_map.c.version)
@@ -87,7 +87,7 @@ def newest(connection: Connection) -> KeyMap:
 
 
 def is_in_use(connection: Connection) -> bool:
-    """Whether servers use, or have used, this database."""
+    """Whether servers use or have used this database."""
     server = sa.select(server_member.c.name).where(server_member.c.kind == "server")
     half = sa.select(_t.transaction_id)
     if newest(connection).version:
@@ -96,18 +96,18 @@ def is_in_use(connection: Connection) -> bool:
 
 
 def make_first(connection: Connection, shards: Sequence[str]) -> None:
-    """Write down the map of a registry that has none, so that a shard added later does not move keys by itself.
+    """Record the map of a registry that has none, so that a shard added later does not move keys.
 
-    Raises IntegrityError where another server does so at this moment.
+    Raises IntegrityError if another server does so at the same time.
     """
     if newest(connection).version == 0:
         _insert(connection, 1, shards)
 
 
 def change(connection: Connection, shards: Sequence[str]) -> int:
-    """Make the next version; the version. It holds for a key that moves once the change is through.
+    """Add the next version and return its number. It is valid for a key that moves once the change has ended.
 
-    Raises InvalidRequest for a map that cannot be, Conflict while another change is under way.
+    Raises InvalidRequest for an impossible map, Conflict while another change is under way.
     """
     if not shards or len(set(shards)) != len(shards):
         raise InvalidRequest("a key map names at least one shard, and each once")
@@ -136,15 +136,15 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
 
 
 def take_back(connection: Connection) -> int:
-    """Make the shards from before the change that is under way hold again, as a new version; the version.
+    """Undo the change that is under way, by a new version with the previous shards; returns its number.
 
-    Nothing has moved by then: as long as a change is not through, a key that moves is taken nowhere. Raises Conflict
-    where no change is under way, or it came through at this moment.
+    Nothing has moved by then, because a key that moves is refused until the change has ended. Raises Conflict
+    if no change is under way, or it has just ended.
     """
     now = newest(connection)
     if not now.previous:
         raise Conflict(f"no change of the key map is under way: version {now.version} holds")
-    # A server that records the last step at this moment either waits for this row, or has it recorded already.
+    # A server that records the last step now either waits for this row, or has already recorded it.
     unfinished = server_key_map_change.delete().where(_c.of_version == now.version, _c.drained_at.is_(None))
     if not connection.execute(unfinished).rowcount:
         raise Conflict(f"version {now.version} of the key map came through at this moment: change the map again")
@@ -160,7 +160,7 @@ def _insert(connection: Connection, version: int, shards: Sequence[str]) -> None
 def advance(connection: Connection, key_map: KeyMap, engines: Mapping[str, Engine]) -> None:
     """Take the next step of a change if it is due. `connection`: to the registry; `engines`: of the shards, by name.
 
-    Any server may do this, at any time. Raises what SQLAlchemy raises where a shard does not answer: then not now.
+    Any server may do this at any time. If a shard does not answer, it raises SQLAlchemy's error; try again later.
     """
     at = registry.now(connection)
     if not key_map.followed_us:
@@ -191,9 +191,9 @@ def _is_sender(member: Member) -> bool:
 
 
 def _is_open(engine: Engine, until_us: int) -> bool:
-    """Whether something with a key was prepared before, and not long before, that is undecided."""
+    """Whether a transaction with a key, prepared before the instant but not long before, is undecided."""
     begun = moment_of(until_us) - timedelta(seconds=2 * SETTLE_SECONDS)
-    # Ids rise with their producers' clocks, so the primary key finds what is young: no scan of the table.
+    # Ids rise with their producers' clocks, so the primary key finds young rows without a scan.
     lowest = ids.to_text(max(0, until_us // 1000 - IDS_MS).to_bytes(6) + bytes(10))
     prepared = sa.and_(_t.next_check_us.is_not(None), _t.state == "PREPARED")
     keyed = server_half_message.alias()
@@ -214,6 +214,6 @@ def _is_open(engine: Engine, until_us: int) -> bool:
 
 
 def _is_read(engine: Engine, until_us: int) -> bool:
-    """Whether what was committed until then is in the queue."""
+    """Whether everything committed until the instant is in the queue."""
     with engine.connect() as connection:
         return has_moved(connection, until_us)

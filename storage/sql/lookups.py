@@ -1,4 +1,4 @@
-"""Reading the rows of transactions by their ids, on a connection that the caller has."""
+"""Reads the rows of transactions by their ids, on the caller's connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_message(transaction_id: bytes) -> Any:
 
 
 def first_rows(connection: Connection, names: Sequence[str], column: Any) -> dict[str, str]:
-    """A column of the first row of each transaction that is there, by id."""
+    """A column of the first row of each existing transaction, by id."""
     known: dict[str, str] = {}
     for first in range(0, len(names), IDS_A_STATEMENT):
         some = names[first : first + IDS_A_STATEMENT]
@@ -55,7 +55,7 @@ BODIES_AT_ONCE = 2_000
 
 
 def stored_bodies(connection: Connection, after: str) -> tuple[set[str], str]:
-    """The stored bodies that the rows of the next transactions name, and the id of the last of these, or ""."""
+    """The stored bodies that the next transactions' rows name, and the id of the last transaction, or ""."""
     ids_at_once = sa.select(_t.transaction_id).where(_t.transaction_id > after, _t.message_no == 0)
     names = list(connection.scalars(ids_at_once.order_by(_t.transaction_id).limit(BODIES_AT_ONCE)))
     if not names:
@@ -69,7 +69,7 @@ def stored_bodies(connection: Connection, after: str) -> tuple[set[str], str]:
 
 
 def transaction_of(rows: Sequence[Any], shard: str) -> Transaction:
-    """A transaction of its rows."""
+    """Make a transaction from its rows."""
     first = rows[0]
     transaction_id = ids.from_text(first["transaction_id"])
     decided_us = microseconds_of(first["decided_at"])

@@ -1,7 +1,7 @@
-"""Bridges and relays of one database as the registry there has them: which committed rows have left it.
+"""The registry's data on the bridges and relays of one database: which committed rows have left it.
 
-A bridge says up to when it has read the log, and marks nothing; a relay marks each row that it has sent. A bridge's
-row stays until somebody removes it (`notify storage forget`), since a bridge that is only stopped has to find its rows.
+A bridge reports up to when it has read the log, and marks no rows; a relay marks each row that it has sent. A bridge's
+entry stays until a person removes it (`notify storage forget`), because a stopped bridge must still find its rows.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from notify.storage.sql.rows import moment_of
 from notify.storage.sql.tables import is_settled, is_waiting, server_half_message, server_member
 
 RELAY_GONE_SECONDS = 300
-"""A relay that was not heard of for so long does not run: beside a bridge, nobody waits for its marks."""
+"""A relay without a heartbeat for this long does not run: if there is a bridge too, its marks are not waited for."""
 _m, _t = server_member.c, server_half_message.c
 _refused = sa.table("notify_refused", sa.column("transaction_id"), sa.column("state"))
-"""The list of refused messages, which movers and people keep: see notify/movers/refused.py."""
+"""The list of refused messages that movers and people edit: see notify/movers/refused.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Movers:
-    """The movers of a database. `slowest` is the name of the bridge that is furthest behind, "" without bridges."""
+    """The movers of a database. `slowest`: the name of the bridge that is furthest behind; "" without bridges."""
 
     slowest: str = ""
     read_through_us: int = 0
-    """Up to when the slowest bridge has read what was committed."""
+    """Up to when the slowest bridge has read the log."""
     marks: bool = True
-    """Whether rows are marked as they leave: by relays, or by nobody yet."""
+    """Whether relays mark the rows that leave, or there is no mover yet."""
 
     @property
     def have_left(self) -> Any:
-        """The condition for rows of committed transactions that every mover has moved; not of what a target refused."""
+        """The condition for rows of committed transactions that every mover has moved, without refused ones."""
         read = sa.and_(_t.decided_at < moment_of(max(0, self.read_through_us)), _t.relayed != REFUSED)
         if not self.slowest:
             return is_settled
@@ -48,8 +48,8 @@ class Movers:
 def is_not_listed(connection: Connection) -> Any:
     """The condition for transactions that no person has to decide and no mover has to try again.
 
-    A refused transaction that is to be tried again is marked as if it had never been read, while the bridge's binlog
-    lies behind it: the list alone says that somebody needs its rows.
+    A refused transaction that will be tried again is marked as if it had never been read, while the bridge's binlog
+    is past it: only the list says that its rows are needed.
     """
     if not has_table(connection, _refused.name):
         return sa.true()
@@ -58,9 +58,9 @@ def is_not_listed(connection: Connection) -> Any:
 
 
 def is_past(connection: Connection, movers: Movers | None = None) -> Any:
-    """The condition for decided transactions that nobody has to read any more: retention deletes them by their age.
+    """The condition for decided transactions that no mover still has to read: retention deletes them by age.
 
-    `movers`: those of the database, if they are known.
+    `movers`: the movers of the database, if known.
     """
     movers = movers or movers_of(connection)
     return sa.and_(
@@ -72,7 +72,7 @@ def is_past(connection: Connection, movers: Movers | None = None) -> Any:
 
 
 def movers_of(connection: Connection) -> Movers:
-    """The bridges of this database, and whether relays run beside them."""
+    """The bridges of this database, and whether relays run too."""
     if connection.dialect.name == "sqlite":  # it has no log that a bridge could read
         return Movers()
     through: dict[str, int] = {}
@@ -91,7 +91,7 @@ def movers_of(connection: Connection) -> Movers:
 
 
 def has_moved(connection: Connection, until_us: int) -> bool:
-    """Whether what was committed until then has left the database."""
+    """Whether everything committed until the instant has left the database."""
     movers = movers_of(connection)
     if movers.slowest and movers.read_through_us < until_us:
         return False

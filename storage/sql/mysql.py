@@ -38,7 +38,7 @@ _MYSQL_INSERT = f"INSERT INTO {TABLE} ({','.join(f'`{c}`' for c in (*COLUMNS, *F
 
 
 def _quoted(text: str | None) -> str:
-    """A text as a literal. What could end one early, or is not ASCII, goes as hexadecimal digits."""
+    """A text as a literal; in hexadecimal digits if it is not ASCII or could end a literal early."""
     if text is None:
         return "NULL"
     if text.isascii() and "'" not in text and "\\" not in text:

@@ -1,4 +1,4 @@
-"""Which shard a transaction goes to: by the key map if it has a key, by its id if it has none."""
+"""Chooses the shard of a transaction: by the key map if it has a key, otherwise by its id."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ log = structlog.get_logger("notify.sql")
 
 
 class Placing:
-    """The map of keys that holds for this server, and what is on its way by which version of it."""
+    """The key map that this server follows, and how much is on its way by each version of it."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the shards that this server knows."""
+        """`names`: the shards that this server knows."""
         self.names = tuple(sorted(names))
         self.key_map = KeyMap(shards=self.names)
-        """The shards of keys, in order: a key's is the one that its hash picks."""
+        """The shards of keys, in order; a key's hash picks one."""
         self._sending: dict[int, int] = {}
-        """How many batches are on their way that were sent by a version of the map."""
+        """How many batches are on their way by each version of the map."""
         self._confirmed: float | None = None
-        """When the registry last said which version holds; None: there is no registry to ask. Monotonic seconds."""
+        """When the registry last named the valid version, in monotonic seconds; None: there is no registry."""
         self._complained = 0
         self._refusal = ""
-        """Why nothing with a key is taken; empty: it is."""
+        """Why keys are refused; empty: they are accepted."""
 
     def follow(self, key_map: KeyMap) -> int:
-        """Go by what the registry says from now on; the oldest version by which something is on its way.
+        """Follow the registry's map from now on; returns the oldest version by which something is on its way.
 
-        A map with a shard that is not known here cannot be followed: then this server goes on as before, and the change
+        A map with an unknown shard cannot be followed: then this server keeps the old map, and the change
         waits for it.
         """
         unknown = [name for name in (*key_map.shards, *key_map.previous) if name not in self.names]
@@ -56,20 +56,20 @@ class Placing:
         if key_map.version != self._complained:
             self._complained = key_map.version
             log.error("key_map_not_followed", reason=why, remedy=remedy)
-        # No server sends by the new version before all have followed it. As long as that waits for this server, the
-        # version before it, which this server has, is what every other one sends by, too.
+        # No server sends by the new version before all have followed it. While this server has not, all
+        # others send by the previous version too, which this server has.
         is_current = key_map.previous and not key_map.followed_us and self.key_map.version == key_map.version - 1
         self._refusal = "" if is_current else f"{why}; {remedy}"
 
     def shard_of(self, t: NewTransaction) -> str | None:
-        """Where a transaction has to go: by the first key in it; None: anywhere.
+        """The shard of a transaction's first key; None: any shard.
 
-        Raises Unavailable for a key that moves in a change of the map, and where the registry has not been heard.
+        Raises Unavailable for a key that moves in a change of the map, and if the registry has not answered.
         """
         return self.shard_by(t, self.key_map)
 
     def shard_by(self, t: NewTransaction, key_map: KeyMap) -> str | None:
-        """The same by another version of the map."""
+        """The shard of a transaction's first key, by a version of the map; None: any shard."""
         for m in t.messages:
             if m.key is not None:
                 return self._shard_of_key(m.key, key_map)
@@ -92,11 +92,11 @@ class Placing:
         return shard
 
     def wait_for_map(self) -> None:
-        """Take nothing with a key until the registry has said which version holds."""
+        """Refuse keys until the registry has named the valid version."""
         self._confirmed = float("-inf")
 
     def is_alone(self, key_map: KeyMap) -> bool:
-        """Whether everything goes to the only shard of this server, so that no transaction has to be looked at."""
+        """Whether this server has only one shard, so that no transaction has to be looked at."""
         if key_map.shards != self.names or key_map.previous or self._refusal:
             return False
         return self._confirmed is None or time.monotonic() - self._confirmed <= LEASE_SECONDS
@@ -105,7 +105,7 @@ class Placing:
         return self._confirmed is None or time.monotonic() - self._confirmed <= LEASE_SECONDS
 
     def begin(self) -> KeyMap:
-        """The map to send by, noted as in use. Another may come from `follow`'s thread between the two: then again."""
+        """The map to send by, noted as in use. If `follow`'s thread changes the map in between, it starts again."""
         while True:
             key_map = self.key_map
             self._sending[key_map.version] = self._sending.get(key_map.version, 0) + 1
@@ -119,10 +119,10 @@ class Placing:
             del self._sending[key_map.version]
 
     def place_of(self, transaction_id: bytes, healthy: Collection[str]) -> str:
-        """Where a transaction without a key goes: the same id always to the same shard, while that answers.
+        """The shard of a transaction without a key: the same for the same id, while that shard answers.
 
-        Else to the one behind it that does: a half that is stored twice by this is committed on the shard that its
-        producer's row names, and a queue knows what was committed twice by its id.
+        Otherwise the next shard that answers. A half that is stored twice because of this is committed on the shard
+        that its producer's row names, and a queue recognises a message that was committed twice by its id.
         """
         names = self.names
         home = int.from_bytes(transaction_id[-4:]) % len(names)

@@ -1,6 +1,6 @@
-"""The registry (Config server): who is there, by heartbeats in a table of the server's database.
+"""The registry (MetaQ's Config server): members and their heartbeats, in a table of the server's database.
 
-Times are the database's clock, so that members need not agree on theirs.
+Times are those of the database's clock, so that the members' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from notify.storage.sql.tables import server_member
 
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 5.0
-"""A member not heard of for so long is not handed out any more."""
+"""A member without a heartbeat for this long is no longer listed for clients."""
 FORGOTTEN_SECONDS = 86_400.0
 
 _m = server_member.c
 
 
 def now(connection: Connection) -> Any:
-    """The database's clock, a naive UTC datetime."""
+    """The time of the database's clock, a naive UTC datetime."""
     return connection.execute(sa.select(sa.type_coerce(database_now(), INSTANT))).scalar_one()
 
 
 def heartbeat(connection: Connection, member: Member) -> None:
-    """Note that a member is there."""
+    """Record a member's heartbeat."""
     at = now(connection)
     values = {
         "kind": member.kind,
@@ -50,14 +50,14 @@ def heartbeat(connection: Connection, member: Member) -> None:
 
 
 def leave(connection: Connection, name: str) -> None:
-    """A member stops in good order."""
+    """Remove a member that stops in an orderly way."""
     connection.execute(server_member.delete().where(_m.name == name))
 
 
 def forget(connection: Connection, name: str) -> None:
     """Remove a bridge or another member that will not come back: nothing waits for it any more.
 
-    Raises NotFound for a name that is not there, Conflict for a member that was heard of a moment ago.
+    Raises NotFound for an unknown name, Conflict for a member with a recent heartbeat.
     """
     at = now(connection)
     seen_at = connection.execute(sa.select(_m.seen_at).where(_m.name == name)).scalar_one_or_none()
@@ -70,7 +70,7 @@ def forget(connection: Connection, name: str) -> None:
 
 
 def members(connection: Connection, *, within: float = GONE_SECONDS, with_lost_bridges: bool = False) -> list[Member]:
-    """Those that were heard of within so many seconds, by name; and the bridges that retention waits for, if asked."""
+    """The members with a recent heartbeat, by name, and optionally the bridges that retention waits for."""
     at = now(connection)
     wanted = _m.seen_at > at - timedelta(seconds=within)
     if with_lost_bridges:
@@ -102,7 +102,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def forget_the_long_gone(connection: Connection) -> None:
-    """Delete servers, relays and consumers that were not heard of for a day. Bridges stay: retention waits for them."""
+    """Delete servers, relays and consumers without a heartbeat for a day. Bridges stay: retention waits for them."""
     connection.execute(
         server_member.delete().where(
             _m.seen_at < now(connection) - timedelta(seconds=FORGOTTEN_SECONDS), _m.kind != "bridge"

@@ -1,4 +1,4 @@
-"""Deleting transactions that were decided long ago, a few hundred at a time."""
+"""Deletes transactions that were decided long ago, a few hundred at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("notify.sql")
 PURGE_TRANSACTIONS = 500
 SAY_EVERY_SECONDS = 3600.0
 PURGE_ROUNDS = 40
-"""Rows are deleted a few hundred at a time, each in a transaction of its own, and so many rounds a call."""
+"""Rows are deleted a few hundred at a time, each time in a transaction of its own, for this many rounds a call."""
 _t = server_half_message.c
 
 
@@ -29,17 +29,17 @@ class SqlRetention:
     """Keeps decided transactions for a time."""
 
     def __init__(self, database: Database, retention_us: int) -> None:
-        """`retention_us` 0: for ever."""
+        """`retention_us` 0: no bound."""
         self._database = database
         self._retention_us = retention_us
         self._say_at = 0.0
 
     def keep(self, retention_us: int, retention_bytes: int) -> None:
-        """Another retention from now on; how much room a database takes is not bounded here."""
+        """Change the retention; the size of a database is not bounded."""
         self._retention_us = retention_us
 
     async def retain(self, now_us: int) -> int:
-        """Delete transactions that were decided before the retention, and that nobody has to read any more."""
+        """Delete transactions that were decided before the retention and that no mover still has to read."""
         if not self._retention_us:
             return 0
         before_us = now_us - self._retention_us
@@ -53,7 +53,7 @@ class SqlRetention:
         return deleted
 
     def _old(self, connection: Connection, before_us: int) -> list[str]:
-        """Ids rise with time, so the primary key finds the oldest. What a bridge or relay has not read, stays."""
+        """The primary key finds the oldest rows, because ids rise with time. Rows that a mover has not read stay."""
         movers = movers_of(connection)
         self._say_who_holds_up(movers, before_us)
         highest = ids.to_text(max(0, before_us // 1000).to_bytes(6) + bytes(10))
@@ -66,7 +66,7 @@ class SqlRetention:
         return [str(name) for name in rows]
 
     def _say_who_holds_up(self, movers: Movers, before_us: int) -> None:
-        """Say in the log, once an hour, which bridge keeps decided transactions from being deleted."""
+        """Log once an hour which bridge keeps decided transactions from being deleted."""
         behind_us = before_us - movers.read_through_us
         if not movers.slowest or behind_us <= 0 or time.monotonic() < self._say_at:
             return
@@ -76,11 +76,11 @@ class SqlRetention:
             shard=self._database.shard,
             bridge=movers.slowest,
             seconds_behind=round(behind_us / 1e6),
-            remedy="start it; if it was removed for good: notify storage forget NAME --storage …",
+            remedy="start it; if it was removed permanently: notify storage forget NAME --storage …",
         )
 
 
 def _delete(names: Sequence[str], connection: Connection) -> int:
-    """A person may have had one of them tried again since they were read."""
+    """Delete those that may still be deleted: a person may have had one tried again meanwhile."""
     among = _t.transaction_id.in_(names)
     return int(connection.execute(server_half_message.delete().where(among, is_not_listed(connection))).rowcount)

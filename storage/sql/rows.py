@@ -19,7 +19,7 @@ UNDECIDED = ("PREPARED", "PARKED")
 
 
 class Row(NamedTuple):
-    """The values of a half's row, in the order of `COLUMNS`; the other columns have the same value in each."""
+    """The values of a half's row, in the order of `COLUMNS`; the other columns are the same in each row."""
 
     transaction_id: str
     message_no: int
@@ -41,13 +41,13 @@ class Row(NamedTuple):
 
 
 COLUMNS = Row._fields
-"""The columns that an insert fills one by one."""
+"""The columns with a value of each row."""
 FIXED = {"mode": "half", "shards": "", "relayed": 0, "attempts": 0, "token": 0}
 """The columns that are the same in every new row."""
 
 
 def text_of(time_us: int) -> str:
-    """An instant as the databases read it: UTC, microseconds."""
+    """An instant as text for the databases: UTC, microseconds."""
     seconds, rest = divmod(time_us, 1_000_000)
     return f"{_second(seconds)}.{rest:06d}"
 
@@ -58,12 +58,12 @@ def _second(seconds: int) -> str:
 
 
 def moment_of(time_us: int) -> datetime:
-    """The same as SQLAlchemy's DateTime takes it."""
+    """An instant for SQLAlchemy's DateTime."""
     return datetime.fromtimestamp(time_us // 1_000_000, UTC).replace(tzinfo=None, microsecond=time_us % 1_000_000)
 
 
 def microseconds_of(value: Any) -> int:
-    """Microseconds since 1970 of a database's instant (SQLite gives text, others a naive UTC datetime), 0 for NULL."""
+    """Microseconds since 1970 of a database's instant (from SQLite text, else a naive UTC datetime); 0: NULL."""
     if value is None:
         return 0
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -72,7 +72,7 @@ def microseconds_of(value: Any) -> int:
 
 
 def rows_of(t: NewTransaction, now_us: int) -> list[Row]:
-    """One row a message."""
+    """The rows of a half: one a message."""
     name = ids.to_text(t.id)
     at = text_of(now_us)
     state, decided = ("COMMITTED", at) if t.committed else ("PREPARED", None)
@@ -125,7 +125,7 @@ def payload_of(row: Any) -> bytes:
 
 
 def is_same(t: NewTransaction, stored: Sequence[Any]) -> bool:
-    """Whether a transaction is the one that these rows (in message order) hold."""
+    """Whether a transaction has the content of these rows (in message order)."""
     if len(stored) != len(t.messages) or stored[0]["producer_group"] != t.producer_group:
         return False
     if t.committed and stored[0]["state"] in UNDECIDED:

@@ -1,7 +1,7 @@
-"""Making the server's tables, and refusing a database whose tables this version cannot use.
+"""Makes the server's tables, and refuses a database whose tables this version cannot use.
 
-A step of the tables' version only adds: tables, and columns that are nullable or have a default. So an older server
-goes on with newer tables. What an older server must not touch gets a table of another name.
+A migration only adds tables, and columns that are nullable or have a default. So an older server
+can use newer tables. Data that an older server must not touch gets a table of another name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSION_TABLE = "server_schema_version"
 _VERSION = sa.Table(
     VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True), mysql_engine="InnoDB"
 )
-"""Alembic's table. Alembic itself would make it with the server's default engine, which may know no transactions."""
+"""Alembic's table. Alembic itself would make it with the database's default engine, which may lack transactions."""
 NEEDS = tuple(
     Need(table, "two servers could both write what only one of them may", (SELECT, INSERT, UPDATE, DELETE))
     for table in (
@@ -39,19 +39,19 @@ NEEDS = tuple(
         *administration.metadata.sorted_tables,
     )
 )
-"""A server's needs of its tables: see notify/runtime/guarantees.py."""
+"""The server's needs of its tables: see notify/runtime/guarantees.py."""
 
 
 def upgrade(engine: Engine, shard: str) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
-    Safe to run from several servers at once. Raises StorageFailed for a shard of another name, and UnsafeTable.
+    Several servers may run it at the same time. Raises StorageFailed for a shard of another name, and UnsafeTable.
     """
-    verify(engine)  # a version that this role may not see would be taken for none
+    verify(engine)  # otherwise a version that this role may not see would seem to be missing
     with engine.connect() as connection:
         with _alone(connection):
             current = _revision_of(connection)
-            if current is None or _is_known(current):  # else they are a newer server's, which `check` judges
+            if current is None or _is_known(current):  # otherwise they are a newer server's, which `check` judges
                 config = _config()
                 config.attributes["connection"] = connection
                 if not has_table(connection, VERSION_TABLE):
@@ -65,7 +65,7 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 
 def check(engine: Engine, shard: str) -> None:
-    """Raises StorageFailed where the tables are missing, of a version that cannot be used, or of another shard; and
+    """Raises StorageFailed if the tables are missing, of a version that cannot be used, or of another shard; and
     UnsafeTable."""
     verify(engine)
     check_version(engine)
@@ -79,16 +79,16 @@ def check(engine: Engine, shard: str) -> None:
 
 
 def verify(engine: Engine) -> None:
-    """Raises UnsafeTable if a table that is there cannot keep what a server promises."""
+    """Raises UnsafeTable if an existing table cannot keep a server's guarantees."""
     with engine.connect() as connection:
         guarantees.verify(connection, NEEDS)
 
 
 def check_version(engine: Engine, *, exactly: bool = False) -> None:
-    """Raises StorageFailed where the tables are missing, of an older version, or of one that this code cannot use.
+    """Raises StorageFailed if the tables are missing, of an older version, or of one that this code cannot use.
 
-    Tables of a newer version are used if they only have more than this code knows: servers over one database are
-    upgraded one by one, and one of the older ones may be restarted meanwhile. `exactly`: refuse any newer version.
+    Tables of a newer version are used if they only add to what this code knows: the servers of one database are
+    upgraded one by one, and an older one may be restarted meanwhile. `exactly`: refuse any newer version.
     """
     with engine.connect() as connection:
         current, newest = _revision_of(connection), newest_revision()
@@ -126,13 +126,13 @@ def _is_known(revision: str) -> bool:
 
 
 def _missing_columns(connection: Connection, table: sa.Table) -> list[str]:
-    """The columns that this code uses and the database's table lacks."""
+    """The columns that this code uses and a table of the database lacks."""
     present = {str(column["name"]) for column in sa.inspect(connection).get_columns(table.name)}
     return sorted({column.name for column in table.columns} - present)
 
 
 def _unusable(connection: Connection) -> str:
-    """The reason why tables of a newer version cannot be used; "" where they can."""
+    """Why tables of a newer version cannot be used; "" if they can."""
     inspector = sa.inspect(connection)
     present = set(inspector.get_table_names())
     for table in (*metadata.sorted_tables, *administration.metadata.sorted_tables):
@@ -161,13 +161,13 @@ def _config() -> Config:
 
 
 WAIT_SECONDS = 30
-"""How long an upgrade waits until that of another process has ended."""
+"""How long an upgrade waits for another process's upgrade."""
 _WAITED_IN_VAIN = ("55P03", "57014")
 _BUSY = "another process is changing the tables; try again when it is done"
 
 
 class _alone:
-    """While one upgrades, others wait: an advisory lock where there is one (SQLite's own lock serves)."""
+    """Let other processes wait during an upgrade, by an advisory lock; SQLite needs none besides its own."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -175,7 +175,7 @@ class _alone:
 
     def __enter__(self) -> None:
         if self._name == "postgresql":
-            # The bounds of this session's other statements are shorter than another process may need.
+            # Another process may need longer than the bounds of this session's other statements.
             bounds = [
                 f"set_config('{name}', '{WAIT_SECONDS}s', true)" for name in ("lock_timeout", "statement_timeout")
             ]

@@ -1,4 +1,4 @@
-"""Several databases as one storage: each transaction is in one of them, and a database that fails is left out."""
+"""Several databases as one storage: each transaction is in one of them; a database that fails is left out."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ T = TypeVar("T")
 
 
 class SqlShards:
-    """Transactions without a key go to a database that answers, by their id; those with one to that of their key.
+    """Transactions without a key go to a database that answers, chosen by id; others to the database of their key.
 
-    A keyed transaction whose database is away is refused (retryable), never sent elsewhere: its order would be lost.
+    A transaction whose key's database is unreachable is refused (retryable), because elsewhere its order would be lost.
     """
 
     def __init__(self, stores: Sequence[SqlStore]) -> None:
-        """Raises InvalidRequest where two have one name."""
+        """Raises InvalidRequest if two shards have the same name."""
         self.by_name = {store.shard: store for store in stores}
         if len(self.by_name) != len(stores):
             raise InvalidRequest("--storage: two databases have the same shard name")
@@ -69,11 +69,11 @@ class SqlShards:
 
     @property
     def first(self) -> SqlStore:
-        """Where the registry is."""
+        """The shard that has the registry."""
         return self.by_name[min(self.by_name)]
 
     async def open(self, now_us: int) -> None:
-        """Open what answers. Raises StorageFailed where a database is not what it should be, or none answers."""
+        """Open every database that answers. Raises StorageFailed if one is unsuitable, or none answers."""
         failures = []
         for store in self.by_name.values():
             try:
@@ -86,9 +86,9 @@ class SqlShards:
             raise StorageFailed("no database answers: " + "; ".join(failures))
 
     def check_registry(self) -> None:
-        """Raises StorageFailed where a new shard would become the registry, because it is the first by name.
+        """Raises StorageFailed if a new shard would become the registry because it is the first by name.
 
-        Servers that do not know that shard would keep to another registry, and keys would be in two places.
+        Servers that do not know that shard would keep using another registry, and keys would be in two places.
         """
         in_use = self._in_use()
         first = self.first.shard
@@ -101,13 +101,13 @@ class SqlShards:
             )
 
     def first_map(self) -> list[str]:
-        """The shards of the first key map: where other servers may be sending already, only those they send to."""
+        """The shards of the first key map: if other servers may already be sending, only those that they use."""
         in_use = self._in_use()
         known = [name for name in self._placing.names if in_use.get(name, True)]
         return known if any(in_use.values()) else list(self._placing.names)
 
     def _in_use(self) -> dict[str, bool]:
-        """Whether servers have used a database that answers, by its shard's name. Blocks."""
+        """Whether servers have used each database that answers, by its shard's name. Blocks."""
         in_use = {}
         for name in sorted(self._opened):
             with self.by_name[name].engine.connect() as connection:
@@ -115,7 +115,7 @@ class SqlShards:
         return in_use
 
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
-        """See NamesBodies: one database after the other. A place is a shard's name, and the place there."""
+        """See NamesBodies: one database after another. A place is a shard's name and the place there."""
         names = sorted(self.by_name)
         shard, _, place = after.partition("/")
         if not after:
@@ -123,7 +123,7 @@ class SqlShards:
         if shard not in self.by_name:
             raise InvalidRequest(f"after is {after[:80]!r}: it should be what an earlier answer said", "invalid_query")
         if shard not in self._opened:
-            raise Unavailable(f"shard {shard!r} is away, and may name bodies that no other does")
+            raise Unavailable(f"shard {shard!r} is unreachable, and may name bodies that no other does")
         found, following = await self.by_name[shard].stored_bodies(place)
         if following:
             return found, f"{shard}/{following}"
@@ -155,7 +155,7 @@ class SqlShards:
     # --- which of them ----------------------------------------------------------------------------------------
 
     def healthy(self) -> list[SqlStore]:
-        """Those that answer, as far as is known."""
+        """The shards that answer, as far as is known."""
         return [s for s in self.by_name.values() if s.shard in self._opened and not s.writer.failing_since]
 
     def _at(self, shard: str) -> SqlStore:
@@ -181,7 +181,7 @@ class SqlShards:
             placing.end(by_map)
 
     async def _put_by(self, by_map: KeyMap, transactions: Sequence[NewTransaction], now_us: int) -> list[PutResult]:
-        """Each transaction to its shard, by this version of the map."""
+        """Send each transaction to its shard, by this version of the map."""
         healthy = [store.shard for store in self.healthy()]
         by_shard: dict[str, list[int]] = {}
         results: list[PutResult | NotifyError | None] = [None] * len(transactions)
@@ -209,7 +209,7 @@ class SqlShards:
     async def _put_at(
         self, shard: str, transactions: Sequence[NewTransaction], now_us: int
     ) -> Sequence[PutResult | NotifyError]:
-        """The result for each; an error is that transaction's alone."""
+        """The result for each transaction; an error concerns only its own."""
         try:
             return await self._at(shard).put(transactions, now_us)
         except PartlyStored as partly:
@@ -232,7 +232,7 @@ class SqlShards:
             shard = shards.get(outcome[0])
             for name in (shard,) if shard is not None else self.by_name:
                 by_shard.setdefault(name, []).append(place)
-        # At the same time: a shard that is slow or away holds up no outcome of the others.
+        # All shards at the same time, so that a slow or unreachable one does not delay the others.
         answers = await asyncio.gather(
             *[
                 self._decide_at(shard, [outcomes[place] for place in places], now_us, forced, tokens)
@@ -249,14 +249,14 @@ class SqlShards:
         forced: bool,
         tokens: Mapping[bytes, int],
     ) -> Sequence[Decided | NotifyError]:
-        """The result for each; an error is that of the shard."""
+        """The result for each transaction; an error is that of its shard."""
         try:
             return await self._at(shard).decide(outcomes, now_us, forced, tokens)
         except NotifyError as error:
             return [error] * len(outcomes)
 
     async def _each(self, ask: Callable[[SqlStore], Awaitable[T]]) -> list[T]:
-        """The answers of those that answer. Raises Unavailable where none does."""
+        """The answers of the shards that answer. Raises Unavailable if none does."""
         found: list[T] = []
         failed: NotifyError | None = None
         for store in self.healthy():
@@ -269,7 +269,7 @@ class SqlShards:
         return found
 
     async def _first(self, ask: Callable[[SqlStore], Awaitable[T | None]]) -> T | None:
-        """The answer of the one that has any. Raises Unavailable where none has, and one that may does not answer."""
+        """The first answer that is not None. Raises Unavailable if there is none and a shard is unreachable."""
         answers = await self._each(ask)
         answer = next((a for a in answers if a is not None), None)
         if answer is None and len(answers) < len(self.by_name):
@@ -277,8 +277,8 @@ class SqlShards:
         return answer
 
     async def _all(self, ask: Callable[[SqlStore], Awaitable[T]]) -> list[T]:
-        """The answers of all. Raises Unavailable where one does not answer, also if it did a moment ago: it may be the
-        one that knows."""
+        """The answers of all shards. Raises Unavailable if one does not answer, even if it did a moment ago: it may be
+        the one that knows."""
         answers = await self._each(ask)
         if len(answers) < len(self.by_name):
             raise Unavailable(MAY_KNOW)
@@ -297,7 +297,7 @@ class SqlShards:
     async def claim_checks(self, producer_group: str, now_us: int, limit: int, answer_within_us: int) -> list[Due]:
         claimed: list[Due] = []
         for store in self.healthy():
-            # A shard that is away is asked for its rows when it is back.
+            # An unreachable shard is asked for its rows when it is back.
             with contextlib.suppress(Unavailable):
                 claimed += await store.claim_checks(producer_group, now_us, limit - len(claimed), answer_within_us)
         return claimed
@@ -317,9 +317,9 @@ class SqlShards:
             return await self._at(shard).checking(transaction_id)
         return await self._first(lambda s: s.checking(transaction_id))
 
-    async def resume_checks(self, transaction_id: bytes, now_us: int, *, anew: bool) -> bool:
+    async def resume_checks(self, transaction_id: bytes, now_us: int, *, reset: bool) -> bool:
         async def resumed(store: SqlStore) -> bool | None:
-            return await store.resume_checks(transaction_id, now_us, anew=anew) or None
+            return await store.resume_checks(transaction_id, now_us, reset=reset) or None
 
         return await self._first(resumed) is not None
 
@@ -331,7 +331,7 @@ class SqlShards:
         return [contents[(due.shard, due.id)] for due in claimed]
 
     def tend(self, now_us: int) -> None:
-        """Look whether a database that was left out answers again."""
+        """Check whether a database that was left out answers again."""
         for store in self.by_name.values():
             out = store.shard not in self._opened or store.writer.failing_since
             task = self._probing.get(store.shard)
@@ -394,7 +394,7 @@ def _by_shard(claimed: Sequence[Due]) -> dict[str, list[Due]]:
 
 
 def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> SqlShards:
-    """The shards that `--storage` names: one URL, or `name=URL` for each, apart by blanks. Raises InvalidRequest."""
+    """The shards that `--storage` names: one URL, or several `name=URL` with spaces between. Raises InvalidRequest."""
     stores = []
     parts = text.split()
     for part in parts:
@@ -410,13 +410,13 @@ def open_storage(text: str, shard: str, *, retention_us: int, writers: int) -> S
 
 
 Answer = Decided | NotifyError
-"""A shard's answer to an outcome; an error: the shard is away, or refuses."""
+"""A shard's answer to an outcome; an error: the shard is unreachable, or refuses."""
 
 
 def one_answer_each(count: int, answers: Iterable[tuple[Sequence[int], Sequence[Answer]]]) -> list[Decided]:
-    """The answer to each of `count` outcomes, of which each shard was asked some, named by their places.
+    """Combine the shards' answers to `count` outcomes. Each shard got some of them, by their places.
 
-    Raises PartlyDecided with the answers where one of them is an error.
+    Raises PartlyDecided with the answers if one of them is an error.
     """
     best: dict[int, Answer] = {}
     for places, some in answers:
@@ -431,8 +431,8 @@ def one_answer_each(count: int, answers: Iterable[tuple[Sequence[int], Sequence[
 
 
 def _says_more(answer: Answer, before: Answer | None) -> bool:
-    """Whether an answer is worth more than another shard's: most of all that it has the transaction, and that it may
-    have it more than that it has not."""
+    """Whether an answer counts more than another shard's: a shard that has the transaction comes first, then one that
+    may have it."""
     if before is None:
         return True
     if isinstance(answer, NotifyError):

@@ -1,4 +1,4 @@
-"""One database as a storage of transactions. Any number of servers share it; none of them keeps state of its own."""
+"""One database as a storage of transactions. Any number of servers share it; none keeps state of its own."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ log = structlog.get_logger("notify.sql")
 
 TOPICS_KEPT = 100_000
 READ_AT_ONCE = 16
-"""So many transactions are read at a time, since one may have 8 MiB."""
+"""How many transactions are read at a time: one may have 8 MiB."""
 
 _t = server_half_message.c
 
 
 class DatabaseAway(StorageFailed):
-    """A database cannot be opened: it does not answer, or not to this address."""
+    """A database cannot be opened: it does not answer, or the URL is wrong."""
 
 
 class SqlStore:
@@ -56,7 +56,7 @@ class SqlStore:
     """
 
     def __init__(self, url: str, shard: str = "main", *, retention_us: int = 0, writers: int = WRITERS) -> None:
-        """`retention_us`: how long decided transactions are kept; 0: for ever. Raises InvalidRequest for a bad URL."""
+        """`retention_us`: how long decided transactions are kept; 0: no bound. Raises InvalidRequest for a bad URL."""
         self.shard = shard
         self._database = database = Database(url, shard)
         self.engine = database.engine
@@ -67,7 +67,7 @@ class SqlStore:
         checks = SqlChecks(database)
         retention = SqlRetention(database, retention_us)
 
-        # Lent: CheckStore, and Retaining.
+        # Exposed: CheckStore, and Retaining.
         self.claim_checks = checks.claim
         self.release_checks = checks.release
         self.answer_check = checks.answer
@@ -89,7 +89,7 @@ class SqlStore:
     def _check(self) -> None:
         try:
             if self.engine.dialect.name == "sqlite":
-                schema.upgrade(self.engine, self.shard)  # a file of this server's own
+                schema.upgrade(self.engine, self.shard)  # the file belongs to this server alone
             schema.check(self.engine, self.shard)
         except sa.exc.DBAPIError as error:
             raise DatabaseAway(
@@ -101,7 +101,7 @@ class SqlStore:
         self._database.close()
 
     async def probe(self) -> None:
-        """See whether the database takes writes again. Raises Unavailable where it does not."""
+        """Check whether the database accepts writes again. Raises Unavailable if not."""
         await self._database.run(_write_and_remove)
         self.writer.failing_since = 0.0
 
@@ -117,7 +117,7 @@ class SqlStore:
         return self._topics.get(name)
 
     def has_topic(self, name: str) -> bool:
-        """Whether the name has been used here: topics and their policies are the queue servers'."""
+        """Whether the name was used here; queue servers have the topics and their policies."""
         return name in self._topics
 
     def create_topic_soon(self, topic: Topic, followed_by: Sequence[Subscription] = ()) -> None:
@@ -143,7 +143,7 @@ class SqlStore:
     async def _put_without_nul(
         self, transactions: Sequence[NewTransaction], now_us: int
     ) -> list[PutResult | NotifyError]:
-        """Those with a NUL are refused here: in a batch, they would have all of it written again in parts."""
+        """Refuse transactions with a NUL, which would have a whole batch written again in parts."""
         held = [t for t in transactions if not has_nul(t)]
         stored = iter(await self.writer.put(held, now_us) if held else ())
         return [InvalidRequest(NUL, "invalid_value") if has_nul(t) else next(stored) for t in transactions]
@@ -169,14 +169,14 @@ class SqlStore:
         return [known.get(name) or None for name in names]
 
     def _rows_of(self, names: Sequence[str]) -> dict[str, list[Any]]:
-        """All rows of transactions, in message order; on a connection of its own."""
+        """All rows of transactions, in message order, read on a connection of its own."""
         with self.engine.begin() as connection:
             return rows_by_id(connection, names)
 
     # --- for the administrator --------------------------------------------------------------------------------
 
     async def stored_bodies(self, after: str) -> tuple[set[str], str]:
-        """See NamesBodies. A place is a transaction's id: they grow with time, and a row stays where it is."""
+        """See NamesBodies. A place is a transaction's id: ids grow with time, and a row keeps its id."""
         return await self._database.run(lambda connection: lookups.stored_bodies(connection, after))
 
     async def transaction(self, transaction_id: bytes) -> Transaction | None:
@@ -205,7 +205,7 @@ class SqlStore:
         return await self._database.run(read)
 
     def _read(self, connection: Connection, names: Sequence[str], most_bytes: int | None) -> Iterator[Transaction]:
-        """Transactions by their ids, some at a time, and without bodies once there are so many bytes of messages."""
+        """Transactions by their ids, some at a time; without bodies after `most_bytes` of messages."""
         size = 0
         for first in range(0, len(names), READ_AT_ONCE):
             some = names[first : first + READ_AT_ONCE]
@@ -218,7 +218,7 @@ class SqlStore:
 
 
 def _write_and_remove(connection: Connection) -> None:
-    """A row that nobody sees: a standby answers, too, and so does a database without room."""
+    """Write and remove a row: a standby, or a database without space, answers reads too."""
     name = f"probe-{ids.to_text(ids.new_id())}"
     registry.heartbeat(connection, Member(name, "probe"))
     registry.leave(connection, name)

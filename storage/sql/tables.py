@@ -1,8 +1,8 @@
-"""The server's own tables in a database: halves and outcomes, who is there, and where bridges stand.
+"""The server's own tables in a database: halves and outcomes, the registry, and the key map.
 
-`server_half_message` has the columns of the local table `half_message` under another name, so that both may share a
-database, and behind them what a check needs. One row a message; message 0 speaks for its transaction in the columns of
-the check. Times of day are UTC; `next_check_us` is microseconds since 1970.
+`server_half_message` has the columns of the local table `half_message`, under another name so that both may share a
+database, and further columns for checks, which count in the row of message 0. It has one row a message. Times are
+in UTC; `next_check_us` is in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ server_half_message = sa.Table(
     sa.Column("source", _LABEL, nullable=False),
     sa.Column("instance", _LABEL, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("token", sa.BigInteger, nullable=False),  # of the check that is under way; 0: there is none
-    sa.Column("next_check_us", sa.BigInteger),  # of message 0 while it is undecided
+    sa.Column("token", sa.BigInteger, nullable=False),  # of the check that is under way; 0: no check is
+    sa.Column("next_check_us", sa.BigInteger),  # in message 0, while the transaction is undecided
     sa.Column("decided_at", INSTANT),
     sqlite_with_rowid=False,
     **_INNODB,
@@ -61,9 +61,9 @@ is_waiting = sa.and_(
     server_half_message.c.relayed == sa.literal_column("0"),
     server_half_message.c.state == sa.literal_column("'COMMITTED'"),
 )
-"""Committed and not relayed yet; written out, so that SQLite and PostgreSQL see that the index serves it."""
+"""Committed and not relayed yet. As text, so that SQLite and PostgreSQL use the partial index for it."""
 is_settled = server_half_message.c.relayed.in_((RELAYED, DROPPED))
-"""Relayed, or dropped by a person. What a target refused waits for one: see notify/movers/refused.py."""
+"""Relayed, or dropped by a person. A refused transaction waits for a person: see notify/movers/refused.py."""
 
 
 def _relays_look(*_: Any, dialect: Any, **__: Any) -> bool:
@@ -76,17 +76,17 @@ sa.Index(
     sqlite_where=is_waiting,
     postgresql_where=is_waiting,
 ).ddl_if(callable_=_relays_look)
-"""Only where a relay looks for them: in MySQL and MariaDB the bridge reads the binlog, and the index would cost."""
+"""Not for MySQL and MariaDB, where a bridge reads the binlog and the index would only cost."""
 
 server_shard = sa.Table(
     "server_shard",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # 1: one row
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # always 1: the table has one row
     sa.Column("name", NAME, nullable=False),
     sa.Column("source", ID, nullable=False),
     **_INNODB,
 )
-"""Which shard this database is; a server that calls it otherwise is refused."""
+"""The name of this database's shard; a server that gives it another name is refused."""
 
 server_member = sa.Table(
     "server_member",
@@ -103,26 +103,26 @@ server_member = sa.Table(
     sa.Column("seen_at", INSTANT, nullable=False),
     **_INNODB,
 )
-"""The registry: who is there, by heartbeats. `detail` is JSON."""
+"""The registry: members and their heartbeats. `detail` is JSON."""
 
 server_key_map = sa.Table(
     "server_key_map",
     metadata,
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("shards", TEXT, nullable=False),  # JSON: names in order; a key's is the one its hash picks
+    sa.Column("shards", TEXT, nullable=False),  # JSON: names in order; a key's hash picks one
     sa.Column("made_at", INSTANT, nullable=False),
     **_INNODB,
 )
-"""Which shard a key belongs to, by version: the newest holds."""
+"""The key map by version; the newest version is valid."""
 
 server_key_map_change = sa.Table(
     "server_key_map_change",
     metadata,
     sa.Column("of_version", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("previous", TEXT, nullable=False),  # JSON: the shards of the version before
+    sa.Column("previous", TEXT, nullable=False),  # JSON: the shards of the previous version
     sa.Column("followed_at", INSTANT),
     sa.Column("settled_at", INSTANT),
     sa.Column("drained_at", INSTANT),
     **_INNODB,
 )
-"""How far a change to a version has come: see storage/sql/key_map.py."""
+"""The last recorded step of a change to a version: see storage/sql/key_map.py."""

@@ -1,4 +1,4 @@
-"""Undecided transactions in a database: found by the index of checks, and counted without a look at their messages."""
+"""Undecided transactions in a database: found by the index of checks, and counted without reading their messages."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ OLDEST_FIRST = (_t.created_at, _t.transaction_id)
 
 
 def condition(connection: Connection, state: State | None = None, producer_group: str | None = None) -> Any:
-    """The condition for the first rows of undecided transactions, by which the database need not read the decided
-    ones: there may be millions."""
+    """The condition for the first rows of undecided transactions, with which the database does not read the decided
+    ones, of which there may be millions."""
     wanted = [_open]
     if state is not None:
         wanted.append(_t.state == state.name)
     if producer_group is not None:
         wanted.append(_t.producer_group == producer_group)
     elif connection.dialect.name in ("mysql", "mariadb"):
-        # Their index has the decided rows, too: it is read for one producer group after the other, behind those.
+        # Their index has the decided rows too, so it is read for one producer group after another, after those rows.
         groups = connection.scalars(sa.select(_t.producer_group).distinct().limit(MOST_GROUPS)).all()
         if len(groups) < MOST_GROUPS:
             wanted.append(_t.producer_group.in_(groups))
@@ -36,7 +36,7 @@ def condition(connection: Connection, state: State | None = None, producer_group
 
 
 def in_doubt(connection: Connection) -> InDoubt:
-    """How many there are, counted up to a bound."""
+    """The number of undecided transactions, counted up to a bound."""
     prepared, parked = _count(connection, State.PREPARED), _count(connection, State.PARKED)
     wanted = condition(connection, State.PREPARED)
     oldest = sa.select(_t.created_at, _t.producer_group).where(wanted).order_by(*OLDEST_FIRST).limit(1)
@@ -51,7 +51,7 @@ def _count(connection: Connection, state: State) -> int:
 
 
 def sum_of(parts: Sequence[InDoubt]) -> InDoubt:
-    """Those of several databases together."""
+    """The sum over several databases."""
     begun = [part for part in parts if part.oldest_us]
     oldest = min(begun, key=lambda part: part.oldest_us, default=InDoubt(0, 0))
     prepared, parked = sum([part.prepared for part in parts]), sum([part.parked for part in parts])

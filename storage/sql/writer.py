@@ -1,8 +1,8 @@
-"""Group commit over a database: while a writer's transaction is on its way, everything that waits goes into the next.
+"""Group commit over a database: what waits while a writer's transaction is on its way goes into the next one.
 
-Requests of many callers become one transaction of multi-row statements. A batch is carried out again after a deadlock
-or a lost connection: ids make it harmless, since a half that is there already is compared, and an outcome that is
-recorded already stays. So a connection that is cut at COMMIT neither loses nor doubles.
+Requests of many callers become one transaction of multi-row statements. A batch is repeated after a deadlock
+or a lost connection. Ids make this harmless, because an existing half is compared, and a recorded
+outcome stays. So a connection that is cut at COMMIT neither loses nor doubles anything.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BATCH_TRANSACTIONS = 1000
 BATCH_BYTES = 8 << 20
 WAITING_BYTES = 64 << 20
 GIVE_UP_SECONDS = 2.5
-"""How long a batch is tried: less than the SDK waits for its half."""
+"""How long a batch is retried: less than the SDK waits for its half."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 KNOWN_HALVES = 50_000
 
@@ -55,7 +55,7 @@ _ROLLED_BACK = Decided(True, State.ROLLED_BACK, True)
 
 @dataclass(slots=True)
 class _Job:
-    """One call of `put` or `decide`, and who waits for it."""
+    """One call of `put` or `decide`, and the future that waits for it."""
 
     answer: asyncio.Future[Any]
     now_us: int
@@ -68,10 +68,10 @@ class _Job:
 
 
 class Writer:
-    """Writes halves and outcomes of one database in its own threads. `put` and `decide` belong to one event loop."""
+    """Writes halves and outcomes of one database in its own threads. Call `put` and `decide` on one event loop."""
 
     def __init__(self, dialect: Dialect, read_rows: Callable[[Sequence[str]], dict[str, list[Any]]], name: str) -> None:
-        """`read_rows` gives the rows of transactions, in message order; called in a thread."""
+        """`read_rows` returns the rows of transactions, in message order; it is called in a thread."""
         self._dialect = dialect
         self._read_rows = read_rows
         self._name = name
@@ -79,13 +79,13 @@ class Writer:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._waiting_bytes = 0
         self._known: OrderedDict[str, tuple[str, int]] = OrderedDict()
-        """Halves that this process stored: group and number of messages. Spares a look before their outcome."""
+        """Group and number of messages of halves that this process stored, which saves a read before their outcome."""
         self._known_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closing = False
         self.batches = 0
         self.failing_since = 0.0
-        """When the database was lost (time.monotonic), 0 while it answers."""
+        """When the database was lost (time.monotonic); 0 while it answers."""
 
     def start(self, writers: int) -> None:
         for number in range(writers):
@@ -96,7 +96,7 @@ class Writer:
     # --- on the loop ------------------------------------------------------------------------------------------
 
     async def put(self, halves: Sequence[NewTransaction], now_us: int) -> list[PutResult | NotifyError]:
-        """The result for each; an error is that transaction's alone."""
+        """The result for each transaction; an error concerns only its own."""
         size = sum([len(m.payload) + 300 for t in halves for m in t.messages])
         job = _Job(self._loop.create_future(), now_us, size, len(halves), halves=halves)
         results: list[PutResult | NotifyError] = await self._submit(job)
@@ -141,7 +141,7 @@ class Writer:
             if batch is None:
                 break
             if connection is not None and time.monotonic() - used > RECYCLE_SECONDS:
-                _close(connection)  # the database may have ended it meanwhile
+                _close(connection)  # the database may have closed it meanwhile
                 connection = None
             connection = self._write(connection, batch)
             used = time.monotonic()
@@ -150,7 +150,7 @@ class Writer:
             _close(connection)
 
     def _take(self) -> list[_Job] | None:
-        """Everything that waits, within the bounds of a batch; None at the end."""
+        """Take the waiting jobs, within the bounds of a batch; None at the end."""
         first = self._jobs.get()
         if first is None:
             return None
@@ -172,10 +172,10 @@ class Writer:
         try:
             self._loop.call_soon_threadsafe(_answer, batch)
         except RuntimeError:
-            return  # the loop is closed: nobody is left who could be told
+            return  # the loop is closed, so nothing waits for the result
 
     def _write(self, connection: Any, batch: list[_Job]) -> Any:
-        """Carry a batch out and note the jobs' results; the connection to go on with, None where it is lost."""
+        """Carry a batch out and set the jobs' results. Returns the connection to use next; None if it is lost."""
         deadline = time.monotonic() + GIVE_UP_SECONDS
         careful = False
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
@@ -206,7 +206,7 @@ class Writer:
                 time.sleep(wait)
 
     def _recovered(self, connection: Any, error: Exception) -> Any:
-        """The connection after its transaction is rolled back; None where that failed, or it is lost anyway."""
+        """The connection after a rollback; None if that failed, or if the connection was lost before."""
         if connection is None:
             return None
         if not isinstance(error, Gone):
@@ -215,15 +215,15 @@ class Writer:
             except Exception as failed:
                 if not is_of_the_database(failed):
                     faults.unexpected("rollback_failed", failed, shard=self._name)
-                # Otherwise the connection is lost, too.
+                # Otherwise the connection is lost too.
             else:
                 return connection
         _close(connection)
         return None
 
     def _refuse(self, connection: Any, batch: list[_Job], error: Exception) -> Any:
-        """The database refuses something in the batch: its two halves, and then those of a job, are tried alone, down
-        to the transaction that is refused. Whoever waits for a half is answered when it is done."""
+        """The database refuses something in the batch: try each half of it alone, then the halves of a job, down
+        to the refused transaction. The callers of each half are answered when it is done."""
         if len(batch) > 1:
             middle = len(batch) // 2
             for jobs in (batch[:middle], batch[middle:]):
@@ -252,7 +252,7 @@ class Writer:
         return connection
 
     def _attempt(self, connection: Any, batch: list[_Job], careful: bool) -> None:
-        """One transaction. `careful`: a row was there already, so look before inserting."""
+        """Carry a batch out in one transaction. `careful`: a row already existed, so look before inserting."""
         if careful:
             self._put_carefully(connection, batch)
         else:
@@ -300,7 +300,7 @@ class Writer:
     # --- outcomes ---------------------------------------------------------------------------------------------
 
     def _decide(self, connection: Any, jobs: list[_Job]) -> None:
-        """Outcomes of a batch, compare and set. What an earlier one of the batch decided, stays."""
+        """Record the outcomes of a batch by compare and set. An earlier decision in the batch stays."""
         if not jobs:
             return
         wanted: dict[str, tuple[str | None, State, int | None, int]] = {}
@@ -346,9 +346,10 @@ class Writer:
         return Decided(True, o[2], True)
 
     def _decide_known(self, connection: Any, wanted: Mapping[str, tuple[str | None, State, int | None, int]]) -> bool:
-        """All at once where this process stored every half and no check is answered: the number of rows tells.
+        """Record them in one statement if this process stored every half and no check is answered.
 
-        False with nothing done where that is not so. Raises _LookFirst where one turns out to be decided already.
+        Otherwise it returns False and changes nothing. Raises _LookFirst if the number of rows shows an earlier
+        decision.
         """
         rows = {State.COMMITTED: 0, State.ROLLED_BACK: 0}
         names: dict[State, list[str]] = {State.COMMITTED: [], State.ROLLED_BACK: []}
@@ -369,13 +370,13 @@ class Writer:
             for name in wanted:
                 self._known.pop(name, None)
         if not changed:
-            # The transaction is begun anew, and looks before it decides.
+            # The transaction is repeated, and looks before it decides.
             raise _LookFirst("an outcome of these is recorded already")
         return True
 
 
 class _LookFirst(Again):
-    """Not a fault: the fast way found that it may not be taken."""
+    """Not a fault: the fast path does not apply."""
 
 
 def _stored(t: NewTransaction) -> PutResult:
@@ -398,4 +399,4 @@ def _close(connection: Any) -> None:
     try:
         connection.close()
     except Exception:
-        return  # it is lost anyway
+        return  # the connection is lost already

@@ -116,7 +116,7 @@ class FaultyShop:
 
 
 class Bank:
-    """A second service, whose local rows can be away for a while: then nothing can be said of its messages."""
+    """A second service, whose local rows can be unreachable for a while: then nothing can be said of its messages."""
 
     def __init__(self, database_url: str, server_url: str) -> None:
         self._engine = make_engine(database_url)

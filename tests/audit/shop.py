@@ -72,7 +72,7 @@ class Shop:
     @contextmanager
     def busy(self, threads: int = 1, pause_seconds: float = 0.0) -> Iterator[None]:
         """Place and consume orders in the background until the context ends."""
-        # Where the server is away, an order does not happen.
+        # Where the server is unreachable, an order does not happen.
         ordering = repeated(self.order, threads=threads, pause_seconds=pause_seconds, passing=(NotifyError,))
         with running(self.consumer), ordering:
             yield

@@ -69,7 +69,7 @@ def test_a_group_that_stands_still() -> None:
     last = {("points", "orders", 0): Settled(T0, T0)}
     (cause,) = told(cases, last)
     assert cause.sentence == (
-        "group points stands still since 2026-11-23 10:04:00Z: 40 messages of topic orders are undelivered"
+        "group points has been stuck since 2026-11-23 10:04:00Z: 40 messages of topic orders are undelivered"
     )
     assert (cause.finding, cause.count, cause.fails, cause.subject) == ("UNDELIVERED", 40, True, "group points")
     assert cause.commands[0] == "notify group show points --url http://127.0.0.1:7401"
@@ -81,7 +81,7 @@ def test_a_group_that_stands_still() -> None:
 def test_a_queue_that_stands_still_while_others_go_on() -> None:
     last = {("points", "orders", 0): Settled(T0, T0), ("points", "mails", 0): Settled(NOW, NOW)}
     (cause,) = told([undelivered(T0 + MINUTE)], last)
-    assert cause.sentence.startswith("group points stands still there since 2026-11-23 10:04:00Z: 1 message of topic")
+    assert cause.sentence.startswith("group points has been stuck there since 2026-11-23 10:04:00Z: 1 message of topic")
 
 
 def test_a_slow_group_and_single_messages() -> None:
@@ -114,7 +114,7 @@ def test_ghosts_name_who_sent_them() -> None:
     assert cause.sentence.startswith("producer group bank, source X1: 1 message delivered that no database committed")
 
 
-def test_what_matters_most_comes_first_and_what_is_harmless_not_at_all() -> None:
+def test_causes_are_ordered_by_weight_without_harmless_ones() -> None:
     cases = [
         Found("MISDATED", new_id(), producer_group="bank", at_us=T0), undelivered(T0), lost(T0), lost(T0),
         Found("ACKED_NO_EFFECT", new_id(), groups=["mail", "points"], at_us=T0, evidence={"acked_us": T0}),

@@ -82,7 +82,7 @@ def test_it_goes_on_only_with_the_same_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_an_audit_goes_on_with_may_be_small_in_a_large_log(
+def test_a_continued_audit_reads_only_a_small_part_of_a_large_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark then starts for little work."""

@@ -91,7 +91,7 @@ def test_a_disaster_is_named_before_messages_are_read(
 
 
 @pytest.mark.long
-def test_what_harms_nothing_passes(spark: Any, trade: Trade, tmp_path: Path) -> None:
+def test_a_harmless_disaster_passes(spark: Any, trade: Trade, tmp_path: Path) -> None:
     world = World(trade, trade, {service: trade.url(service) for service in SERVICES}, [trade.log])
     results: list[Result] = []
 
@@ -232,7 +232,7 @@ def test_a_frame_whose_header_is_garbled(trade: Trade, tmp_path: Path) -> None:
     assert any("cannot be read" in reason for reason in later.reasons)  # messages of that time may have been in it
 
 
-def test_what_is_missing_from_long_ago_says_nothing_of_today(trade: Trade) -> None:
+def test_an_old_gap_does_not_affect_the_verdict_on_today(trade: Trade) -> None:
     removed(trade.segments())
     log = read(trade)
     (hole,) = log.holes

@@ -55,7 +55,7 @@ def messages(trade: Trade, numbers: Any) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["digest", pytest.param("window", marks=pytest.mark.long)])
-def test_what_is_proven_is_neither_missing_nor_sent_again(
+def test_a_proven_effect_is_neither_missing_nor_sent_again(
     spark: Any, trade: Trade, tmp_path: Path, method: str
 ) -> None:
     without_rows(trade)

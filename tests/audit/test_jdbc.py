@@ -119,7 +119,7 @@ def test_all_of_a_url_of_postgresql_reaches_spark(spark: Any, secured: Secured) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["environment", pytest.param("service", marks=pytest.mark.long)])
-def test_what_libpq_takes_from_elsewhere_reaches_spark(
+def test_settings_from_libpq_files_and_variables_reach_spark(
     place: str, spark: Any, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passwords = tmp_path / "passwords"

@@ -57,6 +57,6 @@ def test_an_input_without_a_message_proves_nothing() -> None:
         assert result.verdict == "INCONCLUSIVE" and any(said in reason for reason in result.reasons), result.reasons
 
 
-def test_what_is_pending_for_another_reason_is_not_waited_for() -> None:
+def test_judges_all_ignores_messages_pending_for_other_reasons() -> None:
     result, _ = judged(ago_s=9000, closed=7)
     assert result.judges_all_us == 0

@@ -82,7 +82,7 @@ def said(result: Result) -> list[tuple[str, str]]:
 
 
 @pytest.mark.long
-def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
+def test_a_message_missing_in_kafka_is_lost_and_one_only_in_kafka_is_a_ghost(
     spark: Any, kafka: KafkaCluster, database_urls: dict[str, str], tmp_path: Path
 ) -> None:
     with (
@@ -107,7 +107,7 @@ def test_what_kafka_lacks_is_lost_and_what_it_has_alone_is_a_ghost(
 
 
 @pytest.mark.long
-def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
+def test_settlements_over_kafka_follow_from_offsets_retries_and_effects(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
     group, at = unique, time.time_ns() // 1000 - HOUR
@@ -149,7 +149,7 @@ def test_what_groups_have_done_follows_from_their_offsets_retries_and_effects(
             known = explain(inputs, each.message_id, tmp_path, (5, 5))
             assert (known.exit_code, known.verdicts[0].finding) == (0, ""), known.sentence
     causes = {cause.finding: cause.sentence for cause in result.causes}
-    assert f"group {group} stands still since" in causes["UNDELIVERED"] and "2 messages" in causes["UNDELIVERED"]
+    assert f"group {group} has been stuck since" in causes["UNDELIVERED"] and "2 messages" in causes["UNDELIVERED"]
     assert f"group {group} gave up 1 message" in causes["DEAD"]
 
 
@@ -178,7 +178,7 @@ def test_a_group_is_judged_by_what_it_noted(
 
 
 @pytest.mark.long
-def test_what_retention_deletes_while_it_is_read_is_not_lost(
+def test_records_deleted_by_retention_during_the_audit_are_not_lost(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
     at = time.time_ns() // 1000 - HOUR
@@ -361,7 +361,7 @@ def test_one_cluster_under_two_names_is_refused(kafka: KafkaCluster) -> None:
         refuse_doubled(Inputs(kafka=[KafkaInput(kafka.url), KafkaInput(other)]))
 
 
-def test_what_the_brokers_do_not_answer_is_told_within_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_brokers_are_reported_within_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each answer was waited for by itself, and given up before the client said what failed."""
     monkeypatch.setattr(kafka_parts, "CALL_SECONDS", 0.5)
     places = {Partition("t", n): Extent(0, 1) for n in range(20)}

@@ -120,7 +120,7 @@ def test_every_message_once_beside_kills_of_reader_server_and_store(own_server: 
                 own_server.start()
             if chance.random() < 0.5:
                 point(lake, tmp_path / "no directory")
-                time.sleep(chance.random())  # the store is away for a moment: every request to it fails
+                time.sleep(chance.random())  # the store is unreachable for a moment: every request to it fails
                 point(lake, tmp_path / "table")
             time.sleep(chance.random() * 3)  # the kill comes at any moment of a micro-batch
             reader.kill()
@@ -149,7 +149,7 @@ def rows_of(lake: Path) -> int:
     try:
         return manifests.load(Store(f"file://{lake}")).rows
     except NotifyError:
-        return 0  # it is away
+        return 0  # it is unreachable
 
 
 def everything(server: str) -> list[str]:

@@ -40,7 +40,7 @@ def settled(server: ServerProcess, count: int) -> bool:
 
 
 @pytest.mark.long
-def test_what_was_settled_before_the_inbox_began_is_no_finding_and_is_not_sent_again(
+def test_settlements_before_the_inbox_are_neither_findings_nor_sent_again(
     spark: Any, database_urls: dict[str, str], tmp_path: Path
 ) -> None:
     server = ServerProcess(tmp_path / "data").start()

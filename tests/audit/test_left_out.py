@@ -106,9 +106,7 @@ def test_each_cause_is_told_with_who_when_and_why(
 
 
 @pytest.mark.long
-def test_what_took_effect_was_not_left_out_and_the_rest_was_not_delivered(
-    spark: Any, trade: Trade, tmp_path: Path
-) -> None:
+def test_a_message_with_an_effect_is_not_left_out(spark: Any, trade: Trade, tmp_path: Path) -> None:
     """A group's acknowledgement was lost, and what it did was not: one message of each cause is in its ledger."""
     leaving = leave(trade)
     proven = {key: min(of_it) for key, of_it in leaving.left.items()}
@@ -149,7 +147,7 @@ def test_a_cause_that_nobody_recorded_is_told_as_unknown(spark: Any, trade: Trad
 
 
 @pytest.mark.long
-def test_what_led_to_it_survives_restarts_and_retention(tmp_path: Path) -> None:
+def test_the_cause_of_a_left_out_message_survives_restarts_and_retention(tmp_path: Path) -> None:
     """Retention has dropped the records of the subscriptions; what ends them says what they were."""
     now_us = 1_800_000_000_000_000
     tagged = Subscription("old", "ended", tags=("a",))
@@ -200,7 +198,7 @@ def test_what_led_to_it_survives_restarts_and_retention(tmp_path: Path) -> None:
     assert next(each for each in left if each.how == "unsubscribed").subscription == tagged
 
 
-def test_what_an_earlier_version_wrote_is_read_by_the_times(tmp_path: Path) -> None:
+def test_changes_written_by_an_earlier_version_are_dated_by_the_log(tmp_path: Path) -> None:
     """Without ends and subscriptions: what was queued after the subscription's end was not for the group."""
     changes = Changes()
     made = TopicSet(1, "orders", 1, 0, Flush.SYNC)

@@ -59,7 +59,7 @@ def test_a_skip_is_what_lies_unsettled_between_two_offsets() -> None:
 
 
 @pytest.mark.long
-def test_what_resets_skip_is_told_with_who_and_why(
+def test_messages_skipped_by_a_reset_are_reported_with_its_author_and_reason(
     spark: Any, kafka: KafkaCluster, unique: str, tmp_path: Path
 ) -> None:
     """One reset is carried out by a running consumer, which is paused, and one by the next that starts."""

@@ -44,7 +44,7 @@ def test_a_topic_as_a_table(reading: Any, server: ServerProcess) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_be_read_says_what_to_do(reading: Any, server: ServerProcess) -> None:
+def test_an_unreadable_source_raises_an_error_with_a_remedy(reading: Any, server: ServerProcess) -> None:
     source = reading.read.format("notify").option("servers", server.url)
     for options, said in (
         ({"topics": "no-such-topic"}, "notify topic create no-such-topic"),

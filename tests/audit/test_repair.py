@@ -305,7 +305,7 @@ def test_rows_of_an_inbox_that_were_purged_prove_nothing(server: ServerProcess, 
 
 
 @pytest.mark.long
-def test_what_changes_after_the_plan_is_not_carried_out(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+def test_items_that_changed_after_the_plan_are_skipped(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     names = took_effect, came, half_there, changed, tomb, good = [outbox_row(shop) for _ in range(6)]
     with opened(shop, server) as inputs:
         plan = plan_of(result_of(*map(lost, names)), inputs)
@@ -392,7 +392,7 @@ def plan_with(items: list[Item], needs_force: tuple[str, ...] = ()) -> RepairPla
 
 
 @pytest.mark.long
-def test_what_looks_like_a_lost_input_is_forced_by_a_person(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
+def test_a_plan_that_suggests_a_lost_input_needs_force(server: ServerProcess, shop: Shop, tmp_path: Path) -> None:
     many = plan_with([item(n) for n in range(MOST_WITHOUT_FORCE + 1)])
     with pytest.raises(InvalidRequest, match="501 repairs"):
         many.check_force(force=False)

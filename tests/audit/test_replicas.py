@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_inbox, notify_source
-from notify.errors import Unavailable
+from notify.errors import NotifyError, Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
@@ -107,7 +107,7 @@ def audited(spark: Any, trade: Trade, copy: str, scratch: Path) -> Result:
 
 
 @pytest.mark.long
-def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
+def test_commits_that_a_standby_lacks_are_pending(spark: Any, standby: tuple[str, str], tmp_path: Path) -> None:
     primary, copy = standby
     begin(primary, Trade(tmp_path / "none", 0))
     database = Database(of(primary, WITH_INBOX), "primary")
@@ -115,9 +115,11 @@ def test_what_a_standby_lacks_yet_is_pending(spark: Any, standby: tuple[str, str
     database.close()
 
     def has(service: str, table: sa.Table, count: int) -> bool:
-        with contextlib.suppress(Exception), contextlib.closing(Database(of(copy, service), service)) as there:
-            return there.rows(f"SELECT count(*) FROM {table.name}")[0][0] == count
-        return False
+        try:
+            with contextlib.closing(Database(of(copy, service), service)) as there:
+                return there.rows(f"SELECT count(*) FROM {table.name}")[0][0] == count
+        except (NotifyError, sa.exc.SQLAlchemyError):  # the database or its table is not there yet
+            return False
 
     eventually(lambda: has("shop", half_message, 1) and has(WITH_INBOX, notify_inbox, 1), "the copy to have the tables")
     run(copy, "SELECT pg_wal_replay_pause()")

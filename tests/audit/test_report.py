@@ -45,9 +45,9 @@ def test_inputs_that_know_nothing_of_each_other_prove_nothing() -> None:
 
 def test_the_page_is_whole_and_escapes_what_it_shows(tmp_path: Path) -> None:
     html = page(result())
-    assert html.index("FINDINGS</h1>") < html.index("<h2>What to do first") < html.index("<h2>What was read")
-    assert html.index("<h2>What was read") == html.index("<h2>", html.index("</ol>")), "coverage is the first table"
-    assert html.index("<table>") > html.index("<h2>What was read") and "<h2>Findings" in html
+    assert html.index("FINDINGS</h1>") < html.index("<h2>What to do first") < html.index("<h2>Coverage")
+    assert html.index("<h2>Coverage") == html.index("<h2>", html.index("</ol>")), "coverage is the first table"
+    assert html.index("<table>") > html.index("<h2>Coverage") and "<h2>Findings" in html
     assert "group &lt;i&gt;bank" in html and "app:***@db.example" in html and "And 7 more causes" in html
     assert html.count('<code tabindex="0">') == len(COMMANDS)
     assert "99.85 % took effect; the objective of 99.99 % is missed" in html and 'polyline class="goal"' in html

@@ -44,7 +44,7 @@ def insert(trade: Trade, service: str, table: sa.Table, *rows: dict[str, Any]) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_restored", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_what_was_lost_with_the_disk_is_told_from_other_losses(
+def test_losses_with_the_disk_are_distinguished_from_others(
     spark: Any, trade: Trade, tmp_path: Path, is_restored: bool
 ) -> None:
     """Lost with the disk: a message that one group had handled, one that nobody had, a published one that was handled,

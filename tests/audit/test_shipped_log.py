@@ -290,7 +290,7 @@ def test_planted_faults_are_the_same_from_a_store(
 
 
 @pytest.mark.long
-def test_what_came_after_the_last_shipped_segment_is_pending(spark: Any, trade: Trade, tmp_path: Path) -> None:
+def test_messages_after_the_last_shipped_segment_are_pending(spark: Any, trade: Trade, tmp_path: Path) -> None:
     ship_directory(trade.log.parent, f"file://{tmp_path}/store")  # all but the last segment
     by_clock = replace(PLAN, closes_by_clock=True)  # as a watch does: an input that stalls must not hide what is lost
     result = audited(spark, trade, f"file://{tmp_path}/store", tmp_path / "copies", by_clock)

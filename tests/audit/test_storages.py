@@ -49,7 +49,7 @@ def reasons_of(inputs: Inputs, scratch: Path, from_us: int = 0) -> list[str]:
 
 
 @pytest.mark.long
-def test_what_is_in_a_storage_that_was_not_given_is_not_lost(spark: Any, sound: Trade, tmp_path: Path) -> None:
+def test_messages_in_a_storage_that_was_not_given_are_not_lost(spark: Any, sound: Trade, tmp_path: Path) -> None:
     lost, rolled_back, refused, dropped, last = 7, 9, 11, 13, COUNT - 1  # all of them the bank's
     trade = make_sharded(sound, tmp_path / "trade", {lost, 8, rolled_back, refused, dropped, last})
     of_it = f"state = 'ROLLED_BACK' WHERE transaction_id = '{trade.name(rolled_back)}'"

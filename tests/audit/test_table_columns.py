@@ -112,7 +112,7 @@ def test_fields_within_maps_and_lists_come_together(table: Table) -> None:
         ({"n": pa.decimal128(38, 0)}, {"n": pa.decimal128(38, 10)}, "decimal"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_a_row_is_written(
+def test_incompatible_columns_are_refused_before_a_row_is_written(
     table: Table, first: dict[str, pa.DataType], then: dict[str, pa.DataType], told: str
 ) -> None:
     table.add(first, {})

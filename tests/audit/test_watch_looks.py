@@ -124,7 +124,7 @@ def test_looks_cost_no_more_than_a_bound(shop: Shop) -> None:
     assert sum(1 / look.every for look in LOOKS) == pytest.approx(MOST_AUDITS - 1)
 
 
-def test_what_is_no_longer_retained_is_not_looked_at(shop: Shop) -> None:
+def test_windows_beyond_retention_are_not_audited_again(shop: Shop) -> None:
     shop.run(100)
     shop.from_us = BEGIN_US + 90 * SECOND + 1
     shop.run(1)

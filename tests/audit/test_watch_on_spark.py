@@ -77,7 +77,7 @@ class Run:
 
 
 @pytest.mark.long
-def test_what_comes_late_is_revised_and_what_goes_wrong_late_is_found(spark: Any, tmp_path: Path) -> None:
+def test_late_records_revise_findings_and_late_faults_are_found(spark: Any, tmp_path: Path) -> None:
     run = Run(tmp_path)
     said: list[dict[str, Any]] = []
     results = f"file://{tmp_path}/results"

@@ -116,7 +116,7 @@ def test_a_workers_log_that_is_missing_is_missed_beside_any_other_log(trade: Tra
 
 
 @pytest.mark.long
-def test_what_is_lost_is_found_in_the_logs_of_all_workers_and_published_once(
+def test_losses_are_found_across_workers_logs_and_published_once(
     spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:
     with running(shop.consumer):

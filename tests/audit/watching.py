@@ -2,9 +2,10 @@
 
 Run as `python -m tests.audit.watching --windows 60`. First a watch over made-up audits dies at each of its named points
 (killed_watch.py). Then a shop places orders in PostgreSQL, something goes wrong in it in every window (faulty_shop.py),
-and twice a whole table is away, so that nothing can be judged. The watch's files of lines are renamed after a few
-lines, and the receiver of its alarms is away, refuses, or takes an alarm without an answer. The watch dies once at each
-named point; then it runs to the end in one life, in which memory and disk must not grow. The server is killed once.
+and twice a whole table is unreachable, so that nothing can be judged. The watch's files of lines are renamed after a
+few lines, and the receiver of its alarms is unreachable, refuses, or takes an alarm without an answer. The watch dies
+once at each named point; then it runs to the end in one life, in which memory and disk must not grow. The server is
+killed once.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ GROWN = 1.3
 MEMORY_SLACK_MB, DISK_SLACK = 64, 256 << 10
 POINTS = (*WATCH_POINTS, *COPY_POINTS)
 OF_AN_OUTAGE = {"UNDELIVERED", "IN_DOUBT"}
-"""Classes that may be true while the server is away, though nobody planted them."""
+"""Classes that may be true while the server is unreachable, though nobody planted them."""
 
 
 @dataclass
@@ -68,9 +69,9 @@ class Campaign:
     kills: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
     episodes: int = 0
-    """How often a table was away."""
+    """How often a table was unreachable."""
     plants: bool = True
-    """Faults are planted: not while the server is away, which their messages need."""
+    """Faults are planted: not while the server is unreachable, which their messages need."""
     complaints: list[str] = field(default_factory=list)
     _seen: int = 0
 
@@ -144,7 +145,7 @@ class Campaign:
         eventually(is_next, "the next window", LONGEST_SECONDS)
 
     def _hide_rows(self) -> None:
-        """Let the bank's rows be away until the watch says that it cannot judge."""
+        """Let the bank's rows be unreachable until the watch says that it cannot judge."""
         self.episodes += 1
         self.bank.pay()
         self.bank.hide_rows()
@@ -201,7 +202,9 @@ class Campaign:
         self._expect(again <= may_repeat, f"{again} alarms were repeated, {may_repeat} may have been")
         said_of_windows = self._inconclusive()
         reasons = {body["key"]: body["detail"] for body in self.receiver.taken if body["key"] in said_of_windows}
-        self._expect(len(reasons) == self.episodes, f"{self.episodes} tables were away, {len(reasons)} alarms say so")
+        self._expect(
+            len(reasons) == self.episodes, f"{self.episodes} tables were unreachable, {len(reasons)} alarms say so"
+        )
         self._expect(
             all("bank: half_message" in text for text in reasons.values()), f"reasons: {sorted(reasons.values())}"
         )

@@ -170,7 +170,7 @@ def test_a_chart_that_was_not_told_of_a_smaller_window_widens_no_page(shop: Shop
     assert not w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1")
 
 
-def test_what_is_there_is_shown(shop: Shop, window: Any) -> None:
+def test_each_page_shows_its_rows(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     w.go(f"/messages/{shop.message}")
     text = w.text()
@@ -439,7 +439,7 @@ def change_the_server(writes: Writes) -> None:
 
 
 @pytest.mark.long
-def test_what_is_refused_is_said_in_the_form(shop: Shop, window: Any) -> None:
+def test_a_refused_form_shows_the_reason(shop: Shop, window: Any) -> None:
     w = window(shop.url)
     for name, query, fields, words in (
         ("group.reset", "?group=points", {"topic": "no.such", "to": "latest"}, "has no subscription"),

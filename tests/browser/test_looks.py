@@ -1,5 +1,5 @@
 """The console as it is seen and used: contrast in light and dark, previews in sentences, pages that keep themselves
-up to date without taking the keyboard's focus, and that say so where the server is away."""
+up to date without taking the keyboard's focus, and that say so where the server is unreachable."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window
 @pytest.mark.parametrize(
     ("path", "field"), [("/transactions", "id"), ("/groups/points/dead-letters", "contains"), ("/topics", "prefix")]
 )
-def test_what_is_typed_in_a_search_stays(scene: Scene, window: Any, path: str, field: str) -> None:
+def test_typed_search_text_survives_a_refresh(scene: Scene, window: Any, path: str, field: str) -> None:
     """A form's field named `id` hid the id of the form: each refresh put a new form there, without what was typed."""
     w = window(scene.url)
     w.go(path)

@@ -64,7 +64,7 @@ def test_every_page_of_the_busy_server_is_looked_at(busy: Busy) -> None:
 
 
 @pytest.mark.long
-def test_what_happens_is_announced_once(w: Window) -> None:
+def test_a_live_region_announces_each_event_once(w: Window) -> None:
     """The number of alarms is a status of its own; the alarms themselves, with their ages, are read when wanted."""
     w.go("/")
     w.page.wait_for_selector("#alarms")

@@ -43,7 +43,7 @@ def test_the_position_is_durable_with_what_is_before_it(run: Any) -> None:
     run(scenario)
 
 
-def test_what_long_positions_refer_to_is_durable_with_them(run: Any) -> None:
+def test_the_base_of_long_positions_is_durable_with_them(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await append(b, "", "1", claim=True)
         assert b.store.bridge_base("s") == ""

@@ -77,7 +77,7 @@ def body(n: int) -> str:
     return json.dumps({"n": n})
 
 
-def test_what_commits_is_there_once_in_the_order_of_the_commits(source: Source, target: Target) -> None:
+def test_commits_arrive_once_in_commit_order(source: Source, target: Target) -> None:
     with source.engine.connect() as late, source.engine.connect() as undone:
         insert(late, target.topic, 100)
         insert(undone, target.topic, -1)
@@ -126,7 +126,7 @@ def test_a_large_transaction_is_there_as_a_whole_without_what_was_taken_back(sou
 
 
 @pytest.mark.long
-def test_what_the_target_refuses_is_listed_and_the_rest_goes(source: Source, target: Target) -> None:
+def test_refused_transactions_are_listed_and_the_others_arrive(source: Source, target: Target) -> None:
     source.write(0)
     refused = poison(source.engine)
     source.write(1)

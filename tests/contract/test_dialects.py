@@ -913,9 +913,7 @@ def hostile(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
 KEY = "Schlüssel 'é' \\ \"7\" || %"
 
 
-def test_what_a_server_has_as_defaults_makes_no_difference(
-    hostile: BinlogServer, memory: InMemoryServer, unique: str
-) -> None:
+def test_defaults_of_a_database_make_no_difference(hostile: BinlogServer, memory: InMemoryServer, unique: str) -> None:
     hostile.execute(
         "DROP DATABASE IF EXISTS essentials", "CREATE DATABASE essentials", "SET GLOBAL sql_safe_updates = 1"
     )

@@ -97,7 +97,7 @@ def test_the_move_to_the_dead_letters_is_one_step(run: Any) -> None:
     run(scenario)
 
 
-def test_what_groups_did_with_a_message_is_told(run: Any) -> None:
+def test_settlements_of_a_message_are_listed(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, *[sent(b"%d" % n) for n in range(40)])
         for group in ("a", "b", "c", "late"):

@@ -328,7 +328,7 @@ class NoRoomButTheBallast(UnsyncedDisk):
             raise OSError(errno.ENOSPC, "injected: no space left on device")
 
 
-def test_what_was_dropped_is_recorded(tmp_path: Path) -> None:
+def test_dropped_segments_are_recorded(tmp_path: Path) -> None:
     """A reader of the files tells a segment that retention dropped from one that was lost."""
     directory = tmp_path / "log"
 

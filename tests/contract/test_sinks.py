@@ -173,7 +173,7 @@ def test_two_movers_at_once_keep_the_order(target: Target) -> None:
         assert numbers == sorted(numbers) and len(numbers) == 40
 
 
-def test_what_is_refused_for_now_is_not_overtaken(target: Target) -> None:
+def test_a_transaction_refused_for_now_is_not_overtaken(target: Target) -> None:
     """Later messages of its key wait, in the same request and in later ones."""
     target.limit(40)
     left = [target.sent(f"{n % 7} {n:03}", key=f"k{n % 7}", group=f"g{n % 2}") for n in range(150)]
@@ -211,7 +211,7 @@ def test_one_larger_than_a_request_is_refused_and_the_others_go(target: Target) 
     assert target.delivered(2) == ["a", "b"]
 
 
-def test_what_is_refused_for_good_keeps_nothing_up(target: Target) -> None:
+def test_a_permanently_refused_transaction_delays_no_other(target: Target) -> None:
     """Other transactions go on, whether the target refuses an item or the whole request."""
     bad = {
         "a long body": target.sent("x" * (LIMITS.message_bytes + 1)),

@@ -227,7 +227,7 @@ def test_a_note_between_parts_does_not_commit_them(target: Target) -> None:
     assert target.delivered(4) == ["before", "first part", "last part", "behind"]
 
 
-def test_what_is_no_message_is_named_by_itself(target: Target) -> None:
+def test_an_invalid_message_is_refused_alone(target: Target) -> None:
     """A queue server refuses the whole batch for it: that ended the bridge."""
     bad = [sent(target, "x") for _ in range(4)]
     bad[0].messages[0].headers = {"a": 1}  # type: ignore[dict-item]

@@ -96,7 +96,7 @@ def test_a_clock_set_back_hides_no_delayed_message(run: Any) -> None:
     run(scenario)
 
 
-def test_what_is_released_but_not_durable_is_released_again(tmp_path: Path) -> None:
+def test_a_release_that_was_not_durable_is_repeated(tmp_path: Path) -> None:
     """After a kill between release and sync each message is in the queue once."""
 
     async def run() -> None:

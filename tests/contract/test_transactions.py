@@ -133,7 +133,7 @@ def test_the_same_id_again_is_the_same_transaction(transactions: Any) -> None:
     transactions(scenario)
 
 
-def test_what_a_storage_cannot_hold_refuses_its_own_transaction_only(transactions: Any) -> None:
+def test_a_value_that_a_storage_cannot_hold_refuses_only_its_transaction(transactions: Any) -> None:
     """A key with a NUL, which PostgreSQL cannot store, fails alone in a request and batch with others."""
 
     async def put(b: Bench, *halves: NewTransaction) -> list[Any]:
@@ -290,19 +290,19 @@ def test_a_resume_starts_checks_over_if_that_is_asked_for(transactions: Any) -> 
         await b.store.put([t], T0)
         due = (await b.store.claim_checks("g", T0 + 5 * SECOND, 1, SECOND))[0]
         await b.store.answer_check(CheckAnswer(t.id, due.token, T0 + 600 * SECOND, 15, True))
-        assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, anew=False)
+        assert await b.store.resume_checks(t.id, T0 + 6 * SECOND, reset=False)
         assert (await b.store.checking(t.id))[1:] == (15, True, "g")
         assert len(await b.store.claim_checks("g", T0 + 6 * SECOND, 1, SECOND)) == 1
-        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, anew=True)
+        assert await b.store.resume_checks(t.id, T0 + 7 * SECOND, reset=True)
         await b.restart()
         assert (await b.store.checking(t.id))[1:] == (0, False, "g")
         assert len(await b.store.claim_checks("g", T0 + 7 * SECOND, 1, SECOND)) == 1
-        assert not await b.store.resume_checks(ids.new_id(), T0, anew=True)
+        assert not await b.store.resume_checks(ids.new_id(), T0, reset=True)
 
     transactions(scenario)
 
 
-def test_what_an_administrator_decided_is_told(run: Any) -> None:
+def test_a_forced_decision_is_shown(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         committed, rolled_back, own = sent(delay_us=SECOND), sent(), sent()
         await b.store.put([committed, rolled_back, own], T0)

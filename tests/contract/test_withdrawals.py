@@ -75,7 +75,7 @@ def test_a_replacement_is_delivered_in_its_place(run: Any) -> None:
     run(scenario)
 
 
-def test_what_is_released_first_is_delivered(run: Any) -> None:
+def test_a_withdrawal_after_the_release_comes_too_late(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         due, at_once = later(b"due"), sent(b"at once")
         await commit(b.store, due, at_once)

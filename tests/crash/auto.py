@@ -1,8 +1,8 @@
 """Mode auto under load, with a server that is killed again and again: `python -m tests.crash.auto --seconds 600`.
 
-A process whose threads have a key each commits all the time, and the server is killed every few seconds and stays away
-for a while; with `--outage` once, in the middle, for longer. At the end every commit has succeeded, 99 of 100 within
-`half_timeout`, and each key's messages are in the queue once each, in the order of their commits.
+A process whose threads have a key each commits all the time, and the server is killed every few seconds and stays
+unreachable for a while; with `--outage` once, in the middle, for longer. At the end every commit has succeeded, 99 of
+100 within `half_timeout`, and each key's messages are in the queue once each, in the order of their commits.
 
 With `--mover` a relay or bridge of the database runs, too, and is killed as well. Further processes, each with a
 producer group of its own, are killed for good once each of their keys has left something behind: only the mover can
@@ -234,7 +234,7 @@ class Scene:
         self.loads.append(self._load(f"killed{len(self.loads)}", DOOMED_THREADS))
 
     def kill_the_doomed(self) -> None:
-        """While the server is away, let the youngest load leave something behind with each key, and kill it."""
+        """While the server is unreachable, let the youngest load leave something behind with each key, and kill it."""
         doomed = self.loads[-1]
         eventually(
             lambda: left_behind(self.engine, doomed.group).issuperset(doomed.keys), f"group {doomed.group} to commit"
@@ -256,8 +256,8 @@ def run(
     mover: str = "",
     outage: float = 0.0,
 ) -> int:
-    """Print the verdict; the exit code. `every`, `away`: seconds between two kills, and how long the server is away;
-    `outage`: how long it is away once, beside `seconds`; `mover`: one of MOVERS, or none."""
+    """Print the verdict; the exit code. `every`, `away`: seconds between two kills, and how long the server is
+    unreachable; `outage`: how long it is unreachable once, beside `seconds`; `mover`: one of MOVERS, or none."""
     chance = random.Random(seed)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-auto-")))
@@ -274,10 +274,10 @@ def run(
                     scene.mover.kill()
                     scene.mover.start()
             if outage and time.monotonic() > outage_at:
-                time.sleep(outage)  # the time that the server is away
+                time.sleep(outage)  # the time that the server is unreachable
                 outage = 0.0
             else:
-                time.sleep(away * chance.random())  # the time that the server is away
+                time.sleep(away * chance.random())  # the time that the server is unreachable
             scene.server.start()
             if scene.mover is not None:
                 scene.doom()
@@ -312,8 +312,8 @@ def main() -> int:
     parser.add_argument("--database", choices=DATABASES, default="sqlite")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills, on average")
-    parser.add_argument("--away", type=float, default=2.0, help="the most seconds that the server is away")
-    parser.add_argument("--outage", type=float, default=0.0, help="seconds that it is away once, in the middle")
+    parser.add_argument("--away", type=float, default=2.0, help="the most seconds that the server is unreachable")
+    parser.add_argument("--outage", type=float, default=0.0, help="seconds that it is unreachable once, in the middle")
     parser.add_argument("--mover", choices=MOVERS, default="", help="who sends what killed producers left behind")
     parser.add_argument("--half-timeout", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=1)

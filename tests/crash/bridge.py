@@ -141,10 +141,11 @@ class Source:
                     continue
                 connection.commit()
             except (pymysql.Error, psycopg.Error, OSError):
-                with suppress(Exception):
-                    connection.close()
+                if connection is not None:
+                    with suppress(pymysql.Error, psycopg.Error, OSError):
+                        connection.close()
                 connection = None
-                time.sleep(0.05)  # the pause of a writer whose server is away
+                time.sleep(0.05)  # the pause of a writer whose server is unreachable
             else:
                 acknowledged += numbers
             time.sleep(self._pause_seconds)  # the pace of the load

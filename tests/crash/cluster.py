@@ -155,12 +155,12 @@ async def trouble(cluster: Cluster, seen: Seen, moments: Moments, chance: random
         server = chance.choice(cluster.servers)
         await asyncio.to_thread(server.kill)
         report["kills"] += 1
-        await asyncio.sleep(chance.uniform(0.2, 1.0))  # how long it is away
+        await asyncio.sleep(chance.uniform(0.2, 1.0))  # how long it is unreachable
         await _start(server, seen)
 
 
 async def _start(server: ServerProcess, seen: Seen) -> None:
-    """Start a server as a supervisor does: again, if it ended because the database was away."""
+    """Start a server as a supervisor does: again, if it ended because the database was unreachable."""
     while True:
         try:
             await asyncio.to_thread(server.start)
@@ -180,7 +180,7 @@ async def database_trouble(database: Any, seen: Seen, report: Counter[str]) -> N
         outage = [time.monotonic(), float("inf")]
         seen.down.append(outage)
         await asyncio.to_thread(database.kill)
-        await asyncio.sleep(1)  # how long it is away
+        await asyncio.sleep(1)  # how long it is unreachable
         await asyncio.to_thread(database.start)
         outage[1] = time.monotonic() + RECONNECT_SECONDS
         report["database_kills"] += 1

@@ -1,9 +1,10 @@
 """`make crash-disk`: the disk of a server that ships its log is lost under load, and the log restored from the store.
 
 In each round the process is killed and its data directory deleted while producers, two groups with inboxes and a reader
-with offsets of its own are at work, and while the store is away now and then. The log is restored; everyone goes on. An
-audit must name exactly the messages that the restored log lacks, a repair mends them, and a second audit passes. At the
-end each group did its work once for each order, and the reader has each message of the queue under its own offset.
+with offsets of its own are at work, and while the store is unreachable now and then. The log is restored; everyone goes
+on. An audit must name exactly the messages that the restored log lacks, a repair mends them, and a second audit passes.
+At the end each group did its work once for each order, and the reader has each message of the queue under its own
+offset.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+from notify.errors import ObjectStoreFailed
 from notify.object_store.store import Store
 from notify.protocol import ids
 from notify.spark.audit import Audit
@@ -117,14 +119,14 @@ class LostDisks:
     # --- steps ------------------------------------------------------------------------------------------------
 
     def _shipped(self) -> int:
-        """How many segments the store lists; 0 while it is away."""
-        with contextlib.suppress(Exception):
+        """How many segments the store lists; 0 while it is unreachable."""
+        with contextlib.suppress(ObjectStoreFailed):
             listed = manifest.load(Store(self.store.url, tries=1))
             return 0 if listed is None else listed.count
         return 0
 
     def _restored(self) -> dict[str, Any]:
-        """Restore, again and again while the store is away."""
+        """Restore, again and again while the store is unreachable."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while True:
             code, told = cli(
@@ -186,7 +188,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 30))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    logging.getLogger("notify").setLevel(logging.CRITICAL)  # consumers say that the server is away, as it is
+    logging.getLogger("notify").setLevel(logging.CRITICAL)  # consumers say that the server is unreachable, as it is
     from notify.spark.session import open_session
 
     spark = open_session(memory="2g", small=True)

@@ -160,7 +160,7 @@ async def consume(http: HttpClient, instance: str, books: Books, pace: Pace, cha
         try:
             answer = await http.call("POST", f"/v1/groups/{group}/receive", request, PATIENCE_SECONDS)
         except Unavailable:
-            await asyncio.sleep(0.05)  # the server is away
+            await asyncio.sleep(0.05)  # the server is unreachable
             continue
         received = msgspec.msgpack.decode(answer, type=Received).messages
         for message in received:

@@ -81,7 +81,7 @@ async def consume(http: HttpClient, instance: str, books: Books, chance: random.
         try:
             answer = await http.call("POST", f"/v1/groups/{GROUP}/receive", request, PATIENCE_SECONDS)
         except Unavailable:
-            await asyncio.sleep(0.05)  # the server is away
+            await asyncio.sleep(0.05)  # the server is unreachable
             continue
         received = msgspec.msgpack.decode(answer, type=Received).messages
         items, bodies = [], []

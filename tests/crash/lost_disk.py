@@ -95,7 +95,7 @@ class LostDiskShop:
 
     @contextmanager
     def ordering(self, threads: int = 3) -> Iterator[None]:
-        """Place orders in the background; one that fails, because the server is away, did not happen."""
+        """Place orders in the background; one that fails, because the server is unreachable, did not happen."""
         passing = (NotifyError, sa.exc.DBAPIError)
         with repeated(self.order, threads=threads, pause_seconds=0.005, passing=passing):
             yield
@@ -116,7 +116,7 @@ class LostDiskShop:
                     found = [Copied(queue=0, position=m.offset, message_id=m.id) for m in reader.read(
                         TOPIC, offset=last + 1)]  # fmt: skip
                 except NotifyError:
-                    continue  # the server is away, or has no such topic yet
+                    continue  # the server is unreachable, or has no such topic yet
                 with Session(self.engine) as session, session.begin():
                     session.add_all(found)
         except Exception as error:
@@ -187,7 +187,7 @@ class LostDiskShop:
 
 
 class Failing:
-    """A store in a directory that is away now and then. Its path is a link, which then leads nowhere."""
+    """A store in a directory that is unreachable now and then. Its path is a link, which then leads nowhere."""
 
     def __init__(self, place: Path, chance: Random) -> None:
         self._there = place / "objects"

@@ -60,7 +60,7 @@ class Seen:
     left_to_checks: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     away: dict[str, list[list[float]]] = field(default_factory=dict)
-    """By server: from when to when it was away."""
+    """By server: from when to when it was unreachable."""
     failures: list[tuple[str, float, str]] = field(default_factory=list)
     """Every 5xx: the server, when, and what it said."""
     is_over: bool = False

@@ -63,7 +63,7 @@ def test_without_turns_the_few_wait() -> None:
         fair.run(5_000, small=20, rounds=1, kills=0, mode="shared", fair_by="", seed=9, is_timed=False)
 
 
-def test_what_mode_auto_loses_doubles_or_reorders_is_found() -> None:
+def test_the_campaign_of_mode_auto_finds_losses_duplicates_and_disorder() -> None:
     """The planted faults: one of each. A commit whose answer was never heard may be there."""
     assert auto.judge({"a": 3, "b": 2}, {"a": [0, 2, 1, 3], "b": [0, 0]}) == (1, 1, 1)
     assert auto.judge({"a": 2}, {"a": [0, 1, 2]}) == (0, 0, 0)

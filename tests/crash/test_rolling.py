@@ -54,7 +54,7 @@ def test_servers_are_upgraded_and_taken_back_again_and_again(
     assert result["refused"] == {} and result["transactions"] >= 17 * 300
 
 
-def test_what_may_not_be_is_caught() -> None:
+def test_the_rolling_campaign_catches_planted_faults() -> None:
     good: dict[str, Any] = {
         "meant": {"a": "COMMIT", "b": "ROLLBACK"}, "unsure": set(), "moved": Counter("a"), "failures": [],
         "states": {"a": [200, 409, 200, 409], "b": [200, 409, 200, 409]},

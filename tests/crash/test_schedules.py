@@ -19,7 +19,7 @@ def test_each_instant_once_over_kills(database_urls: Mapping[str, str], tmp_path
     assert schedules.broken(report) == [] and report["messages"] > 20, report
 
 
-def test_what_the_campaign_would_find() -> None:
+def test_the_campaign_finds_planted_faults_of_schedules() -> None:
     """The planted faults: an instant that is missing, and one that is there twice."""
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     seconds = [noon + timedelta(seconds=n) for n in range(10)]

@@ -63,7 +63,7 @@ class Books:
 
 
 class Server:
-    """Requests that are repeated until the server, which may be away, answers."""
+    """Requests that are repeated until the server, which may be unreachable, answers."""
 
     def __init__(self, url: str) -> None:
         self.http = HttpClient(url)
@@ -76,7 +76,7 @@ class Server:
             except Unavailable as error:
                 if time.monotonic() > deadline:
                     raise AssertionError(f"the server does not come back: {error}") from error
-                await asyncio.sleep(0.02)  # it is away
+                await asyncio.sleep(0.02)  # it is unreachable
 
     async def post(self, path: str, body: Any) -> Any:
         data = json.dumps(body).encode()
@@ -114,7 +114,7 @@ async def consume(server: Server, books: Books) -> None:
         try:
             answer = await server.http.call("POST", f"/v1/groups/{GROUP}/receive", receive, PATIENCE_SECONDS)
         except Unavailable:
-            await asyncio.sleep(0.02)  # it is away
+            await asyncio.sleep(0.02)  # it is unreachable
             continue
         messages: list[Delivered] = msgspec.msgpack.decode(answer, type=Received).messages
         books.delivered.update(message.id for message in messages)

@@ -41,7 +41,8 @@ OUTBOX_CALLER = 3
 HALF_SECONDS = 3.0
 MAX_ATTEMPTS = 6
 MAX_ATTEMPTS_OF_BROADCAST = 1000
-"""Dead letters of a broadcast cannot be sent again: a database that was away for six attempts cost its messages."""
+"""Dead letters of a broadcast cannot be sent again: a database that was unreachable for six attempts cost its
+messages."""
 RETRIES = {"retry_min": 0.2, "retry_max": 2.0}
 
 
@@ -80,8 +81,8 @@ class Caller:
             self.told(number, "refused")
             time.sleep(0.05)  # the pause of a caller that was refused
         except sa.exc.SQLAlchemyError:
-            # The database is away, and the outcome is unknown.
-            time.sleep(0.2)  # the pause of a caller whose database is away
+            # The database is unreachable, and the outcome is unknown.
+            time.sleep(0.2)  # the pause of a caller whose database is unreachable
         else:
             self.told(number, "committed")
 
@@ -207,7 +208,7 @@ async def _produce_async(spec: dict[str, Any], notes: Notes) -> None:
                 caller.told(number, "refused")
                 await asyncio.sleep(0.05)  # the pause of a caller that was refused
             except sa.exc.SQLAlchemyError:
-                await asyncio.sleep(0.2)  # the pause of a caller whose database is away
+                await asyncio.sleep(0.2)  # the pause of a caller whose database is unreachable
             else:
                 caller.told(number, "committed")
             await asyncio.sleep(caller.pause)  # the pace of a short history

@@ -1,4 +1,4 @@
-"""Admin requests of a history, whose server may be away."""
+"""Admin requests of a history, whose server may be unreachable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Failed(NotifyError):
 
 
 def admin(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An admin route's answer. Raises NotifyError if the server is away or refuses, Failed for a fault of its own."""
+    """An admin route's answer. Raises NotifyError if the server is unreachable or refuses, Failed for a fault of its
+    own."""
     try:
         wanted = None if method == "GET" else {"reason": "a history", **(body or {})}
         status, answer = ask(url, method, f"/v1/admin/{path}", wanted)

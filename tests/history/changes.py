@@ -47,7 +47,7 @@ class NotUndone(Exception):
 
 
 class Changes:
-    """Raises NotifyError where a server is away, or a change cannot be now."""
+    """Raises NotifyError where a server is unreachable, or a change cannot be now."""
 
     def __init__(self, stage: Stage, chance: random.Random, over: threading.Event) -> None:
         """`over`: set when no further fault is made."""
@@ -118,7 +118,8 @@ class Changes:
         raise Conflict(f"all groups are too far behind: {behind}")
 
     def _patiently(self, change: Callable[[], T], until: float | None = None) -> T:
-        """The result of a change that is asked for again while the server, or Kafka, is away, until that instant."""
+        """The result of a change that is asked for again while the server, or Kafka, is unreachable, until that
+        instant."""
         until = time.monotonic() + PATIENCE_SECONDS if until is None else until
         while True:
             try:

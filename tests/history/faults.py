@@ -87,7 +87,7 @@ class Faults:
         self.done: Counter[str] = Counter()
         """How often each fault was made."""
         self.refused: Counter[str] = Counter()
-        """How often a fault was refused, for example because the server was away."""
+        """How often a fault was refused, for example because the server was unreachable."""
         self.refusals: Counter[str] = Counter()
         """The refusals, by their texts."""
         self.failed: list[str] = []
@@ -295,13 +295,13 @@ class Faults:
 
     def _restart(self, database: Any) -> None:
         database.kill()
-        time.sleep(self._chance.random())  # how long it is away
+        time.sleep(self._chance.random())  # how long it is unreachable
         database.start()
 
     def _kill_node(self, kafka: KafkaCluster) -> None:
         node = self._chance.randrange(kafka.nodes)
         kafka.kill_node(node)
-        time.sleep(self._chance.uniform(*STOPPED_SECONDS))  # how long it is away
+        time.sleep(self._chance.uniform(*STOPPED_SECONDS))  # how long it is unreachable
         kafka.start_node(node)
         kafka.wait_for_node(node)
 

@@ -163,7 +163,7 @@ def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
     has_messages = not least.is_of_campaign
     while time.monotonic() < until and not faults.broken:
         has_faults = all(faults.done[kind] >= count for kind, count in least.wanted(faults.kills).items())
-        with suppress(sa.exc.SQLAlchemyError):  # a database is away
+        with suppress(sa.exc.SQLAlchemyError):  # a database is unreachable
             has_messages = has_messages or committed_by(stage) >= least.messages
         if has_messages and has_faults and not (least.is_of_campaign and faults.never_made):
             break

@@ -49,7 +49,8 @@ class Scene:
         return worker_names(self.workers) if self.workers > 1 else ()
 
     def servers(self, directory: Path) -> Servers:
-        """The servers, not started yet. The registry is in one of the databases, so it is away while that restarts."""
+        """The servers, not started yet. The registry is in one of the databases, so it is unreachable while that
+        restarts."""
         if self.is_over_databases:
             return over_databases(directory, self.sources, "" if self.kafka is None else self.kafka.url)
         if self.workers > 1:

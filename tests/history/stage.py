@@ -136,7 +136,7 @@ class Stage:
         stack.callback(actor.close)
 
     def hold_or_not(self, *, always: bool = False) -> None:
-        """Make callers wait while a group is far behind, or `always`; the server may be away."""
+        """Make callers wait while a group is far behind, or `always`; the server may be unreachable."""
         with contextlib.suppress(NotifyError):
             groups = admin(self.url, "GET", "groups")["groups"]
             held = self.directory / "hold"

@@ -127,7 +127,7 @@ def test_a_fault_that_cannot_be_made_ends_no_campaign(fault: Callable[[], None],
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_what_still_moves_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+def test_a_history_that_progresses_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
     """A loaded machine may need longer than a campaign waits, and what is late then is no violation."""
     left = itertools.count()
     monkeypatch.setattr("tests.history.settling._waiting", lambda _: [f"{next(left) if moves else 0} wait"])

@@ -238,7 +238,7 @@ def test_admin_bodies_are_bounded(memory: InMemoryServer) -> None:
     assert (status, problem["code"]) == (413, "request_too_large")
 
 
-def test_what_others_could_reach_needs_access_and_tls() -> None:
+def test_a_reachable_address_needs_access_and_tls() -> None:
     for host, fields in itertools.product(("0.0.0.0", "192.0.2.1", "::"), ({}, {"access": True})):
         with pytest.raises(InvalidRequest, match="plaintext" if fields else "access"):
             check_host(Settings(host=host, **fields))

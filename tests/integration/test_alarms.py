@@ -232,7 +232,7 @@ def test_refused_messages_of_a_source_are_shown_until_somebody_decides(watched: 
     assert admin(url, "GET", "refused")["sources"] == []
 
 
-def test_what_a_group_has_left_behind_is_shown_until_it_is_sent(watched: InMemoryServer) -> None:
+def test_transactions_left_behind_are_shown_until_they_are_sent(watched: InMemoryServer) -> None:
     url, path = watched.url, "/v1/transactions/left-behind"
     report = {"producer_group": "shop", "source": "shop-db", "transactions": 3, "seconds": 90}
     assert ask(url, "POST", path, report)[0] == 200
@@ -267,7 +267,7 @@ def test_checks_go_to_a_webhook(watched: InMemoryServer, receiver: Receiver, mon
     }
     elsewhere = {"webhooks": {"php": "http://192.0.2.1/x"}}
     assert refusal(url, "PUT", "check-webhooks", **elsewhere) == (422, "invalid_webhook")
-    receiver.status = 503  # while the webhook is away no check is used up
+    receiver.status = 503  # while the webhook is unreachable no check is used up
     admin(url, "PUT", "check-webhooks", {"webhooks": {"php": receiver.url}})
     for outcome in wanted:
         outcomes[half(watched, "php")] = outcome

@@ -30,7 +30,7 @@ def migrated(engine_url: str) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-def test_what_it_makes_carries_messages(migrated: sa.Engine, server: ServerProcess, unique: str) -> None:
+def test_tables_made_by_alembic_carry_messages(migrated: sa.Engine, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     with TransactionProducer(server.url, group=unique, engine=migrated) as producer:
         with sa.orm.Session(migrated) as session, session.begin():

@@ -151,7 +151,7 @@ def test_a_half_that_is_stored_late_and_its_row_are_one_message(
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
-def test_what_the_server_refuses_for_good_fails_the_commit(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+def test_a_permanent_refusal_fails_the_commit(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     away._environment = {"NOTIFY_CREATE_TOPICS": "false"}
     away.start()
     with auto(away, engine, unique, half_timeout=PATIENCE_SECONDS) as producer:

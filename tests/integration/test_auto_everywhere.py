@@ -149,7 +149,7 @@ EVERYWHERE = pytest.mark.parametrize(
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"])
 @EVERYWHERE
-def test_what_is_left_behind_arrives_once_and_in_order(
+def test_messages_left_behind_arrive_once_and_in_order(
     kind: Callable[[Site], Place], site: Site, engine: sa.Engine, unique: str
 ) -> None:
     place = kind(site)
@@ -167,7 +167,7 @@ def test_what_is_left_behind_arrives_once_and_in_order(
             commits += 1
 
     with auto(server, engine, unique) as producer:
-        commit(producer)  # the server is away
+        commit(producer)  # the server is unreachable
         server.start()
         assert producer.flush(PATIENCE_SECONDS) == []
         commit(producer)
@@ -208,7 +208,7 @@ def test_a_relay_alone_sends_what_killed_producers_left(
         asyncio.run(Relay(engine, place.kafka or server.url, transactions_url=server.url).run(once=True))
         assert {state for state, _ in rows(engine)} == {RELAYED}
 
-    commit(0)  # the server is away
+    commit(0)  # the server is unreachable
     commit(1)
     server.start()
     relayed_rows()

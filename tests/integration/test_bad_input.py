@@ -259,7 +259,7 @@ def test_sockets_that_never_finish_do_no_harm(monkeypatch: pytest.MonkeyPatch) -
         publish(server.url, "t", ["x"])
 
 
-def test_what_does_not_arrive_in_time_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_arrives_too_slowly_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notify.server.connections.protocol.HEADER_SECONDS", 3600.0)
     with InMemoryServer(body_timeout_seconds=0.5) as server:
         with connected(server.url, BODY_BEGUN) as connection:

@@ -109,7 +109,7 @@ def test_threads_at_once_send_everything_once(frozen: InMemoryServer, unique: st
     assert bodies(frozen, unique, 160) == [f"{number:02}.{n:02}" for number in range(8) for n in range(20)]
 
 
-def test_what_was_sent_is_answered_when_the_producer_is_closed(frozen: InMemoryServer, unique: str) -> None:
+def test_close_waits_for_the_answers_to_sent_requests(frozen: InMemoryServer, unique: str) -> None:
     for count in range(2, 7):
         with TransactionProducer(frozen.url, group=unique) as producer:
             for n in range(count):

@@ -96,7 +96,7 @@ def test_once_does_not_end_on_a_candidate_that_is_behind(
     bridge = Bridge([url, url], server.url)
 
     def of_the_primary(connection: sa.Connection) -> Any:
-        """One transaction further; then the primary is away."""
+        """One transaction further; then the primary is unreachable."""
         end: Any = end_of_log(connection)
         monkeypatch.undo()
         bridge._end = replace(end, gtids=re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), end.gtids))
@@ -182,7 +182,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
 
 
 @pytest.mark.long
-def test_what_was_published_without_a_transaction_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
+def test_messages_published_without_a_transaction_are_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """A row without a producer group is moved. The queue refused it: acknowledged, and never delivered."""
     subscribe(server.url, unique, unique)
 
@@ -279,7 +279,7 @@ def test_two_readers_with_one_server_id(
 
 
 @pytest.mark.long
-def test_what_was_purged_stops_it_and_is_backfilled(
+def test_a_purged_binlog_stops_the_bridge_and_is_backfilled(
     url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
     subscribe(server.url, unique, unique)
@@ -463,7 +463,7 @@ def test_several_sources_in_one_process(
 
 
 @pytest.mark.long
-def test_what_was_published_in_one_large_commit_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
+def test_a_large_commit_of_published_messages_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """The bridge moves a large commit of `publish` in parts. The parts had no producer group, and were refused."""
     subscribe(server.url, unique, unique)
 

@@ -198,9 +198,7 @@ def test_partitions_of_a_table_of_ours_are_read(url: str, kind: str) -> None:
 
 
 @pytest.mark.long
-def test_what_a_trigger_writes_arrives_once_beside_cascades(
-    url: str, kind: str, server: ServerProcess, unique: str
-) -> None:
+def test_rows_of_triggers_and_cascades_arrive_once(url: str, kind: str, server: ServerProcess, unique: str) -> None:
     """No server runs triggers for what a foreign key cascades; MySQL 9.6 and later log the rows that it deletes."""
     subscribe(server.url, unique, unique)
     of_this_test = ids.to_text(ids.new_id())[:24]

@@ -104,7 +104,7 @@ def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
 
 
 @pytest.mark.long
-def test_what_a_server_took_in_between_is_not_passed(
+def test_transactions_of_another_primary_in_between_are_not_skipped(
     logging: MariaDbServer,
     silent: MariaDbServer,
     server: ServerProcess,

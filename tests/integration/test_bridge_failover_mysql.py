@@ -148,7 +148,7 @@ def _has_received(server: MySqlServer, wanted: str) -> bool:
 
 
 @pytest.mark.long
-def test_what_a_replica_commits_out_of_order_is_moved_once(
+def test_commits_out_of_order_on_a_replica_are_moved_once(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
 ) -> None:
     """A parallel replica without replica_preserve_commit_order commits a later transaction before an earlier one: its

@@ -23,7 +23,7 @@ from tests.support.shop import make_engine
 
 @pytest.fixture
 def nowhere() -> str:
-    """The address of a server that is away."""
+    """The address of a server that is unreachable."""
     return f"http://127.0.0.1:{free_port()}"
 
 

@@ -261,7 +261,7 @@ def test_a_source_without_a_list_holds_its_bridge_up(
 
 
 @pytest.mark.long
-def test_what_the_queue_refuses_for_now_is_sent_again(
+def test_a_batch_refused_for_now_is_sent_again(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server with a full disk named each transaction as refused: the bridge listed them all, and went on."""

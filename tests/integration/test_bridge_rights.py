@@ -162,7 +162,7 @@ def test_the_first_file_of_a_mysql_needs_one_more_right(
 
 
 @pytest.mark.long
-def test_what_cannot_be_marked_is_not_sent_again(
+def test_without_the_right_to_mark_rows_nothing_is_sent_twice(
     few: URL,
     url: URL,
     binlog_server: BinlogServer,

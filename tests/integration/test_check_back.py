@@ -344,7 +344,7 @@ def test_only_answers_unknown_are_counted_as_such(memory: InMemoryServer, unique
         post(memory.url, "/v1/transactions/outcomes", {"producer_group": unique, "outcomes": outcomes})
         return str(call(memory.url, "GET", f"/transactions/{half['id']}"))
 
-    page = answered(unavailable=True, reason="the database is away")
-    assert "unavailable: the database is away" in page and "<dt>Answers UNKNOWN</dt><dd>0;" in page
+    page = answered(unavailable=True, reason="the database is unreachable")
+    assert "unavailable: the database is unreachable" in page and "<dt>Answers UNKNOWN</dt><dd>0;" in page
     page = answered()
     assert "<dt>Answers UNKNOWN</dt><dd>1;" in page and "answered</dt>" not in page

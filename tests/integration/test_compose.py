@@ -120,7 +120,7 @@ def composed(database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[Compo
         yield made
 
 
-def test_what_the_compose_file_starts(composed: Composition, tmp_path: Path, unique: str) -> None:
+def test_the_compose_services_start_and_share_a_token(composed: Composition, tmp_path: Path, unique: str) -> None:
     queue, server = (f"http://127.0.0.1:{composed.port(port)}" for port in (7400, 7401))
     admin = (composed.data / "queue" / "admin.token").read_text().strip()
     assert not list(composed.data.glob("server-*/admin.token")), "all servers share one first token"

@@ -126,12 +126,14 @@ def test_a_group_of_failures_is_previewed_in_sentences(memory: InMemoryServer, u
     (link,) = re.findall(r'href="/do/dead-letters\.drop\?([^"]+)"', page)
     fields = dict(parse_qsl(html.unescape(link)))
     status, page = send(memory, "dead-letters.drop", "preview", **fields)
-    assert status == 200 and "(E in shop.add) has 1 message that wait" in page
-    assert "drops those that match for good" in page
+    assert status == 200 and "(E in shop.add) has 1 message waiting" in page
+    assert "drops the matching ones" in page
     assert send(memory, "dead-letters.drop", "do", **fields)[0] == 200
     (letter,) = admin(memory.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     status, page = send(memory, "dead-letters.drop", "preview", group=unique, ids=letter["id"])
-    assert status == 200 and f"1 message of the dead letters of {unique} will be dropped for good." in page
+    assert (
+        status == 200 and f"1 message of the dead letters of {unique} will be dropped. This cannot be undone." in page
+    )
 
 
 def test_a_schedule_is_made_shown_and_filled_in(memory: InMemoryServer, unique: str) -> None:

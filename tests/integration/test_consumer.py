@@ -181,7 +181,7 @@ def test_stopping_while_the_server_is_away_asks_for_nothing_more(
 def test_a_failure_that_comes_with_the_stop_is_no_failure(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the server is away, a consumer that is stopped during its request ends, and `run` raises nothing."""
+    """While the server is unreachable, a consumer that is stopped during its request ends, and `run` raises nothing."""
     consumer = Consumer(notify_server.url, group="g")
     consumer.subscribe("t")(print)
     call = HttpClient.call

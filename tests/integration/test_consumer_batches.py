@@ -72,7 +72,7 @@ def test_messages_whose_consumer_died_are_handled_alone(notify_server: InMemoryS
     assert sorted(n for call in calls for n, attempt in call if attempt == 1) == [100, 101, 102]
 
 
-def test_what_is_given_back_goes_to_another_consumer(
+def test_returned_messages_go_to_another_consumer(
     notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not into the long poll of the one that ends, where nobody would handle it before its lease runs out."""

@@ -1,4 +1,4 @@
-"""A consumer and its servers: a server leaves the registry and returns, or is away when an ack is due."""
+"""A consumer and its servers: a server leaves the registry and returns, or is unreachable when an ack is due."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_all_that_match_are_committed_by_a_job(memory: InMemoryServer, unique: s
     assert counts["COMMITTED"] >= 5 and counts["PREPARED"] >= 1
 
 
-def test_what_was_stored_after_the_preview_is_left_alone(memory: InMemoryServer, unique: str) -> None:
+def test_transactions_stored_after_the_preview_are_left_alone(memory: InMemoryServer, unique: str) -> None:
     (first,) = halves(memory, unique, 1, topic=unique)
     stored_at = admin(memory.url, "GET", f"transactions/{first}")["stored_at"]
     memory.advance(5)

@@ -46,7 +46,7 @@ def test_a_process_that_seems_to_die(shop: Shop) -> None:
     assert shop.delivered() == shop.items() == ["b"]
 
 
-def test_what_is_left_behind_without_a_server_is_sent_by_another_process(shop: Shop) -> None:
+def test_another_process_sends_messages_left_behind(shop: Shop) -> None:
     with shop.new_producer(mode="auto", half_timeout=0.25, url=f"http://127.0.0.1:{free_port()}") as alone:
         for item in "ab":
             with shop.atomic():

@@ -167,7 +167,7 @@ def test_a_database_without_autocommit_is_refused(
     assert (shop.items(), inbox_rows(shop)) == ([], 0)
 
 
-def test_what_a_handler_sends_shares_its_fate(shop: Shop, inbox: DjangoInbox) -> None:
+def test_messages_sent_by_a_handler_commit_or_roll_back_with_it(shop: Shop, inbox: DjangoInbox) -> None:
     def forwarding(m: ReceivedMessage) -> None:
         shop.order(m.text)
         if m.text == "b":

@@ -234,7 +234,7 @@ def replica(request: pytest.FixtureRequest) -> Iterator[BinlogServer]:
 
 
 @pytest.mark.long
-def test_what_is_wrong_with_a_replica_is_named(replica: BinlogServer, memory: InMemoryServer) -> None:
+def test_faults_of_a_replica_are_named(replica: BinlogServer, memory: InMemoryServer) -> None:
     """log_replica_updates was looked at on MariaDB only."""
     answer = doctor(memory, replica.url, bridge=True)
     assert len(about(answer, "innodb_doublewrite is OFF")) == 1

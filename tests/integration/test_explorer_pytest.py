@@ -118,7 +118,7 @@ def test_explored_tests_are_like_others(tmp_path: Path, words: tuple[str, ...]) 
     assert code == 0 and "4 passed" in said, said
 
 
-def test_what_cannot_be_explored_is_refused(tmp_path: Path) -> None:
+def test_a_test_that_cannot_be_explored_is_refused(tmp_path: Path) -> None:
     code, said = run(tmp_path, REFUSED)
     assert code == 1 and "4 failed, 3 errors" in said, said
     assert said.count("is a plain function, without async: notify_process.act also takes coroutine functions") == 2

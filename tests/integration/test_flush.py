@@ -51,7 +51,7 @@ def bodies(server: InMemoryServer, topic: str) -> list[str]:
     return [message.text for message in server.messages(topic)]
 
 
-def test_what_was_flushed_is_there(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+def test_flushed_messages_are_stored(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
     with TransactionProducer(frozen.url, group=unique, engine=engine) as producer:
         assert producer.flush() == []
         for number in range(5):
@@ -64,7 +64,7 @@ def test_what_was_flushed_is_there(frozen: InMemoryServer, engine: sa.Engine, un
     assert producer.flush() == []
 
 
-def test_what_the_server_did_not_take_is_named_and_sent_again(
+def test_flush_names_unsent_messages_and_sends_them_later(
     frozen: InMemoryServer, engine: sa.Engine, unique: str
 ) -> None:
     with TransactionProducer(frozen.url, group=unique, engine=engine) as producer:

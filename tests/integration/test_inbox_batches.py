@@ -97,7 +97,7 @@ def test_a_batch_that_fails_leaves_nothing(shared_engine: sa.Engine, unique: str
     assert rows(shared_engine, unique) == 0 and effects.committed(shared_engine) == []
 
 
-def test_what_is_twice_in_a_batch_is_handled_once(shared_engine: sa.Engine, unique: str) -> None:
+def test_a_message_twice_in_a_batch_is_handled_once(shared_engine: sa.Engine, unique: str) -> None:
     """The same message, or one that was dead beside itself under its new id; other replays are other effects."""
     inbox, effects = Inbox(shared_engine), Effects(unique)
     batch = [message(0), message(0), again(7, of=0), again(8, of=3), message(3), message(0, replay=1)]

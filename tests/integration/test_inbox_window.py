@@ -115,7 +115,7 @@ def test_a_redrive_of_letters_from_before_a_purge_is_refused(
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_what_was_handled_before_there_was_an_inbox_does_not_come_again_unasked(
+def test_messages_handled_before_the_inbox_are_not_redelivered_unasked(
     shop_engine: sa.Engine, notify_server: InMemoryServer
 ) -> None:
     url = notify_server.url
@@ -183,7 +183,7 @@ def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server
 
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_what_was_told_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_reported_purge_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
         subscribe(server.url, "g", "t")

@@ -182,7 +182,7 @@ def test_a_run_gets_nothing_that_the_one_before_has_left(kafka_url: str, unique:
     brokers.close()
 
 
-def test_what_cannot_be_explored_over_kafka(kafka_url: str, unique: str) -> None:
+def test_explore_refuses_what_it_cannot_do_over_kafka(kafka_url: str, unique: str) -> None:
     def delaying(process: Process) -> None:
         metadata.create_all(process.engine)
         create_tables(process.engine)

@@ -19,7 +19,7 @@ from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.movers.sinks.delays import earlier, release, releaser
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser
 from notify.movers.sinks.delays.releaser import releasing as delays_released
 from notify.movers.sinks.delays.topics import make_wheels
@@ -381,7 +381,7 @@ def test_a_message_moves_from_days_to_seconds_and_comes_when_it_is_due(kafka_nod
 
 
 @pytest.mark.long
-def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode, unique: str) -> None:
+def test_a_delayed_message_committed_late_is_released_immediately(kafka_node: KafkaNode, unique: str) -> None:
     """Its slot has been read by then, and its time is over."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
@@ -399,7 +399,7 @@ def test_what_a_slow_transaction_brings_late_comes_at_once(kafka_node: KafkaNode
 
 
 @pytest.mark.long
-def test_what_was_frozen_on_the_way_to_its_slot_is_placed_again(
+def test_a_record_frozen_before_its_slot_is_placed_again(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came behind records of its slot's next turn, and waited for that: more than an hour in a slot of minutes."""
@@ -463,7 +463,7 @@ def test_a_full_slot_is_streamed_in_batches(
 
 
 @pytest.mark.long
-def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
+def test_a_message_refused_by_its_topic_delays_no_other(kafka_node: KafkaNode, unique: str) -> None:
     """The topic's bound was lowered after the message had been sent."""
     large = os.urandom(2000).hex()
     send_delayed(kafka_node.url, unique, [*"abcd", large, *"efgh"], delay=0.1)
@@ -485,7 +485,7 @@ def test_what_a_topic_refuses_for_good_holds_up_no_other(kafka_node: KafkaNode, 
 
 
 @pytest.mark.long
-def test_what_is_no_delayed_message_holds_up_no_other(kafka_node: KafkaNode, unique: str) -> None:
+def test_an_invalid_delayed_record_delays_no_other(kafka_node: KafkaNode, unique: str) -> None:
     """Somebody else's record in a wheel is left out, and logged."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)
@@ -543,7 +543,7 @@ def test_two_that_move_it_at_once_move_each_message_once(
 
 
 @pytest.mark.long
-def test_what_waits_in_the_topic_of_earlier_versions_moves_once(kafka_node: KafkaNode, unique: str) -> None:
+def test_records_in_the_earlier_delay_topic_move_once(kafka_node: KafkaNode, unique: str) -> None:
     """Also where the process that moves it dies in between."""
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)

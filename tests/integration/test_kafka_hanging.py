@@ -87,7 +87,7 @@ def test_a_client_that_hangs_is_left_to_itself(
 
 
 @pytest.mark.long
-def test_what_is_fatal_is_raised_as_an_exception(kafka_url: str, unique: str) -> None:
+def test_a_fatal_kafka_error_is_raised_as_an_exception(kafka_url: str, unique: str) -> None:
     """A client that found it in one callback, and then called its logger, raised what no `except` catches: it ended the
     thread of a sink, whose bridge waited for the result for ever."""
     make_topic(kafka_url, unique, 4)

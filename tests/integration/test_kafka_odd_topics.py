@@ -437,7 +437,7 @@ def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
 
 
 @pytest.mark.long
-def test_what_is_deleted_before_a_group_has_handled_it_is_said(
+def test_records_deleted_before_a_group_handled_them_are_logged(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As by retention. A group went on behind it without a word, at its start and later."""

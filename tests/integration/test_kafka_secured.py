@@ -381,7 +381,7 @@ def test_an_audit_needs_these_rights_and_no_more(secured: SecuredKafka, unique: 
 
 
 @pytest.mark.long
-def test_what_brokers_hide_from_an_audit_is_named(secured: SecuredKafka, unique: str) -> None:
+def test_topics_hidden_from_an_audit_are_named(secured: SecuredKafka, unique: str) -> None:
     """Their lists leave out what a user may not see: messages would be lost, and a group would not be behind."""
     pytest.importorskip("pyspark")
     from notify.spark.inputs.kafka_input import KafkaInput

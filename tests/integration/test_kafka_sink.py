@@ -204,7 +204,7 @@ def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique:
 
 
 @pytest.mark.long
-def test_what_is_open_ends_with_its_sink(url: str, unique: str) -> None:
+def test_closing_a_sink_ends_its_open_transaction(url: str, unique: str) -> None:
     """Else whoever reads the topic would wait for Kafka to end it."""
 
     async def work(sink: Sink) -> None:
@@ -295,7 +295,7 @@ def test_a_topic_of_small_records_takes_what_fits_and_the_rest_is_refused(url: s
 
 
 @pytest.mark.long
-def test_what_the_client_itself_refuses_is_of_the_record_that_it_refuses(
+def test_a_refusal_of_the_client_concerns_only_its_record(
     url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that knows that a topic is not granted takes no record of it, which ended it and named nobody."""
@@ -378,7 +378,7 @@ def test_a_topic_is_read_to_its_end_while_it_is_written(url: str, unique: str, m
 
 
 @pytest.mark.long
-def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
+def test_messages_that_kafka_refuses_are_listed_and_the_relay_continues(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
 ) -> None:
     with postgresql(database_urls, tmp_path) as engine:
@@ -389,7 +389,7 @@ def test_what_kafka_never_takes_is_listed_and_the_relay_goes_on(
 
 
 @pytest.mark.long
-def test_what_comes_with_a_record_that_is_refused_is_not_refused(url: str, unique: str) -> None:
+def test_neighbours_of_a_refused_record_are_stored(url: str, unique: str) -> None:
     """A broker refuses all that is sent together for the sake of one: its neighbours were refused for good."""
     cluster = Cluster.of(url)
     config = {"cleanup.policy": "compact"}
@@ -424,7 +424,9 @@ def test_what_comes_with_a_record_that_is_refused_is_not_refused(url: str, uniqu
 
 
 @pytest.mark.long
-def test_what_kafka_never_takes_is_listed_and_the_bridge_goes_on(url: str, binlog_url: str, unique: str) -> None:
+def test_messages_that_kafka_refuses_are_listed_and_the_bridge_continues(
+    url: str, binlog_url: str, unique: str
+) -> None:
     outbox(binlog_url, "none", range(0))
     engine = sa.create_engine(binlog_url)
     never = poison(engine, f"order.{unique}")

@@ -70,7 +70,7 @@ def forget_records(url: str, *topics: str) -> None:
         answer.result(PATIENCE_SECONDS)
 
 
-def test_what_a_message_in_kafka_needs_is_spared(
+def test_bodies_named_by_a_message_in_kafka_are_kept(
     kafka_url: str, engine: sa.Engine, stored: BodyStore, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting, delayed, to be tried again, dead, in a transaction that is open, and in a row that is not moved yet."""

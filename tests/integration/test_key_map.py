@@ -256,7 +256,9 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_haste")
-def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_map_waits_for_prepared_transactions(
+    databases: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Step by step, without servers: an open half holds up the second step, one in doubt does not."""
 
     async def run() -> None:
@@ -283,7 +285,7 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
             assert key_map.newest(connection) == KeyMap(1, ("a", "b"))
         key_of_a = next(key for key in KEYS if store.shard_of(sent(key=key)) == "a")
         doubtful = sent(key=key_of_a)
-        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: the producer is away
+        await store.put([doubtful], now() - 300 * 1_000_000)  # in doubt for five minutes: the producer is unreachable
         begun, plain = sent(key=key_of_a), sent()
         await store.put([begun, plain], now())
         with engine.begin() as connection:
@@ -313,7 +315,7 @@ def test_what_is_prepared_is_waited_for(databases: dict[str, str], monkeypatch: 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_haste")
-def test_what_is_on_its_way_counts_as_the_old_version(databases: dict[str, str]) -> None:
+def test_batches_on_their_way_count_for_the_old_map(databases: dict[str, str]) -> None:
     async def run() -> None:
         store = open_storage(storage_of(databases, "ab"), "main", retention_us=0, writers=1)
         assert isinstance(store, SqlShards)

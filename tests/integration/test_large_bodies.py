@@ -312,7 +312,7 @@ def test_a_consumer_opens_only_its_own_stores(
     assert "give it store=" in letter(url, f"{unique}-0")
     for number, odd in enumerate((f"{FOLDER}/../../elsewhere/{name}", "/etc/passwd", f"../elsewhere/{name}"), 2):
         forged(url, f"{unique}-{number}", body_store.url, odd)
-        assert "is no reference" in letter(url, f"{unique}-{number}", store=body_store.url)
+        assert "is not a reference" in letter(url, f"{unique}-{number}", store=body_store.url)
     forged(url, f"{unique}-9", f"{body_store.url}/", name)
     assert "may not read" in letter(url, f"{unique}-9", store=body_store.url), "letter by letter"
 
@@ -382,7 +382,7 @@ def test_a_bomb_is_refused() -> None:
 
 
 @pytest.mark.parametrize("body", [b"plain", zstd.compress(os.urandom(5000))[:-7]], ids=["other", "cut"])
-def test_what_cannot_be_decompressed_is_a_dead_letter(body: bytes) -> None:
+def test_a_body_that_cannot_be_decompressed_is_a_dead_letter(body: bytes) -> None:
     with pytest.raises(Exception, match=r"is not in Zstandard's format|it is cut short") as raised:
         BodyReader(None, BODY_BYTES).read(received(body, content_encoding="zstd"))
     assert type(raised.value).__name__ == "DeadLetter"

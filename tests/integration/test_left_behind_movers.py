@@ -226,7 +226,7 @@ def test_a_schema_without_a_source_id_holds_up_no_other(
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
-def test_what_is_left_behind_goes_neither_to_kafka_nor_past_servers(
+def test_movers_send_messages_left_behind_only_to_servers(
     away: ServerProcess, engine: sa.Engine, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     leave_and_die(away.url, unique, engine.url, of_key("k", "a"))

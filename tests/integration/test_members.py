@@ -398,7 +398,7 @@ def test_a_queue_server_starts_while_its_registry_is_away(database_urls: Mapping
 
 @pytest.mark.long
 def test_a_change_that_cannot_be_recorded_is_refused(database_urls: Mapping[str, str], tmp_path: Path) -> None:
-    """While the registry is away; the group was paused, and the answer was 500, a fault of the server."""
+    """While the registry is unreachable; the group was paused, and the answer was 500, a fault of the server."""
     with ExitStack() as stack:
         cluster = WithProxiedRegistry(database_urls, tmp_path, stack)
         queue, token = cluster.queue_server(stack)

@@ -219,7 +219,7 @@ def test_a_poll_of_an_instance_that_leaves_ends(frozen_server: InMemoryServer, u
 
 
 @pytest.mark.parametrize("mode", ["shared", "ordered", "failover"])
-def test_what_is_given_back_is_available_at_once_and_not_tried(
+def test_returned_messages_are_available_immediately_without_an_attempt(
     frozen_server: InMemoryServer, unique: str, mode: str
 ) -> None:
     subscribe(frozen_server.url, unique, unique, mode, max_attempts=1)

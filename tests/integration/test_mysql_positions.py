@@ -197,7 +197,7 @@ def test_a_restored_server_without_the_position_stops_it(
 
 
 @pytest.mark.long
-def test_what_is_purged_while_the_bridge_is_stopped_stops_it(
+def test_a_binlog_purged_while_the_bridge_is_stopped_stops_it(
     mysql: MySqlServer, url: str, server: ServerProcess, unique: str
 ) -> None:
     subscribe(server.url, unique, unique)

@@ -129,7 +129,7 @@ def test_an_unknown_token_waits_for_a_database_that_is_away(postgresql: str, tmp
             assert answers(shown, "/v1/admin/settings") == (503, "unavailable")
         assert answers(admin)[0] == 200
         assert ask(server.url, "GET", "/livez", token=token)[0] == 200  # probes need no known token
-        proxy.close()  # the database is away
+        proxy.close()  # the database is unreachable
         proxy.drop_answers = False
         assert answers(token) == (503, "unavailable")
         assert answers(admin)[0] == 200

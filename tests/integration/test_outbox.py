@@ -120,7 +120,7 @@ def test_a_crash_between_sending_and_marking_doubles_nothing(
     assert bodies(drain(server.url, unique, unique, 5)) == [str(n) for n in range(5)]
 
 
-def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
+def test_rows_refused_by_the_server_stay_visible(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     with TransactionProducer(server.url, group=unique, engine=engine, mode="outbox") as producer:
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "x"))
@@ -133,7 +133,7 @@ def test_what_the_server_refuses_stays_visible(engine: sa.Engine, server: Server
     assert counts(engine)["refused_by_server"] == 1
 
 
-def test_what_no_queue_would_take_is_refused_by_send(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
+def test_send_refuses_messages_that_no_queue_accepts(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
     """`send` refuses such a message. It was committed, refused by the queue later, and never delivered."""
     too_late = datetime.now(UTC) + timedelta(days=41)
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:

@@ -52,7 +52,7 @@ def engine(tmp_path: Path) -> Iterator[sa.Engine]:
 
 
 @pytest.mark.parametrize("has_engine", [False, True])
-def test_what_is_left_undecided_is_asked_back(
+def test_an_undecided_transaction_is_checked(
     memory: InMemoryServer, unique: str, engine: sa.Engine, has_engine: bool
 ) -> None:
     """A producer with a database also answers for transactions that are not in it, before it has sent anything."""

@@ -80,7 +80,7 @@ def test_dead_letters_are_purged(server: ServerProcess, unique: str) -> None:
     assert admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"] == []
 
 
-def test_what_cannot_be_purged_says_why(server: ServerProcess, unique: str) -> None:
+def test_a_purge_names_the_reason_why_rows_are_kept(server: ServerProcess, unique: str) -> None:
     publish(server.url, unique, ["a"])
     path = f"topics/{unique}/purge"
     assert refusal(server.url, "POST", path, before="yesterday") == (422, "invalid_start")

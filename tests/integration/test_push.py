@@ -123,7 +123,7 @@ def test_while_the_receiver_is_away_no_attempt_counts(
     assert failure(server.url, unique) == ""
 
 
-def test_what_a_webhook_held_goes_on_at_once_without_an_attempt(
+def test_messages_held_by_a_webhook_are_redelivered_immediately_without_an_attempt(
     server: InMemoryServer, receiver: Receiver, unique: str
 ) -> None:
     """It stayed leased for a minute when its webhook ended or changed, and that used up its last attempt."""
@@ -246,7 +246,7 @@ def test_nothing_is_posted_once_the_mode_has_changed(
 
 
 @pytest.mark.long
-def test_what_cannot_be_is_refused(server: InMemoryServer, receiver: Receiver, unique: str) -> None:
+def test_an_invalid_webhook_is_refused(server: InMemoryServer, receiver: Receiver, unique: str) -> None:
     path = f"groups/{unique}/push"
     assert refusal(server.url, "PUT", path, url=receiver.url) == (404, "not_subscribed")
     subscribe(server.url, unique, unique, mode="exclusive")

@@ -214,12 +214,12 @@ def test_broadcast_reaches_every_instance_and_each_has_its_own_progress(queue: Q
             send(queue, unique, "1", "2")
             for name in seen:
                 eventually(lambda name=name: queue.is_settled(f"{unique}@{name}"), name)  # type: ignore[misc]
-        send(queue, unique, "while y was away")
+        send(queue, unique, "while y was unreachable")
         eventually(lambda: len(seen["x"]) == 4, "x to get it")
     with running(instance("y")):
         eventually(lambda: len(seen["y"]) == 3, "y to get it later")
-    assert Counter(seen["x"]) == Counter({"1": 2, "2": 1, "while y was away": 1})
-    assert Counter(seen["y"]) == Counter(["1", "2", "while y was away"])
+    assert Counter(seen["x"]) == Counter({"1": 2, "2": 1, "while y was unreachable": 1})
+    assert Counter(seen["y"]) == Counter(["1", "2", "while y was unreachable"])
 
 
 # --- operators ------------------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_stopping_finishes_what_is_under_way(queue: Queue, unique: str) -> None:
 
 
 @LONG_OVER_KAFKA
-def test_what_outlasts_the_drain_comes_again(queue: Queue, unique: str) -> None:
+def test_messages_that_outlast_the_drain_are_redelivered(queue: Queue, unique: str) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
     consumer = Consumer(queue.url, group=unique, lease=1, drain=0)
 
@@ -366,7 +366,7 @@ def _packed(message: Message) -> PackedMessage:
     return PackedMessage(message.topic, body=body, headers=headers)
 
 
-def test_what_has_expired_is_left_out(queue: Queue, unique: str) -> None:
+def test_expired_messages_are_skipped(queue: Queue, unique: str) -> None:
     queue.sender.send(Message(unique, "late", ttl=0.1), Message(unique, "in time", ttl=3600))
     expired = time.monotonic() + 0.3
     eventually(lambda: time.monotonic() > expired, "the first to expire")

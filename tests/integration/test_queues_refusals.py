@@ -122,7 +122,7 @@ def test_without_an_inbox_only_a_queue_server_knows_ids(queue: Queue, unique: st
         ("GET", "/v1/admin/messages?topic={name}&key=k", None),
     ],
 )
-def test_what_the_server_beside_kafka_does_not_do_is_refused(
+def test_a_server_over_kafka_refuses_what_it_cannot_do(
     queue: Queue, unique: str, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     """With a sentence. A queue server has an answer of its own to each."""

@@ -52,7 +52,7 @@ def names(engine: sa.Engine) -> list[str]:
         return [row["transaction_id"] for row in refused.listed(connection)]
 
 
-def test_what_is_refused_is_listed_with_its_reason(engine: sa.Engine) -> None:
+def test_a_refused_transaction_is_listed_with_its_reason(engine: sa.Engine) -> None:
     first, *others = names(engine)
     with engine.begin() as connection:
         assert refused.count(connection) == 3
@@ -92,7 +92,7 @@ def test_one_is_dropped_with_a_reason_which_may_be_taken_back(engine: sa.Engine)
     assert states(engine) == [(DROPPED_STATE, 1, DROPPED), (RETRY, 1, 0), (WAITING, 1, REFUSED)]
 
 
-def test_what_was_dropped_stays_so_when_a_mover_answers_late(engine: sa.Engine) -> None:
+def test_a_dropped_transaction_stays_dropped_after_a_late_answer(engine: sa.Engine) -> None:
     """A mover may hold a transaction while a person drops it. It marked the row as sent, or put it back on the list.
 
     A row that was to be tried again and then was dropped stayed unsent: a relay sent it.

@@ -276,7 +276,7 @@ def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, un
 
 
 @pytest.mark.long
-def test_what_was_published_without_a_transaction_is_relayed(
+def test_messages_published_without_a_transaction_are_relayed(
     engine_url: str, server: ServerProcess, unique: str
 ) -> None:
     """A row without a producer group is relayed. It ended the relay, and with it the way of every other message."""

@@ -118,7 +118,7 @@ def relay_once(outbox: Outbox, url: str) -> tuple[int, int]:
 # --- what the target refuses ------------------------------------------------------------------------------------
 
 
-def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
+def test_refused_transactions_are_listed_and_the_others_move(
     outbox: Outbox, server: ServerProcess, unique: str
 ) -> None:
     """The relay lists such a row, and goes on. It ended the relay, and all later rows waited for ever."""
@@ -140,7 +140,7 @@ def test_what_the_target_refuses_is_listed_and_the_rest_goes_on(
     assert outbox.listed() == sorted((name, code, 1) for name, code in bad.items())
 
 
-def test_what_is_far_too_large_is_not_even_read(
+def test_a_far_too_large_row_is_not_read(
     outbox: Outbox, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row of a gigabyte would end the relay for want of memory, again after each start."""

@@ -227,7 +227,7 @@ def test_a_cancelled_job_stops_for_good(
     assert (shown["state"], shown["done"], shown["ended_at"]) == ("cancelled", 10, ended["ended_at"])
 
 
-def test_what_cannot_be_redriven_says_why(server: ServerProcess, unique: str) -> None:
+def test_a_refused_redrive_names_the_reason(server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     publish(server.url, unique, ["a"])
     caller = Caller(server.url, unique, "i")

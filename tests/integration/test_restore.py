@@ -237,7 +237,7 @@ def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:
 
 
 @pytest.mark.long
-def test_what_the_log_says_is_not_part_of_the_result(shipped: Shipped) -> None:
+def test_log_lines_are_not_part_of_the_printed_result(shipped: Shipped) -> None:
     """The line about an index that is built anew stood on stdout, before the JSON, which nobody could read then."""
     missing, *_ = shipped.objects("segments/*.idx")
     missing.unlink()
@@ -325,7 +325,7 @@ def test_segments_that_stand_in_pages_are_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_retention_dropped_is_not_fetched_but_for_what_waits(tmp_path: Path) -> None:
+def test_a_restore_fetches_dropped_segments_only_for_waiting_messages(tmp_path: Path) -> None:
     """Segments that retention dropped stay in the store. Of them a restore takes those with unsettled messages."""
 
     async def live() -> None:

@@ -220,7 +220,7 @@ def test_every_route_answers_every_caller_by_its_rights(room: Room, table: list[
         ("view", "admin", False),
     ],
 )
-def test_what_the_matrix_expects_of_a_right(right: str, need: str, is_covered: bool) -> None:
+def test_rights_match_the_table(right: str, need: str, is_covered: bool) -> None:
     assert covers(right, need) is is_covered
 
 

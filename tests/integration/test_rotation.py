@@ -114,7 +114,7 @@ def test_tokens_are_exchanged_under_load(
     assert set(got) == set(sent) and set(got.values()) == {1}
 
 
-def test_what_waits_when_its_token_is_revoked_is_unauthorized(guarded: GuardedInMemory, unique: str) -> None:
+def test_a_waiting_request_ends_when_its_token_is_revoked(guarded: GuardedInMemory, unique: str) -> None:
     """The request gets a 401, not a 403: the SDK sends it again with another token."""
     token = guarded.make(f"publish:{unique}", f"consume:{unique}")
     parts = urlsplit(guarded.url)

@@ -83,7 +83,7 @@ def test_a_forced_purge_knows_ids_of_a_clock_that_is_ahead(engine: sa.Engine) ->
     assert rows(engine) == set()  # and no tombstone
 
 
-def test_what_stands_after_a_forced_purge_is_answered(engine: sa.Engine) -> None:
+def test_checks_after_a_forced_purge_are_answered(engine: sa.Engine) -> None:
     gone = commit_row(engine, id_of(HOUR), 2 * HOUR)
     kept = commit_row(engine, id_of(2 * HOUR), HOUR / 2)  # its producer's clock is behind
     later = HalfMessage(id_of(0), "g", "main", gone.source, 1, ())

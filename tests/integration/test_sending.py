@@ -74,7 +74,7 @@ def test_a_corrected_letter_goes_to_its_group_alone_once(frozen_server: InMemory
     assert action["result"]["changed"] == ["body", "tag"]
 
 
-def test_what_cannot_be_edited_is_refused(frozen_server: InMemoryServer, unique: str) -> None:
+def test_an_invalid_edit_is_refused(frozen_server: InMemoryServer, unique: str) -> None:
     url, path = frozen_server.url, f"groups/{unique}/dead-letters/edit"
     dead = letter(url, unique)
     assert refusal(url, "POST", path, id=dead["id"]) == (422, "invalid")  # nothing is changed

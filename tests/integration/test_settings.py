@@ -55,7 +55,7 @@ def test_a_change_reaches_three_servers_and_is_rolled_back(cluster: list[ServerP
     assert settings_of(third)["check_attempts"] == 4
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(server: ServerProcess) -> None:
+def test_an_invalid_setting_is_refused_and_changes_nothing(server: ServerProcess) -> None:
     before = settings_of(server)
     for wrong, code in (
         ({"check_attempts": 0}, "invalid_setting"),

@@ -115,7 +115,7 @@ def test_a_check_finds_the_row_or_says_that_it_cannot(
                 check.check(halves[body])
 
 
-def test_what_was_left_behind_in_another_database_is_not_forgotten(
+def test_transactions_left_behind_in_another_database_are_sent(
     shards: list[str], producing: Callable[..., TransactionProducer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The producer looked in the database that its own connection led to, found nothing there, and took the message for

@@ -72,7 +72,7 @@ def until_shipped(server: ServerProcess) -> None:
 
 
 @pytest.mark.long
-def test_what_is_stored_is_shipped_through_a_kill(server: ServerProcess, tmp_path: Path) -> None:
+def test_shipping_survives_kills(server: ServerProcess, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     server.start()
     publish(server, "1", "2")
@@ -113,7 +113,7 @@ def test_the_administrators_records_are_shipped(server: ServerProcess, tmp_path:
 
 
 @pytest.mark.long
-def test_what_was_stored_before_is_shipped(tmp_path: Path) -> None:
+def test_messages_stored_before_shipping_was_on_are_shipped(tmp_path: Path) -> None:
     plain = ServerProcess(tmp_path / "data").start()
     publish(plain, "1")
     assert admin(plain.url, "GET", "overview")["shipping"] is None

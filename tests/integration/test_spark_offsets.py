@@ -140,7 +140,7 @@ def test_options_that_are_none_are_refused(given: dict[str, str], said: str) -> 
         Options.of({"servers": "http://127.0.0.1:1", "topics": "orders"} | given, "earliest")
 
 
-def test_what_was_dropped_before_it_was_read_is_told(running: InMemoryServer) -> None:
+def test_rows_dropped_before_they_were_read_are_reported(running: InMemoryServer) -> None:
     make(running, 2)
     send(running, 0, 40)
     planning = plan(running)

@@ -139,7 +139,7 @@ def test_a_query_begins_at_an_instant_that_only_the_store_knows(world: World) ->
     assert sorted(ended) == list(range(30))
 
 
-def test_what_retention_drops_while_a_task_reads_comes_from_the_store(world: World) -> None:
+def test_segments_dropped_during_a_task_are_read_from_the_store(world: World) -> None:
     """The range was planned when the server had it."""
     options = world.options()
     with closing(Planning(options)) as planning, Reading(options) as reading:

@@ -133,7 +133,7 @@ def test_an_id_is_stored_once_whichever_server_is_asked(database_urls: dict[str,
 
 def test_a_half_on_two_shards_is_decided_on_each_by_its_own_outcome(tmp_path: Path) -> None:
     """Its producer commits it on one, and says ROLLBACK to the other's check. In one request both went to the second,
-    which was committed, too; what a webhook said went to all shards, or to none while one was away."""
+    which was committed, too; what a webhook said went to all shards, or to none while one was unreachable."""
 
     async def run() -> None:
         places = {name: f"sqlite:///{tmp_path}/{name}.db" for name in "ab"}

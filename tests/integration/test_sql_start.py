@@ -145,7 +145,8 @@ MAKE_TABLES = ("storage upgrade --storage", "refused list --dsn")
 
 @pytest.mark.long
 def test_commands_say_what_to_do_about_a_database(database_urls: Mapping[str, str], tmp_path: Path) -> None:
-    """Where it is away, or has no tables, one sentence says so. Each command but the relay ended with a traceback."""
+    """Where it is unreachable, or has no tables, one sentence says so. Each command but the relay ended with a
+    traceback."""
     (tmp_path / "empty.db").touch()
     with (
         empty_database("postgresql", database_urls, tmp_path) as postgresql,

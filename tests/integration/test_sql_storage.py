@@ -104,7 +104,7 @@ def test_a_commit_that_is_cut_neither_loses_nor_doubles(
 
 def test_a_session_that_broke_is_an_error_of_sqlalchemy(proxied: tuple[Proxy, str]) -> None:
     """Also in the first moment of its next use, and where an isolation level is set: all that looks for databases that
-    are away looks for these errors."""
+    are unreachable looks for these errors."""
     proxy, url = proxied
     with opened(url) as engine:
         with engine.connect() as held:
@@ -218,7 +218,7 @@ def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(stor
             await store.probe()  # one that only read said each second that the shard is back
         assert store.writer.failing_since
         with pytest.raises(Unavailable, match="read-only"):
-            await store.resume_checks(t.id, now(), anew=True)
+            await store.resume_checks(t.id, now(), reset=True)
         for _ in range(2):
             with pytest.raises(faults.DATABASE_AWAY, match="read-only"):
                 beat()
@@ -227,7 +227,7 @@ def test_a_primary_that_becomes_a_standby_is_left_out_until_it_takes_writes(stor
         beat()
         await store.probe()
         assert not store.writer.failing_since
-        assert await store.resume_checks(t.id, now(), anew=True)
+        assert await store.resume_checks(t.id, now(), reset=True)
         assert (await store.put([sent()], now()))[0].put is Put.STORED
         with store.engine.connect() as connection:
             assert list(connection.scalars(sa.select(server_member.c.name))) == ["server-x"], "no probe leaves a row"
@@ -285,7 +285,7 @@ def test_two_servers_never_ask_the_same_check(storage: str) -> None:
     use(storage, scenario)
 
 
-def test_what_is_in_doubt_is_counted_without_a_look_at_messages_or_decided_ones(storage: str) -> None:
+def test_undecided_transactions_are_counted_without_reading_others(storage: str) -> None:
     """Each server asks every 5 s. It read up to 2,000 halves whole, bodies and all, and MariaDB every decided row."""
     asked: list[tuple[str, Any]] = []
 
@@ -337,7 +337,7 @@ def test_outcomes_of_several_servers_compare_and_set(storage: str) -> None:
     use(storage, scenario)
 
 
-def test_what_the_database_refuses_fails_alone(storage: str) -> None:
+def test_a_transaction_refused_by_the_database_fails_alone(storage: str) -> None:
     async def scenario(store: SqlStore) -> None:
         good = [sent() for _ in range(20)]
         bad = sent(source="x" * 300) if not storage.startswith("sqlite") else None
@@ -353,7 +353,7 @@ def test_what_the_database_refuses_fails_alone(storage: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"source": "x" * 300}, {"key": "a\0b"}], ids=["too long", "NUL"])
-def test_what_the_database_refuses_slows_nobody_down(storage: str, bad: dict[str, str]) -> None:
+def test_a_transaction_refused_by_the_database_slows_no_other(storage: str, bad: dict[str, str]) -> None:
     """The batch is halved until the refused one is alone. Each of the others was written alone, with its own commit."""
     if storage.startswith("sqlite") or ("key" in bad and not storage.startswith("postgresql")):
         pytest.skip("the database holds this")
@@ -461,7 +461,7 @@ def test_a_text_that_postgresql_cannot_hold_is_refused_as_such(storage: str, tmp
         assert (status, answer["code"]) == (422, "invalid_name")
 
 
-def test_what_is_old_and_read_is_purged(storage: str) -> None:
+def test_old_transactions_that_were_read_are_purged(storage: str) -> None:
     async def scenario(store: SqlStore) -> None:
         old = now() - 100 * SECOND
         stale = [sent() for _ in range(6)]
@@ -492,7 +492,7 @@ def test_what_is_old_and_read_is_purged(storage: str) -> None:
 
 
 @pytest.mark.long
-def test_what_a_relay_has_moved_is_purged_on_every_database(storage: str) -> None:
+def test_relayed_transactions_are_purged_on_every_database(storage: str) -> None:
     """Relayed rows are purged. On MySQL and MariaDB only bridged rows were: with a relay the table grew for ever."""
 
     async def scenario(store: SqlStore) -> None:

@@ -21,7 +21,7 @@ STOPPED_SECONDS = 3.0
 @pytest.mark.long
 def test_leases_go_on_for_as_long_as_a_server_was_stopped(tmp_path: Path) -> None:
     """`notify serve` had the plain time of day, and not the clock that this is promised of: what was in hand had used
-    up an attempt, and nothing looked whether the process was away."""
+    up an attempt, and nothing looked whether the process was unreachable."""
     server = ServerProcess(tmp_path / "data").start()
     try:
         assert server.process is not None
@@ -32,7 +32,9 @@ def test_leases_go_on_for_as_long_as_a_server_was_stopped(tmp_path: Path) -> Non
         os.kill(server.process.pid, signal.SIGSTOP)
         time.sleep(STOPPED_SECONDS)  # how long it is stopped
         os.kill(server.process.pid, signal.SIGCONT)
-        eventually(lambda: any("was_away" in line for line in server.output), "the server to see that it was away")
+        eventually(
+            lambda: any("was_away" in line for line in server.output), "the server to see that it was unreachable"
+        )
         assert caller.settle(messages) == [200]
     finally:
         stop_if_running(server)

@@ -52,7 +52,7 @@ def swept(store: BodyStore, url: str, *words: str) -> dict[str, Any]:
     return answer
 
 
-def test_what_a_message_needs_is_spared(
+def test_bodies_named_by_a_message_are_kept(
     server: ServerProcess, engine: sa.Engine, stored: BodyStore, unique: str
 ) -> None:
     """Undecided, delayed, waiting, held by a retry, dead, and in a row that is not sent."""
@@ -135,7 +135,7 @@ def test_halves_in_a_database_are_asked_for(tmp_path: Path, stored: BodyStore) -
         server.stop()
 
 
-def test_what_is_young_is_kept(server: ServerProcess, stored: BodyStore) -> None:
+def test_young_bodies_are_kept(server: ServerProcess, stored: BodyStore) -> None:
     assert swept(stored, server.url, "--group", "left")["young"] == 1
     assert len(stored.names()) == 1
     stored.age(3601)

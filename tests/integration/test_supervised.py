@@ -66,7 +66,7 @@ def test_a_server_is_ready_when_it_listens(manager: socket.socket, tmp_path: Pat
 
 @pytest.mark.long
 def test_a_mover_touches_its_file_while_it_waits_for_its_database(tmp_path: Path) -> None:
-    """A probe restarts a mover that hangs, not one whose target is away."""
+    """A probe restarts a mover that hangs, not one whose target is unreachable."""
     file = tmp_path / "alive"
     mover = subprocess.Popen(
         [sys.executable, "-m", "notify", "relay", "--dsn", "postgresql+psycopg://127.0.0.1:9/x"],

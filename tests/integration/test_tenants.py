@@ -74,7 +74,7 @@ def test_groups_without_turns_have_no_tenants(notify_server: InMemoryServer, uni
     assert ask(notify_server.url, "GET", f"/v1/admin/groups/{unique}/tenants?max=101")[0] == 422
 
 
-def test_what_cannot_be_is_refused(notify_server: InMemoryServer, unique: str) -> None:
+def test_an_invalid_fair_by_is_refused(notify_server: InMemoryServer, unique: str) -> None:
     path = f"groups/{unique}/subscriptions/{unique}"
     for mode, fair_by in (("broadcast", "key"), ("exclusive", "key"), ("shared", "tenant"), ("shared", "header:")):
         body = {"mode": mode, "fair_by": fair_by}

@@ -60,7 +60,7 @@ def items(engine: sa.Engine) -> list[str]:
         return list(connection.scalars(sa.select(orders.c.item).order_by(orders.c.id)))
 
 
-def test_what_a_service_sends_is_seen(
+def test_a_test_sees_what_its_service_sends(
     notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
 ) -> None:
     place_order(engine, producer, "book")
@@ -223,7 +223,7 @@ def test_an_effect_takes_place_once_although_the_message_comes_twice(
     assert metric(notify_server.url, "notify_redelivered_total") == 1
 
 
-def test_what_is_answered_with_an_error_may_have_been_carried_out(
+def test_a_request_answered_with_an_error_may_have_been_carried_out(
     notify_server: InMemoryServer, engine: sa.Engine
 ) -> None:
     settle = "/v1/groups/stock/settle"

@@ -114,7 +114,7 @@ def test_over_tls_tokens_count_and_plain_http_is_refused(secured: Secured, uniqu
         ("https", True, "send that of NOTIFY_TOKEN"),
     ],
 )
-def test_what_is_missing_to_reach_it_is_said(
+def test_the_error_names_what_a_connection_lacks(
     secured: Secured, scheme: str, authority: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NOTIFY_CA", "NOTIFY_TOKEN", "NOTIFY_TOKEN_FILE"):
@@ -204,7 +204,7 @@ def test_a_handshake_has_a_place_among_the_connections(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_what_a_client_does_not_read_counts_over_tls_too(
+def test_unread_answers_count_over_tls_too(
     tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """30 clients that read nothing held 470 MB for as long as they liked: nobody was told that they do not read."""
@@ -425,7 +425,7 @@ def test_a_provider_that_is_away_lets_nobody_in(issuer: Issuer) -> None:
         Provider(issuer.url, "notify", "notify_rights").verify("not.a.token")
 
 
-def test_what_cannot_be_a_token_is_seen_without_a_key(issuer: Issuer) -> None:
+def test_a_malformed_token_is_refused_without_a_key(issuer: Issuer) -> None:
     provider = Provider(issuer.url, "notify", "notify_rights")
     assert provider.key_name(issuer.token()) == "k1"
     assert provider.key_name(issuer.token(aud=["other", "notify"], iss=issuer.url + "/")) == "k1"

@@ -116,7 +116,7 @@ def test_a_second_bridge_takes_over_and_the_first_stops(url: str, server: Server
 
 
 @pytest.mark.long
-def test_what_follows_a_lost_slot_is_backfilled(url: str, server: ServerProcess, unique: str) -> None:
+def test_messages_after_a_lost_slot_are_backfilled(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))
     bridge = move(url, server)

@@ -46,7 +46,7 @@ def execute(engine: sa.Engine, *statements: str) -> None:
 
 
 @pytest.mark.long
-def test_what_is_rolled_back_to_a_savepoint_is_no_message(
+def test_a_message_rolled_back_to_a_savepoint_is_not_sent(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
     with Session(engine) as session, session.begin():

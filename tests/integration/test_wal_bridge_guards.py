@@ -356,9 +356,7 @@ def test_a_database_without_an_encoding_is_refused(wal_server: PostgreSqlServer,
 
 
 @pytest.mark.long
-def test_what_a_bridge_that_is_given_up_leaves_is_shown_first(
-    url: str, engine: sa.Engine, server: ServerProcess
-) -> None:
+def test_forgetting_a_bridge_first_shows_its_waiting_rows(url: str, engine: sa.Engine, server: ServerProcess) -> None:
     name = move(url, server).name
     dropping = ("bridge", "--dsn", f"{name}={url}", "--url", server.url, "--drop-slot", "--json")
     eventually(lambda: not slot(engine)["active"], "the bridge's connection to be closed")

@@ -130,7 +130,7 @@ def test_a_bridge_of_one_schema_leaves_the_others(
 
 
 @pytest.mark.long
-def test_what_is_refused_is_on_its_schemas_own_list(
+def test_refused_transactions_are_listed_in_their_own_schema(
     schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
 ) -> None:
     names = ("Tenant-a", "Tenant-b")

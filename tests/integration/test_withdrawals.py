@@ -88,7 +88,7 @@ def test_they_share_the_fate_of_their_transaction(shop: Shop) -> None:
     assert texts(shop.server, topic) == ["kept", "second"]
 
 
-def test_what_send_returns_is_enough(shop: Shop) -> None:
+def test_the_id_returned_by_send_is_enough_to_withdraw(shop: Shop) -> None:
     """Its id is that of the message, also after a savepoint was rolled back, and within the transaction itself."""
     with shop.sessions.begin() as session:
         first = shop.producer.send(session, Message(shop.topic, "first", delay=HOUR))
@@ -109,7 +109,7 @@ def test_what_send_returns_is_enough(shop: Shop) -> None:
             shop.producer.cancel(session, wrong, topic=shop.topic)
 
 
-def test_what_a_savepoint_has_undone_names_no_other_message(shop: Shop) -> None:
+def test_an_id_undone_by_a_savepoint_names_no_other_message(shop: Shop) -> None:
     """The next message of the transaction got its id: to cancel the one that was undone cancelled the other."""
     producer, topic = shop.producer, shop.topic
     with shop.sessions.begin() as session:

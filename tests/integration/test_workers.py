@@ -216,7 +216,7 @@ def test_a_key_at_the_wrong_worker_is_refused_with_the_right_one(server: ServerP
     assert (item["status"], item["shard"]) == (421, "worker-2")
 
 
-def test_what_a_bridge_or_relay_sends_must_name_its_worker(server: ServerProcess) -> None:
+def test_a_mover_must_name_its_worker(server: ServerProcess) -> None:
     """Another worker knows neither its position nor its ids, and would store all of it again."""
     relayed = half_request(key=KEYS[0])
     relayed["transactions"][0]["committed"] = True

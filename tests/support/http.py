@@ -28,7 +28,7 @@ def ask(
 ) -> tuple[int, Any]:
     """Make one request on a new connection; return its status and decoded answer (text if it is no JSON).
 
-    `body`: bytes are sent unchanged, anything else as JSON. Raises OSError if the server is away.
+    `body`: bytes are sent unchanged, anything else as JSON. Raises OSError if the server is unreachable.
     """
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     sent = {"content-type": kind} | ({} if token is None else {"authorization": f"Bearer {token}"}) | (headers or {})

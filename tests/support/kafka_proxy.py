@@ -229,7 +229,7 @@ class KafkaProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             broker = await asyncio.open_connection(*self._target)
-        except OSError:  # the broker is away
+        except OSError:  # the broker is unreachable
             writer.close()
             return
         connection = _Connection(self, (reader, writer), broker)

@@ -45,7 +45,7 @@ def _leave_and_die(url: str, group: str, dsn: str, messages: Sequence[tuple[str,
 
 def leave_and_die(url: str, group: str, dsn: str | sa.URL, messages: Sequence[tuple[str, str | None]]) -> None:
     """Let a process commit a transaction for each body and key, in the topic named after the group, and be killed. The
-    server is away, or does not answer."""
+    server is unreachable, or does not answer."""
     if isinstance(dsn, sa.URL):
         dsn = dsn.render_as_string(hide_password=False)
     process = forked.context().Process(target=_leave_and_die, args=(url, group, dsn, messages))

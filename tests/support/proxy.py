@@ -49,7 +49,7 @@ class Proxy:
                 client, _ = self._listening.accept()
                 try:
                     target = socket.create_connection(self._target)
-                except OSError:  # the target is away
+                except OSError:  # the target is unreachable
                     client.close()
                     continue
                 self._open |= {client, target}

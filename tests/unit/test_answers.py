@@ -158,7 +158,7 @@ def test_the_cancelled_original_takes_nothing_from_its_repetition() -> None:
     asyncio.run(scenario())
 
 
-def test_what_was_not_sent_is_handed_out_as_if_it_had_not_been_asked_for() -> None:
+def test_messages_of_an_unsent_answer_are_handed_out_again() -> None:
     async def scenario() -> None:
         s = await group_of()
         first = asyncio.ensure_future(ask(s, "1", wait=20))

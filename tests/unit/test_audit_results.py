@@ -107,7 +107,7 @@ def test_a_finding_that_was_repaired_is_resolved(url: str) -> None:
     assert resolved(url) == {1: 200} and rows(url, "findings")[0]["last_seen_us"] == 300
 
 
-def test_what_an_audit_did_not_judge_stays(url: str) -> None:
+def test_an_audit_keeps_rows_that_it_did_not_judge(url: str) -> None:
     merge(audit(0, 10, [lost(1), lost(5)]), url, 100)
     merge(audit(3, 10, []), url, 200)  # 1 is before its range
     assert resolved(url) == {1: None, 5: 200}

@@ -52,7 +52,7 @@ def test_a_request_that_is_refused_is_halved_down_to_the_item() -> None:
     assert results(1, -3, 3) == [2, Unavailable, 6]
 
 
-def test_what_another_try_cannot_mend_is_said_to_all_at_once() -> None:
+def test_a_permanent_error_fails_all_waiting_items_immediately() -> None:
     assert results(1, 13, 2) == [Forbidden] * 3
     assert results(1, 14, 2) == [Unavailable] * 3
     assert len(requests) == 2
@@ -91,7 +91,7 @@ class Carried:
         return [2 * item for item in items]
 
 
-def test_what_another_request_takes_along_is_not_sent_twice() -> None:
+def test_items_taken_along_by_another_request_are_not_sent_twice() -> None:
     async def scenario() -> None:
         carried = Carried()
         first, second = [carried.batcher.submit(n) for n in (1, 2)]
@@ -108,7 +108,7 @@ def test_what_another_request_takes_along_is_not_sent_twice() -> None:
     asyncio.run(scenario())
 
 
-def test_what_came_back_is_sent_by_its_own_and_not_taken_along_again() -> None:
+def test_items_of_a_failed_request_are_not_taken_along_again() -> None:
     """Else it would go from one failing request into the next, as long as there are such."""
 
     async def scenario() -> None:

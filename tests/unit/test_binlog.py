@@ -155,7 +155,7 @@ def test_a_large_transaction_goes_in_parts_that_the_last_one_commits() -> None:
         "anonymous",
     ],
 )
-def test_what_cannot_be_read_whole_stops_it(packets: list[bytes | None], match: str) -> None:
+def test_a_truncated_event_stops_the_reader(packets: list[bytes | None], match: str) -> None:
     with pytest.raises(Unreadable, match=match):
         read(packets)
 

@@ -157,7 +157,7 @@ def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
     assert all(item.unavailable for item in said if item.id != good.id)
 
 
-def test_what_a_listener_says_can_be_sent() -> None:
+def test_answers_of_a_listener_can_be_sent() -> None:
     class Odd(CheckMessageListener):
         topics = ("odd",)
 

@@ -13,7 +13,7 @@ HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
 
 
-def test_what_is_said_before_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It passed for the answer, and the answer for that of the next request on the connection."""
     feed = AnswerReader.feed
 
@@ -61,7 +61,7 @@ def test_a_request_that_came_too_slowly_may_be_repeated() -> None:
 
 
 def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
-    """Its own server is away, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
+    """Its own server is unreachable, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
     error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
     assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
 

@@ -34,7 +34,7 @@ def spread(*values: float) -> ratios.Spread:
     return ratios.Spread.from_ratios(values)
 
 
-def test_what_is_compared_of_a_run() -> None:
+def test_a_comparison_takes_rates_and_latencies_of_a_run() -> None:
     assert ratios.figures(TRANSACTIONS) == {
         "rate": 40_000,
         "cpu_per_transaction": pytest.approx(20),  # 0.8 s of CPU time for 40,000, in microseconds

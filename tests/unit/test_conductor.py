@@ -236,7 +236,7 @@ def test_without_an_answer_to_a_check_there_is_no_end() -> None:
         play(machine)
 
 
-def test_what_does_not_settle_is_counted() -> None:
+def test_unsettled_transactions_are_counted() -> None:
     machine = Machine()
     machine.undelivered = 10
     proof = play(machine)

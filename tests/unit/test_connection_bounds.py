@@ -14,8 +14,8 @@ from notify.server.access.principal import Principal
 from notify.server.access.rights import parse_rights
 from notify.server.connections import head as request_head
 from notify.server.connections import held, pipeline, protocol
-from notify.server.connections.bounds import BODY_PARTS, HEADER_FIELDS, STRANGERS_PARTS
 from notify.server.connections.held import Budget
+from notify.server.connections.protocol import BODY_PARTS, HEADER_FIELDS, STRANGERS_PARTS
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
 from tests.support import virtual_loop

@@ -172,7 +172,7 @@ def test_a_place_that_becomes_free_serves_who_waits_beyond_the_bound() -> None:
     virtual_loop.run(run())
 
 
-def test_what_was_refused_and_lingers_gives_its_place_at_once() -> None:
+def test_a_refused_lingering_connection_frees_its_place_immediately() -> None:
     async def run() -> None:
         bound = Connections(1, operators=1)
         lingering = Served(connections=bound)

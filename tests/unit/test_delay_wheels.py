@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from notify.movers.sinks.delays.delayed import delayed_headers, delayed_of
+from notify.movers.sinks.delays.delayed_record import delayed_headers, delayed_of
 from notify.movers.sinks.delays.wheels import DAY_US, LATE_US, SECOND_US, SHAPE, WHEELS, Place, Wheel, wheels_of
 from notify.protocol.limits import LIMITS
 
@@ -51,7 +51,7 @@ def test_a_whole_slot_may_move_before_its_time() -> None:
 
 
 @pytest.mark.parametrize("wheel", WHEELS.wheels, ids=[name for name, *_ in SHAPE])
-def test_what_is_late_is_there_before_the_next_turn(wheel: Wheel) -> None:
+def test_a_late_record_is_released_before_the_next_turn(wheel: Wheel) -> None:
     """The first record that a slot takes for its next turn is placed later than any of this turn becomes visible."""
     last_us = wheel.slot_us * (NOW_US // wheel.slot_us + 1) - 1
     next_turn_us = last_us + 1 + (wheel.slots - 1) * wheel.slot_us
@@ -99,5 +99,5 @@ def test_headers_of_the_message_are_no_others() -> None:
     "headers",
     [[], [("a", b"b")], [("notify-due", b"x"), ("notify-topic", b"t")], [("notify-due", None), ("notify-topic", b"t")]],
 )
-def test_what_is_no_delayed_message_is_seen(headers: list[tuple[str, bytes | None]]) -> None:
+def test_an_invalid_delayed_record_is_recognised(headers: list[tuple[str, bytes | None]]) -> None:
     assert delayed_of(Record(headers)) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from notify.kafka.records import DUE, TARGET
-from notify.movers.sinks.delays.delayed import delayed_headers, delayed_of
+from notify.movers.sinks.delays.delayed_record import delayed_headers, delayed_of
 
 
 class Record:

@@ -306,7 +306,7 @@ def test_rollbacks_are_equal_with_their_tombstones_or_without() -> None:
     assert not books.is_equal()
 
 
-def test_what_was_delivered_again_is_counted() -> None:
+def test_redelivered_messages_are_counted() -> None:
     books = Books(some(4, random.Random(4)))
     books.rows[0]["again"] = 1
     assert books.is_equal()

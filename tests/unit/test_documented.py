@@ -205,7 +205,7 @@ def test_every_declared_write_has_its_route() -> None:
         assert any(method == write.method and re.fullmatch(route, path) for method, route in routes), write.name
 
 
-def test_what_is_generated_is_current() -> None:
+def test_generated_pages_are_current() -> None:
     """Commands and flags, settings, admin routes, counters, findings, and the rights that Kafka's ACLs must give."""
     pytest.importorskip("confluent_kafka")
     pytest.importorskip("pyspark")
@@ -241,7 +241,7 @@ def test_commands_in_sentences_exist() -> None:
     ("line", "why"),
     [("notify topic make", "no command make"), ("notify topic list --all", "--all"), ("notify relay", "")],
 )
-def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str) -> None:
+def test_a_wrong_command_in_a_sentence_is_found(line: str, why: str) -> None:
     assert why in command_page.fault_of_part(line) and bool(why) == bool(command_page.fault_of_part(line))
 
 
@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_command_in_a_sentence_is_said(line: str, why: str)
         ("notify topic create x --reason …", ""),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(line: str, why: str) -> None:
+def test_a_wrong_command_line_is_found(line: str, why: str) -> None:
     assert why.lower() in command_page.fault(line).lower() and bool(why) == bool(command_page.fault(line))
 
 

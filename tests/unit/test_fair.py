@@ -283,7 +283,7 @@ def test_other_tags_count_for_what_waits() -> None:
 
 
 @each_kind
-def test_what_is_dropped_or_expires_while_it_waits_is_settled(mode: str, fair_by: str) -> None:
+def test_messages_dropped_or_expired_while_waiting_are_settled(mode: str, fair_by: str) -> None:
     async def go() -> None:
         s = await scene(*bodies("a", 10, 10), mode=mode, fair_by=fair_by)
         await put(s, *bodies("b", 3, 3), ttl=5)
@@ -297,7 +297,7 @@ def test_what_is_dropped_or_expires_while_it_waits_is_settled(mode: str, fair_by
 
 
 @each_kind
-def test_what_was_dropped_before_it_was_seen_is_settled(mode: str, fair_by: str) -> None:
+def test_messages_dropped_before_they_were_seen_are_settled(mode: str, fair_by: str) -> None:
     async def go() -> None:
         s = await scene(*bodies("a", 10, 10), mode=mode, fair_by=fair_by)
         s.store.trim("t", 0, 4)
@@ -439,7 +439,7 @@ def test_a_refused_read_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         read = s.store.read
 
         def refuse(*arguments: Any) -> Any:
-            raise Unavailable("the disk is away")
+            raise Unavailable("the disk is unreachable")
 
         monkeypatch.setattr(s.store, "read", refuse)
         with pytest.raises(Unavailable):

@@ -53,7 +53,11 @@ def test_many_faults_are_all_counted_and_not_all_logged() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Unavailable("the shard is away"), ConnectionResetError("reset"), sa.exc.OperationalError("q", {}, Exception("x"))],
+    [
+        Unavailable("the shard is unreachable"),
+        ConnectionResetError("reset"),
+        sa.exc.OperationalError("q", {}, Exception("x")),
+    ],
 )
 def test_a_failure_that_passes_is_one_line_and_no_fault(error: Exception) -> None:
     before = faults.count()

@@ -113,7 +113,7 @@ def test_filters_have_a_share_of_the_time_that_is_left(others: float, share: flo
     assert 0.9 * share < spent / now < 1.1 * share
 
 
-def test_what_a_filter_may_not_look_at_now_comes_later_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_beyond_the_filters_budget_are_delivered_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "EVALUATION_SECONDS", 0.0)
     with InMemoryServer() as server:
         subscribe(server.url, "g", "t", filter='key == "wanted"')

@@ -232,7 +232,7 @@ def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
     assert calls == ["1", "ab", "2", "cd", "3", "4", "5", "6"]
 
 
-def test_what_waits_of_a_holder_goes_and_the_rest_keeps_its_order() -> None:
+def test_removing_a_holder_keeps_the_order_of_the_others() -> None:
     async def run() -> None:
         sessions = [Session(), Session()]
         hand = Hand(lambda: None, lambda count, error: None, 1, 32)
@@ -461,7 +461,7 @@ def _places(receipt: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def test_what_comes_again_is_alone_in_its_batch() -> None:
+def test_a_redelivered_message_is_alone_in_its_batch() -> None:
     calls: list[list[str]] = []
     messages = [*delivered("a"), *delivered(["again"], "2", attempt=2), *delivered("bc", "3")]
     handling(lambda given: calls.append([m.text for m in given]), messages, concurrency=1, batch=8)
@@ -745,7 +745,7 @@ def test_few_are_in_hand_while_they_come_again() -> None:
     asking(scenario)
 
 
-def test_what_kills_a_process_is_soon_alone() -> None:
+def test_a_message_that_kills_its_process_is_soon_alone() -> None:
     """A process that begins again with repeated messages takes one, then two, and so on."""
 
     def scenario(a: Asking) -> None:

@@ -61,7 +61,7 @@ def test_a_thread_that_cannot_be_started_is_not_counted(monkeypatch: pytest.Monk
     two.shutdown()
 
 
-def test_what_work_raises_is_its_result() -> None:
+def test_an_error_of_a_job_is_its_result() -> None:
     threads = HandlerThreads(1, "test")
     for error in (KeyError("a"), SystemExit(3)):
 

@@ -217,7 +217,7 @@ def test_beyond_its_bound_the_queue_stops_and_loses_nothing(monkeypatch: pytest.
     asyncio.run(go())
 
 
-def test_what_waited_for_a_held_key_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_behind_a_held_key_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "WAITING_BOUND", 3)
 
     async def go() -> None:

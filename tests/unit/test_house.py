@@ -211,7 +211,7 @@ def reads_a_clock(source: str) -> bool:
     )
 
 
-def test_what_ends_after_a_while_takes_its_clock_from_outside() -> None:
+def test_modules_with_time_limits_take_their_clock_as_an_argument() -> None:
     """A list of 10,000 letters met the bound of a search on a slow machine, and a test of it was red."""
     product = [path for folder in ("notify", "storage", "spark") for path in (ROOT / folder).rglob("*.py")]
     reading = {name_of(path).removeprefix("notify.") for path in product if reads_a_clock(path.read_text())}

@@ -32,7 +32,7 @@ def copied(text: str) -> list[str]:
 
 
 @IMAGES
-def test_what_is_copied_is_there_and_sent_to_the_engine(text: str) -> None:
+def test_files_copied_into_the_image_exist(text: str) -> None:
     """Without .dockerignore the engine got the environments, too: gigabytes."""
     ignored, *rest = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     sent = {line[1:] for line in rest if line.startswith("!")}

@@ -110,7 +110,7 @@ def names_behind(package: str, folders: Sequence[str]) -> set[str]:
     return found
 
 
-def test_what_is_used_of_mysql_replication() -> None:
+def test_mysql_replication_still_has_the_parts_that_are_used() -> None:
     """The bridge speaks the protocol itself (ADR 47). Tests compare with the package, in the versions they know."""
     assert names_behind("pymysqlreplication", ["notify", "storage", "spark"]) == set()
     assert names_behind("pymysqlreplication", ["tests"]) == {
@@ -122,7 +122,7 @@ def test_what_is_used_of_mysql_replication() -> None:
     assert any(line.startswith("mysql-replication") and "<1.1" in line for line in project_requires("bridge"))
 
 
-def test_what_is_used_of_pymysql_behind_its_interface() -> None:
+def test_pymysql_still_has_the_private_parts_that_are_used() -> None:
     import pymysql
 
     source = (ROOT / "notify" / "binlog_bridge" / "binlog" / "stream.py").read_text()
@@ -169,7 +169,7 @@ EXTRAS = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_what_an_extra_is_for_works_with_what_it_brings_alone(extra: str) -> None:
+def test_each_extra_is_enough_for_its_purpose(extra: str) -> None:
     """As `make release` shows it in an environment of its own: here whatever else is installed cannot be imported."""
     brought = brought_by(extra)
     missing = [

@@ -84,7 +84,7 @@ def test_parameters_of_libpq_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize("option", [*jdbc_urls.REFUSED, *jdbc_urls.SERVED_VALUES, "a_keyword_of_tomorrow"])
-def test_what_java_cannot_keep_is_refused_by_name(option: str) -> None:
+def test_options_that_java_lacks_are_refused_by_name(option: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         properties({option: "none"})
     assert str(refused.value).startswith(f"--database shop: {option}")
@@ -220,12 +220,12 @@ def test_the_certificate_is_checked_as_pymysql_checks_it(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("option", [*jdbc_urls.MYSQL_REFUSED, "an_option_of_tomorrow"])
-def test_what_java_cannot_keep_of_mysql_is_refused_by_name(option: str) -> None:
+def test_mysql_options_that_java_lacks_are_refused_by_name(option: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^--database shop: {option}: .*(leave it out|write|without)"):
         jdbc_urls.checked(f"mysql://h/d?{option}=1", "--database shop")
 
 
-def test_what_is_harmless_of_mysql_is_kept() -> None:
+def test_harmless_mysql_options_are_kept() -> None:
     query = "&".join(f"{name}=1" for name in sorted(jdbc_urls.MYSQL_HARMLESS | jdbc_urls.MYSQL_RESOLVED))
     assert jdbc_urls.checked(f"mysql+pymysql://h/d?{query}", "") == f"mysql+pymysql://h/d?{query}"
 

@@ -117,7 +117,7 @@ def test_a_poll_ends_at_its_records_and_at_its_bytes(monkeypatch: pytest.MonkeyP
     assert max(client.asked) <= 3, "more than the bytes allow"
 
 
-def test_what_a_partition_got_before_a_rebalance_within_the_call_is_fetched_again() -> None:
+def test_records_fetched_before_a_rebalance_in_the_same_call_are_fetched_again() -> None:
     """Records 3 and 4 were fetched for the earlier window, which had not finished 1 and 2: the new one would pass these
     by."""
     client = Client([Record(0, 0), Record(0, 1), Record(0, 2)])

@@ -139,7 +139,7 @@ def test_each_message_of_a_run_has_its_own_fate(is_async: bool, batch: int | Non
     run(work)
 
 
-def test_what_waits_of_a_revoked_partition_goes_back_and_the_others_are_handled() -> None:
+def test_waiting_items_of_a_revoked_partition_are_returned() -> None:
     free, began, seen = threading.Event(), threading.Event(), []
 
     def handle(message: ReceivedMessage) -> None:

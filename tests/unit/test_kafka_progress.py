@@ -63,7 +63,7 @@ def test_old_retry_topics_have_names_of_their_own() -> None:
     assert retry_topic("g") == "retry.g" and old_retry_topics("g")[0] == "retry.g.1s"
 
 
-def test_what_is_asked_of_a_group() -> None:
+def test_orders_to_consumers_survive_encoding() -> None:
     control = Control(
         True, (Reset("r1", "t", "earliest"), Reset("r2", "u", "2026-01-01T00:00:00Z"), Reset("r3", "v", 5))
     )
@@ -74,6 +74,6 @@ def test_what_is_asked_of_a_group() -> None:
 
 @pytest.mark.parametrize("value", [b"?", b"[]", b'{"resets":[{"id":"a b","topic":"t","to":1}]}',
                                    b'{"resets":[{"id":"a","topic":"t","to":"2026-01-01"}]}'])  # fmt: skip
-def test_what_no_consumer_can_obey_is_refused(value: bytes) -> None:
+def test_an_order_that_no_consumer_can_obey_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest):
         Control.of(value)

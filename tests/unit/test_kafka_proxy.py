@@ -108,7 +108,7 @@ def test_it_is_known_whether_a_transaction_commits(version: int, commit: bool) -
     assert Head.of(frame(Api.PRODUCE, 7, version=version)) == Head(0, version, 7)
 
 
-def test_what_is_late_comes_before_the_request_that_it_is_to_disturb(
+def test_a_late_request_arrives_before_the_one_that_it_disturbs(
     proxy: KafkaProxy, broker: Broker, clients: list[Client]
 ) -> None:
     planned = proxy.plan(END, Fault.LATE, until=(END, Which(Api.PRODUCE, nth=2)))
@@ -129,7 +129,7 @@ def test_a_copy_comes_when_it_is_released(proxy: KafkaProxy, broker: Broker, cli
     assert broker.numbers == [1, 2, 3, 2]
 
 
-def test_what_is_held_holds_up_its_connection(proxy: KafkaProxy, broker: Broker, clients: list[Client]) -> None:
+def test_a_held_request_blocks_its_connection(proxy: KafkaProxy, broker: Broker, clients: list[Client]) -> None:
     planned = proxy.plan(END, Fault.HELD)
     first, second = clients
     first.send(Api.END_TXN, 1)
@@ -141,7 +141,7 @@ def test_what_is_held_holds_up_its_connection(proxy: KafkaProxy, broker: Broker,
 
 
 @pytest.mark.parametrize(("fault", "seen"), [(Fault.CUT_BEFORE, [2]), (Fault.CUT_AFTER, [1, 2])])
-def test_what_is_cut_has_no_answer(
+def test_a_cut_request_has_no_answer(
     proxy: KafkaProxy, broker: Broker, clients: list[Client], fault: Fault, seen: list[int]
 ) -> None:
     proxy.plan(PRODUCE, fault)

@@ -67,7 +67,7 @@ def test_a_call_that_hangs_fails_in_time_and_each_later_one_at_once(call: str, g
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_the_client_says_is_said(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_client_is_raised(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fenced = KafkaException(KafkaError(KafkaError._FENCED))
 
     def fails() -> None:

@@ -73,7 +73,7 @@ def test_attempts_survive_a_kill() -> None:
     assert [(item.offset, item.attempt) for item in taken(again)] == [(1, 3)]
 
 
-def test_what_may_not_leave_has_failed_and_undoes_nothing_beside_it() -> None:
+def test_an_item_that_may_not_leave_fails_alone() -> None:
     w = filled("abc")
     a, b, _ = taken(w)
     w.leave(a)
@@ -111,7 +111,7 @@ def test_a_partition_that_is_left_in_peace_has_nothing_to_note() -> None:
     assert not again.has_to_note and [item.attempt for item in taken(again)] == [1]
 
 
-def test_what_was_noted_and_did_not_begin_is_not_counted_where_the_consumer_stops() -> None:
+def test_items_that_did_not_begin_count_no_attempt_at_a_stop() -> None:
     w = filled("ab", progress=Progress(0))
     w.noted(w.note(2))
     w.stop()
@@ -267,7 +267,7 @@ def test_random_histories_with_kills(seed: int) -> None:
     assert w.progress() == Progress(offsets[-1] + 1)
 
 
-def test_what_failed_comes_again_although_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_item_is_retried_after_the_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its key stood still for as long as the clock was behind."""
     wall_us, steady_us = 1_800_000_000_000_000, 0
     clock = SteadyClock(lambda: wall_us, lambda: 1000 * steady_us)

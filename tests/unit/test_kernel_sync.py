@@ -94,7 +94,7 @@ def test_a_disk_with_a_sync_of_its_own_is_not_passed_over(tmp_path: Path) -> Non
         kernel.close()
 
 
-def test_what_is_read_before_the_next_turn_of_the_loop_shares_the_sync(tmp_path: Path) -> None:
+def test_requests_read_before_the_next_turn_of_the_loop_share_the_sync(tmp_path: Path) -> None:
     """An outcome and the next half, which a producer sends one right after the other, cost one sync."""
 
     async def run() -> int:

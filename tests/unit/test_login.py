@@ -58,7 +58,9 @@ def test_a_refused_token_is_read_again_at_once(file: Path, clock: Clock) -> None
     assert token.instead_of(shown("first")) == shown("second")  # many are refused at once: one of them reads
 
 
-def test_what_cannot_be_read_leaves_the_one_before(file: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_token_file_keeps_the_previous_token(
+    file: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     token = Token(None, clock.monotonic)
     with caplog.at_level(logging.WARNING, "notify.client"):
         for wrong in ("", "no token\nat all"):

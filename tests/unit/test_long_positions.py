@@ -48,7 +48,7 @@ def test_a_long_position_is_stored_as_what_differs() -> None:
     assert back is not None and back.stored == "0-1-42"
 
 
-def test_what_differs_too_much_becomes_the_base() -> None:
+def test_a_very_different_position_becomes_the_base() -> None:
     base = ",".join(str(n) * 100 for n in range(100))
     at = LongPosition.becoming_base(base)
     assert at.moved(base + ",more") is None

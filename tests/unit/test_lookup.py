@@ -70,7 +70,7 @@ def stranger() -> bytes:
     return b"Bearer " + tokens.new_token(tokens.new_id())[0].encode()
 
 
-def test_what_is_made_elsewhere_is_let_in_at_once() -> None:
+def test_a_credential_made_elsewhere_is_accepted_immediately() -> None:
     async def main() -> None:
         registry = Registry()
         for n in range(1, 21):
@@ -137,7 +137,7 @@ def test_more_than_a_server_can_bear_are_asked_to_come_again() -> None:
     run(main())
 
 
-def test_what_was_not_found_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_id_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "UNKNOWN", 3)
 
     async def main() -> None:
@@ -235,7 +235,8 @@ def test_a_subject_made_elsewhere_has_its_rights_at_once() -> None:
         registry.make("subject", "clerk", "view")
         principal = await registry.access.principal(b"Bearer clerk:", None)
         assert principal.may("view")
-        # While the database is away the provider's rights are enough; a token without rights is answered with 503.
+        # While the database is unreachable the provider's rights are enough; a token without rights is answered with
+        # 503.
         registry.failure = OSError("connection refused")
         assert (await registry.access.principal(b"Bearer service:publish", None)).may("publish")
         assert await registry.outcome(b"Bearer other:") == "unavailable"
@@ -312,7 +313,7 @@ def test_keys_are_fetched_once_for_any_number_of_unknown_ones() -> None:
         assert len(issuer.fetches) == 1
         # Where keys cannot be fetched, no token is called wrong.
         registry, issuer = with_issuer()
-        issuer.failure = Unavailable("the provider is away")
+        issuer.failure = Unavailable("the provider is unreachable")
         issuer.fetched.set()
         assert set(await registry.outcomes(*[b"Bearer u%d/x" % n for n in range(50)])) == {"unavailable"}
         assert len(issuer.fetches) == 1
@@ -321,7 +322,7 @@ def test_keys_are_fetched_once_for_any_number_of_unknown_ones() -> None:
     asyncio.run(main())
 
 
-def test_what_was_refused_is_not_verified_again() -> None:
+def test_a_refused_token_is_not_verified_again() -> None:
     async def main() -> None:
         registry, issuer = with_issuer()
         for _ in range(5):

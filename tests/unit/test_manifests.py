@@ -58,7 +58,7 @@ def test_objects_fit_the_schemas(file: str) -> None:
             kubernetes_validate.validate(each, VERSION, strict=True)
 
 
-def test_what_is_applied_exists_and_names_one_image() -> None:
+def test_applied_manifests_exist_and_name_one_image() -> None:
     kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
     assert kustomization["resources"] == ["log.yaml", "servers.yaml", "relay.yaml", "network.yaml"]
     assert [image["name"] for image in kustomization["images"]] == ["notify"]

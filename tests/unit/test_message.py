@@ -85,7 +85,7 @@ def test_an_instant_or_bytes_of_a_subclass_are_sent() -> None:
     assert packed.deliver_at == given == datetime(2026, 11, 25, 10, 30, 1, 500, UTC)
 
 
-def test_what_looks_like_text_or_a_number_is_sent_as_one() -> None:
+def test_subclasses_of_text_and_numbers_are_sent_as_such() -> None:
     class Colour(str, Enum):  # noqa: UP042  # as older code writes it; its str() is not its value
         RED = "red"
 
@@ -162,7 +162,7 @@ def test_bytes_are_no_key(key: Any) -> None:
         resolve_key(Message("t", "body", key=key))
 
 
-def test_what_the_database_says_in_a_late_key_is_raised_as_it_is() -> None:
+def test_a_database_error_in_a_late_key_is_raised_unchanged() -> None:
     """Whoever repeats a transaction after a deadlock looks for the database's own error."""
 
     def ask() -> str:

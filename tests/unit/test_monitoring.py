@@ -75,7 +75,7 @@ def test_the_dashboard_shows_every_histogram() -> None:
 
 
 def test_every_alarm_has_a_rule(server: ServerProcess) -> None:
-    """Damage of the log, refused messages and a Kafka that is away had none."""
+    """Damage of the log, refused messages and a Kafka that is unreachable had none."""
     alarms = set(re.findall(r'^notify_alarms\{alarm="(\w+)"', call(server.url, "GET", "/metrics"), re.MULTILINE))
     rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
     (others,) = [rule["expr"] for rule in rules if rule["alert"] == "NotifyAlarm"]

@@ -44,7 +44,7 @@ def test_steps_keep_the_order_of_every_key() -> None:
             assert all(a[0] < b[0] or a[1] == b[1] for a, b in zip(own, own[1:], strict=False))
 
 
-def test_what_shares_a_key_with_what_waits_waits_too() -> None:
+def test_a_transaction_waits_behind_a_waiting_one_with_its_key() -> None:
     held = HeldBack()
     assert not held and not held.holds(transaction("0", "g", "a"))
     held.hold(transaction("1", "g", "a"))

@@ -135,7 +135,7 @@ def test_latencies_below_the_pace_are_not_compared() -> None:
     assert ratios(slow)["handler_p50"] is None and ratios(slow)["end_to_end_p50"] == 0.04
 
 
-def test_what_a_round_lacks_has_no_ratio_and_is_never_passed() -> None:
+def test_a_measurement_missing_in_a_round_has_no_ratio_and_fails() -> None:
     comparison = compared(({"visible_1": 1000.0}, {}))
     comparison.rounds[0].systems["rocketmq"].reason = "128 callers: it failed"
     assert set(ratios(comparison).values()) == {None}
@@ -144,7 +144,7 @@ def test_what_a_round_lacks_has_no_ratio_and_is_never_passed() -> None:
 
 
 @pytest.mark.parametrize("field", ["lost", "doubled"])
-def test_what_is_lost_or_doubled_fails(field: str) -> None:
+def test_lost_or_doubled_messages_fail_the_comparison(field: str) -> None:
     comparison = compared((OURS, THEIRS))
     setattr(comparison.rounds[0].systems["notify"], field, 1)
     verdict = comparison.verdict()
@@ -304,7 +304,7 @@ echo '{"ready": 1}'
 while read -r name rest; do
   case $name in
     stuck) exec sleep 1000;;
-    failing) echo "the broker is away" >&2; exit 1;;
+    failing) echo "the broker is unreachable" >&2; exit 1;;
     *) echo '{"per_second": 5.5}';;
   esac
 done
@@ -329,9 +329,9 @@ def test_a_driver_answers(started: Driver) -> None:
 
 
 def test_a_driver_that_fails_says_why(started: Driver) -> None:
-    with pytest.raises(Unavailable, match="the driver failed: the broker is away"):
+    with pytest.raises(Unavailable, match="the driver failed: the broker is unreachable"):
         started.ask("failing")
-    with pytest.raises(Unavailable, match="the broker is away"):
+    with pytest.raises(Unavailable, match="the broker is unreachable"):
         started.ask("drain")
 
 

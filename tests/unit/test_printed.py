@@ -18,7 +18,7 @@ import pytest
 import notify.cli
 from notify.admin_api.writes import described
 from notify.cli import api, backup, dead_letter, group, main, message, printed, topic, transaction, writes
-from notify.cli.audit_failures import spark_errors
+from notify.cli.audit import spark_errors
 from notify.cli.overview import screen_of
 from notify.cli.printed import Output, OutputLost, Rows, cell, console, say
 from notify.runtime.log_output import discard
@@ -138,7 +138,7 @@ def test_rows_escape_their_columns() -> None:
 REASON = "ConnectionError: the mail server does not answer (at shop.mail.send:7)"
 
 
-def test_what_does_not_fit_stands_below_its_row(
+def test_columns_that_do_not_fit_go_below_their_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table of five columns at 80 made a dead letter ten lines high, its reason a column of seven characters."""
@@ -174,6 +174,13 @@ def test_help_shows_variables_with_a_name_of_their_own_alone() -> None:
     command: Any = main.command()
     shown = {p.name for p in command.commands["topic"].commands["create"].params if getattr(p, "show_envvar", False)}
     assert shown == {"reason", "dry_run", "url", "as_json"}
+
+
+def test_help_shows_no_type_of_a_flag_without_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.command()(["topic", "list", "--help"])
+    help = capsys.readouterr().out
+    assert "--json" in help and "<bool>" not in help
 
 
 @pytest.mark.long

@@ -48,7 +48,7 @@ def test_a_small_request_waits_for_its_verification_too() -> None:
         # The refused request is complete: nothing is left to be sent, and the connection is kept.
         served.send(head("other", 2) + b"{}")
         await settled()
-        served.access.refuse("other", Unavailable("the database is away"))
+        served.access.refuse("other", Unavailable("the database is unreachable"))
         await settled()
         assert served.statuses() == [200, 503] and b"retry-after: 1\r\n" in served.transport.written
         assert not served.transport.is_closed

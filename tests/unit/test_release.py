@@ -41,7 +41,7 @@ def away() -> str:
     raise release.LeftOut("no network")
 
 
-def test_what_is_not_green_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_needs_green_checks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     well, red, gone = release.Step("a", good), release.Step("b", bad), release.Step("c", away)
     assert outcome(monkeypatch, capsys, well)[1].startswith("VERDICT: PASS")
     assert outcome(monkeypatch, capsys, red, well) == (1, "VERDICT: FAIL b: it is red")

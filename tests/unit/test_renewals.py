@@ -1,4 +1,4 @@
-"""Leases are renewed while their handlers run; a loop that stood still for longer than a lease is logged."""
+"""Leases are renewed while their handlers run; a loop that was blocked for longer than a lease is logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "notify.consumer"):
         loop.run_until_complete(scenario())
     loop.close()
-    assert "stood still for more than 23.0 s" in caplog.messages[0] and "Consumer" in caplog.messages[0]
+    assert "blocked for more than 23.0 s" in caplog.messages[0] and "Consumer" in caplog.messages[0]
 
 
 def test_leases_that_are_due_soon_are_renewed_together() -> None:

@@ -120,7 +120,7 @@ def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".ckpt"])
-def test_what_could_not_be_sealed_is_tried_again_without_another_write(tmp_path: Path, suffix: str) -> None:
+def test_a_failed_seal_is_retried_without_another_write(tmp_path: Path, suffix: str) -> None:
     class FullOnce(Disk):
         failures = 1
 

@@ -120,7 +120,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
         kept.topic("b", "hour")
 
 
-def test_what_arrived_at_a_group_is_what_it_settled_and_what_waits_since() -> None:
+def test_arrivals_are_settlements_plus_growth_of_the_lag() -> None:
     now = [T0 * 1_000_000]
     queues = Queues()
     kept = Figures(queues, lambda: now[0])

@@ -198,7 +198,7 @@ def test_a_lease_that_is_over_costs_no_neighbour_its_acknowledgement(caplog: pyt
     assert [record.getMessage().split()[0] for record in caplog.records] == ["m2"], "only this one is not settled"
 
 
-def test_what_is_open_is_renewed_together_and_alone_where_that_is_refused() -> None:
+def test_open_messages_are_renewed_together_and_alone_after_a_refusal() -> None:
     async def run() -> None:
         consuming = Consuming(5)
         (run,) = consuming.session._runs
@@ -214,7 +214,7 @@ def test_what_is_open_is_renewed_together_and_alone_where_that_is_refused() -> N
     asyncio.run(run())
 
 
-def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> None:
+def test_messages_that_have_not_begun_are_returned_after_the_last_receive() -> None:
     async def run() -> None:
         consuming = Consuming(0)
         session, hand = consuming.session, consuming.hand
@@ -233,12 +233,12 @@ def test_what_has_not_begun_is_given_back_once_nothing_more_is_received() -> Non
     asyncio.run(run())
 
 
-def test_what_no_handler_got_is_given_back_at_once_while_the_session_runs() -> None:
+def test_messages_without_a_handler_are_returned_immediately() -> None:
     """It waited for the end of a long poll that did not end, while nobody renewed its lease: that was a death."""
 
     async def run() -> None:
         consuming = Consuming(2)
-        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is away")))
+        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is unreachable")))
         for _ in range(10):
             await asyncio.sleep(0)  # a turn of the loop
         assert consuming.server.asked == [("give_back", "7.0-1", None)]

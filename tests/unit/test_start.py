@@ -47,7 +47,7 @@ async def status(app: App, path: str) -> int:
     return (await (app.open_answer(request) if path in (*PROBES, "/login") else app.data.answer(request))).status
 
 
-def test_what_runs_is_there_between_start_and_stop(tmp_path: Path) -> None:
+def test_the_running_parts_exist_between_start_and_stop(tmp_path: Path) -> None:
     async def run() -> None:
         store = Watched()
         app = App(Settings(data_dir=str(tmp_path)), lambda: store)
@@ -181,9 +181,7 @@ def test_a_request_that_outlasts_the_stop_is_told_so(
         assert b"may have been carried out" in said[-1]["body"]
 
 
-def test_what_operators_need_is_loaded_once_and_again_after_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_management_is_loaded_once_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[App] = []
 
     def managing(app: App) -> Any:

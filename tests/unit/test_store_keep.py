@@ -123,7 +123,7 @@ def test_segments_leave_the_list_and_then_the_store(log: Log) -> None:
     assert (shipper.drop_old(KEEP), shipper.remove_dropped()) == (0, 0)
 
 
-def test_what_is_young_or_still_in_the_log_stays(log: Log, tmp_path: Path) -> None:
+def test_young_segments_and_those_still_in_the_log_stay(log: Log, tmp_path: Path) -> None:
     assert log.shipper().drop_old(12 * DAY) == 0, "it is younger"
     (tmp_path / "other").mkdir()
     kept = Log(tmp_path / "other")

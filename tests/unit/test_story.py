@@ -68,7 +68,7 @@ def test_bars_are_as_long_as_what_they_stand_for() -> None:
         (life(*START[:2], now=10) | {"due_at": instant(60)}, "wait"),
     ],
 )
-def test_what_is_open_reaches_until_now(told: dict[str, Any], kind: str) -> None:
+def test_an_open_event_reaches_until_now(told: dict[str, Any], kind: str) -> None:
     story = drawn(told)
     assert story is not None and story.seconds == 10
     last = story.lanes[-1].bars[-1]

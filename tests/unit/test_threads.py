@@ -42,7 +42,7 @@ async def _cancel_a_call() -> None:
     assert task.cancelled()
 
 
-def test_what_the_thread_raises_is_raised() -> None:
+def test_an_error_of_the_thread_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(in_thread(divmod, 1, 0))
     assert asyncio.run(in_thread(divmod, 7, 2)) == (3, 1)

@@ -79,7 +79,7 @@ def test_a_function_that_only_calls_a_coroutine_function_commits_nothing(
     engine.dispose()
 
 
-def test_what_a_function_returns_comes_back(producer: TransactionProducer) -> None:
+def test_a_transactional_function_returns_its_result(producer: TransactionProducer) -> None:
     engine = sa.create_engine("sqlite://")
     assert producer.transactional(sessionmaker(engine))(plain)() == "done"
     engine.dispose()

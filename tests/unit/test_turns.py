@@ -114,7 +114,7 @@ def test_a_share_is_more_turns_and_changes_while_it_runs() -> None:
     asyncio.run(run())
 
 
-def test_what_waits_shares_each_request() -> None:
+def test_waiting_acks_share_each_request() -> None:
     async def run() -> None:
         s = Groups()
         await s.subscribe("small", "large")

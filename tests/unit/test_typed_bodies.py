@@ -34,7 +34,7 @@ ITEM = T.StructField("item", T.StringType())
 COUNT = T.StructField("count", T.IntegerType())
 
 
-def test_what_fits_is_the_value() -> None:
+def test_fitting_fields_are_in_the_value() -> None:
     assert one(typed(ITEM, COUNT), {"item": "book", "count": 2}) == ({"item": "book", "count": 2}, None)
     assert one(typed(ITEM, COUNT), {"count": None}) == ({"item": None, "count": None}, None)
 
@@ -70,7 +70,7 @@ def test_each_kind_of_value(kind: T.DataType, fits: Any, value: Any) -> None:
         (T.MapType(T.StringType(), T.LongType()), {"a": "b"}), (T.StructType([COUNT]), [1]),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_rescued_as_it_was_sent(kind: T.DataType, other: Any) -> None:
+def test_other_fields_are_rescued_unchanged(kind: T.DataType, other: Any) -> None:
     got, rest = one(typed(ITEM, T.StructField("x", kind)), {"item": "book", "x": other})
     assert got == {"item": "book", "x": None}
     assert json.loads(rest) == {"x": other}

@@ -155,7 +155,7 @@ def test_a_union_of_tagged_structs() -> None:
 @pytest.mark.parametrize(
     "function", [untyped, as_it_is, of_anything, of_an_object, of_a_protocol, of_a_module, of_all, print, [].append]
 )
-def test_what_names_no_type_of_a_body_gets_the_message(function: Callable[..., Any]) -> None:
+def test_a_handler_without_a_body_type_gets_the_message(function: Callable[..., Any]) -> None:
     assert read_by(function) is None
 
 

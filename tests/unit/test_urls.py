@@ -43,7 +43,7 @@ SECRET = "s3cret"
         ),
     ],
 )
-def test_what_is_shown_of_a_url(given: str, shown: str) -> None:
+def test_a_url_is_shown_without_its_secrets(given: str, shown: str) -> None:
     assert without_secrets(given) == shown
 
 
@@ -69,7 +69,7 @@ def test_only_the_place_of_a_webhook_is_shown(given: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "plain", ["sqlite:////tmp/a.db", "http://[::1]:7400/worker-1", "s3://bucket/a@b", "kafka://a:1,b:2"]
 )
-def test_what_has_no_secret_is_shown_as_it_is(plain: str) -> None:
+def test_a_url_without_a_secret_is_shown_unchanged(plain: str) -> None:
     assert without_secrets(plain) == plain
 
 

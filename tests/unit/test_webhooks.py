@@ -169,7 +169,7 @@ def test_a_name_whose_server_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyP
         (b"HTTP/1.1 200 OK\r\n" + b"x-y: z\r\n" * 300_000, "more than"),
     ],
 )
-def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
+def test_a_webhook_answer_decides_retry_or_dead_letter(answer: bytes, result: bytes | str) -> None:
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
 
@@ -181,7 +181,7 @@ def test_what_comes_of_an_answer(answer: bytes, result: bytes | str) -> None:
 
 
 @pytest.mark.parametrize("first", [b"100 Continue", b"102 Processing", b"103 Early Hints\r\nlink: </a.css>"])
-def test_what_is_said_before_an_answer_is_none(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_before_a_webhooks_answer_are_not_an_answer(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy may send hints first. They passed for the answer where it came later: a failure, and an attempt."""
 
     was_read = asyncio.Event()
@@ -219,7 +219,7 @@ def test_a_malformed_address_of_a_webhook_is_refused(url: str) -> None:
         b"no HTTP s3cret",
     ],
 )
-def test_what_fails_names_no_path(answer: bytes) -> None:
+def test_an_error_of_a_webhook_hides_the_path(answer: bytes) -> None:
     """An address such as a chat's lets in whoever knows its path: that was in the log, and in dead letters."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

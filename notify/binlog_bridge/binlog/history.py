@@ -147,6 +147,6 @@ def check_gap(moved: MariaDbSet, domain: int, number: int) -> None:
     before = moved.domains.get(domain)
     if before is not None and number != before[1] + 1:
         raise Purged(
-            f"the source went on from {domain}-{before[0]}-{before[1]} with number {number}: it took transactions from "
+            f"the source went from {domain}-{before[0]}-{before[1]} to number {number}: it took transactions from "
             f"another server in between, and {_UNLOGGED}. {_REMEDY}"
         )

@@ -25,7 +25,7 @@ class Wal:
     """A slot has nothing from before it was made."""
 
     def __init__(self, *, accept_unbounded_wal: bool = False) -> None:
-        """`accept_unbounded_wal`: read a source whose disk would fill while this bridge is away."""
+        """`accept_unbounded_wal`: read a source whose disk would fill while this bridge is stopped."""
         self._accept_unbounded_wal = accept_unbounded_wal
         self._slot = Slot("", ())
         self._scope = Scope()

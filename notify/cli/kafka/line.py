@@ -31,7 +31,8 @@ def named(names: Collection[str]) -> str:
 
 
 def holds(check: Callable[..., bool], *values: Any) -> bool:
-    """Whether a setting's check holds; it does not for a value that is no number, as of a broker of another kind."""
+    """Whether a setting's check holds; it does not if the value is not a number, such as that of another kind of
+    broker."""
     try:
         return check(*values)
     except ValueError:

@@ -62,7 +62,7 @@ class BodyReader:
         if PLACE in headers:
             reference = reference_of(body)
             if reference is None:
-                raise DeadLetter(f"the header {PLACE} says that the body lies in a store, and the body is no reference")
+                raise DeadLetter(f"the header {PLACE} says that the body is in a store, but it is not a reference")
             body = self._fetched(reference)
         if headers.get(ENCODING) == ZSTD:
             try:

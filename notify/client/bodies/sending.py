@@ -32,8 +32,8 @@ nothing. It never deletes what is younger than an hour."""
 
 
 class Unsent(bytes):
-    """The bytes of a reference whose body is not in the store yet, of the size that they will have at most. It is no
-    exact `bytes`, so that it cannot be encoded: a message cannot be sent before its body is stored."""
+    """The bytes of a reference whose body is not in the store yet, of their largest possible size. This subclass
+    cannot be encoded, so that no message is sent before its body is stored."""
 
     data: bytes
     is_compressed: bool
@@ -153,7 +153,7 @@ class LargeBodies:
 
 
 class Age:
-    """How old an upload is, by the clock that shows the longer time: one stands still while the machine sleeps, the
+    """How old an upload is, by the clock that shows the longer time: one stops while the machine sleeps, the
     other may be set back."""
 
     def __init__(self) -> None:

@@ -341,7 +341,7 @@ class _Consumer:
         raise TypeError("a shell says what calls handlers")
 
     async def _cancel(self, holder: Holder) -> None:
-        """Cancel the handlers of a holder's messages, and wait for their end. A handler in a thread goes on."""
+        """Cancel the handlers of a holder's messages, and wait for their end. A handler in a thread continues."""
 
     def _count(self, messages: int, error: BaseException | None) -> None:
         """Count messages whose handler has returned, or raised an error."""

@@ -41,8 +41,8 @@ class InboxMaintenance:
         self._ask = ask
 
     async def until_good(self, stopping: asyncio.Event) -> None:
-        """Wait while the inbox's database is away. Raises InvalidRequest if an inbox cannot work in the database, and
-        the database's other errors."""
+        """Wait while the inbox's database is unreachable. Raises InvalidRequest if an inbox cannot work in the
+        database, and the database's other errors."""
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not stopping.is_set():
             try:

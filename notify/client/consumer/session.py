@@ -111,7 +111,7 @@ class Renewals(Generic[Held]):
             return
         self._told_at = now
         log.warning(
-            "the event loop stood still for more than %.1f s, so that leases (of %g s) were not renewed: messages "
+            "the event loop was blocked for more than %.1f s, so that leases (of %g s) were not renewed: messages "
             "come again, also those whose handlers have returned. A handler blocks the loop, or the process was "
             "stopped: await what takes time, or use Consumer, which runs handlers in threads",
             now - due, self._lease,
@@ -154,8 +154,8 @@ class _Settling:
 
 
 class Settler:
-    """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is away. Belongs
-    to one event loop."""
+    """Sends acks, retries and renewals of a group to one server in batches, and repeats them while it is unreachable.
+    Belongs to one event loop."""
 
     def __init__(self, http: HttpClient, group: str, lease: float, times: Times, *, sends_traces: bool = True) -> None:
         """`lease`: the seconds for which an item is repeated that the server does not take. `times`: what the server is
@@ -202,7 +202,7 @@ class Settler:
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
             if has_traces and (error.code == UNKNOWN_FIELD or isinstance(error, ForeignAnswer)):
-                # A proxy may refuse texts such as a traceback: what it answers is no reason to repeat them.
+                # A proxy may refuse texts such as a traceback: do not repeat them because of its answer.
                 self._sends_traces &= error.code != UNKNOWN_FIELD
                 for settling in settlings:
                     settling.item.trace = None
@@ -252,7 +252,7 @@ class Work:
     announce: Callable[[str], None] = field(default=log.info)
     """Gets a sentence about the subscriptions once a session has made them."""
     cancel: Callable[[Session], Awaitable[None]] = field(default=_go_on)
-    """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread goes on."""
+    """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread continues."""
     inbox_from: datetime | None = None
     """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
     tracebacks: bool = True
@@ -274,12 +274,12 @@ class Session:
         self._moved = asyncio.Event()
         """Set when messages were settled."""
         self._is_away = False
-        """Whether the server was away when it was last to hear that this instance stops: the end does not wait for it
+        """Whether the server was unreachable when this instance last announced its stop: the end does not wait for it
         again."""
         self._has_told = False
         """Whether the server knows that this instance stops."""
         self._is_to_leave = True
-        """Whether the server is to hear so once nothing is in hand any more."""
+        """Whether to announce the stop to the server once nothing is in hand any more."""
         self._gives_back = False
         """Whether messages whose handlers have not begun are given back: the consumer stops."""
         self._not_tried: list[Waiting] = []
@@ -321,7 +321,7 @@ class Session:
                 finally:
                     await self._end_polls()
             except NotifyError as error:
-                # If the session ends while the server is away, its caller does not need the error.
+                # If the session ends while the server is unreachable, its caller does not need the error.
                 if not (is_away(error) and self._ending.is_set()):
                     if self._runs:
                         log.error("nothing more is received from %s: %s", self._http.url, error)
@@ -332,8 +332,8 @@ class Session:
             await self._close()
 
     async def _end_polls(self) -> None:
-        """Have the server end the open requests to receive, and give back what they still bring: a server hears late
-        that nobody waits for an answer any more, and its messages would wait for the end of their leases."""
+        """Have the server end the open receive requests, and return the messages that they still bring. A server learns
+        late that a client no longer waits for an answer, and its messages would wait for the end of their leases."""
         self._ending.set()
         if any(not poll.done() for poll in self._polls) and await self._leave():
             await asyncio.wait(self._polls, timeout=POLL_END_SECONDS)
@@ -363,7 +363,7 @@ class Session:
 
     async def _tell_stopping(self) -> None:
         """Have the server know that this instance stops, while something is in hand: if the process is killed before
-        the handlers have returned, that is no death of their messages."""
+        the handlers have returned, that does not count as a death of their messages."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while self._runs and not self._has_told:
             self._is_away = False
@@ -502,8 +502,8 @@ class Session:
         return fields
 
     async def _until_served(self, request: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a request while the server is away. Raises errors that a retry cannot mend, and the last failure once
-        the session ends."""
+        """Repeat a request while the server is unreachable. Raises errors that a retry cannot mend, and the last
+        failure once the session ends."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:

@@ -5,7 +5,7 @@ replaces six methods of this one connection object by methods of the listener, w
 argument. `_commit` is the last moment before COMMIT, and an exception there stops the commit.
 
 Errors of the database are observed from the connection's beginning. Some errors roll back the whole transaction, while
-Django believes that it goes on. Code that catches such an error would commit messages without the changes before it.
+Django believes that it continues. Code that catches such an error would commit messages without the changes before it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ SHORTEST_SECONDS = 0.001
 GATHER_SECONDS = 0.005
 """How long what was noted waits for more while further messages wait for their handlers."""
 GATHERED = 4
-"""A part of one in so many of the most in hand does not wait for more."""
+"""A run of at least this fraction of the most in hand (one part in this many) does not wait for more."""
 CAUTIOUS = 32
 """The messages in hand of a consumer that has just begun, and of one to which mostly repeated deliveries come. If the
 process dies, that counts as a death for each message in hand, and one of them may be what kills the process."""
@@ -211,7 +211,7 @@ class Hand:
         return not self._is_starting and self._callers < self._at_once and self.has_waiting
 
     def began(self) -> None:
-        """A caller that was started goes on to take what waits."""
+        """A caller that was started takes the waiting runs."""
         self._is_starting = False
 
     def calls(self) -> Iterator[Call]:
@@ -314,7 +314,7 @@ class Hand:
         return self._is_over
 
     def close(self) -> None:
-        """End, and settle nothing more: a handler in a thread may go on."""
+        """End, and settle nothing more: a handler in a thread may continue."""
         self._is_over = self._is_closed = True
 
     @property

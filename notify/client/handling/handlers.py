@@ -368,8 +368,8 @@ def trace_of(error: BaseException) -> str:
     Of its causes it has the classes and the frames, and not the texts: libraries write parameters of statements and
     addresses with passwords there, and the service chose only the text of the outermost error.
 
-    Python's own formatting asks for the state of each file and parses each line, every time. When a database is away,
-    thousands of messages fail at once, and the consumer's event loop would do nothing else.
+    Python's own formatting asks for the state of each file and parses each line, every time. When a database is
+    unreachable, thousands of messages fail at once, and the consumer's event loop would do nothing else.
     """
     error = leaves_of(error)[0]
     parts: list[str] = []

@@ -148,7 +148,7 @@ class Inbox:
     """
 
     gives_session: ClassVar[bool] = True
-    """Whether handlers get a session besides the message."""
+    """Whether handlers get a session with the message."""
     make_tables: ClassVar[str] = MAKE_TABLES
     """The part of an error text that says how to create Notify's tables."""
 
@@ -251,8 +251,8 @@ class Inbox:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[tuple[sa.Connection, tuple[Any, ...], Finish]]:
-        """A transaction that commits at the end of the block: its connection, what handlers get besides the messages,
-        and the function that completes the effect."""
+        """A transaction that commits at the end of the block: its connection, what handlers get in addition to the
+        messages, and the function that completes the effect."""
         with InboxSession(self.engine) as session, session.begin() as transaction:
             yield _connection_of(session), (session,), functools.partial(_finish, session, transaction)
 

@@ -50,7 +50,7 @@ POLLED_BYTES = 4 << 20
 """The memory of records after which one poll ends. If records become larger suddenly, one poll may bring all that the
 client has fetched, at most QUEUED_KILOBYTES and one more answer."""
 ITEM_BYTES = 200
-"""The memory of a record besides its key and value."""
+"""The memory of a record without its key and value."""
 EXPECTED_BYTES = 16 << 10
 """The memory of a record that the first poll expects; later ones expect what came last."""
 CLIENT_RECOVERS = frozenset(

@@ -111,7 +111,7 @@ class Handling:
         self._wait_for_the_next()
 
     def _take(self, most: int) -> int:
-        """Take at most so many ready items in hand; returns how many were looked at."""
+        """Take ready items in hand, up to a number; returns how many were looked at."""
         looked_at = 0
         runs: list[PartitionRun] = []
         for window, items in self._partitions.take(most):

@@ -142,7 +142,7 @@ class KafkaLoop:
     async def _start(self) -> None:
         await self._feed.call(self._feed.look)
         await self._feed.call(self._topics.make)
-        # Run beside the next steps, because it mostly waits for a coordinator.
+        # It runs concurrently with the next steps, because it mostly waits for a coordinator.
         refusing = asyncio.create_task(self._modes.refuse())
         try:
             topics = await self._look()
@@ -303,7 +303,7 @@ class KafkaLoop:
             seconds = STOP_SECONDS if self._started_at == float("inf") else REST_SECONDS
         closing = [self._feed.close(seconds), self._orders.close(STOP_SECONDS), self._settling.close(STOP_SECONDS)]
         if isinstance(self._sharing, Ownership):
-            closing.append(self._sharing.close())  # beside the others: another instance waits for this
+            closing.append(self._sharing.close())  # concurrently with the others: another instance waits for this
         await asyncio.gather(*closing)
 
 

@@ -37,7 +37,7 @@ POLL_SECONDS = 0.5
 CALL_SECONDS = 10.0
 POLL_INTERVAL_SECONDS = 60.0
 """An owner that does not poll for this time, or for the lease if that is longer, loses the partition, even if its
-heartbeats continue: its loop stands still, or its client hangs while it leaves."""
+heartbeats continue: its loop is blocked, or its client hangs while it leaves."""
 PASSING_SECONDS = SESSION_SECONDS + 2.0
 """How long a killed owner keeps the partition: until its session ends."""
 

@@ -25,7 +25,7 @@ SHARING: Mapping[str, Sharing] = {
 class Plan:
     """The arguments of a consumer; times are in seconds; see Consumer.
 
-    `cancel` cancels the handlers of a holder's messages and waits for their end; a handler in a thread goes on.
+    `cancel` cancels the handlers of a holder's messages and waits for their end; a handler in a thread continues.
     `is_stopped`: whether no further handler may begin. `is_cut`: whether the process ends immediately, so that nothing
     is waited for. `announce` shows a text to the user. Raises InvalidRequest for handlers that cannot run in the same
     group.

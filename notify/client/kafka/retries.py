@@ -87,7 +87,7 @@ def id_of(record: Any) -> str:
 def _headers(record: Any, changed: Mapping[str, str | int]) -> Headers:
     changed = {**changed, records.ID: id_of(record)}
     headers = records.listed(record)
-    if record.topic().startswith(DEAD_LETTER):  # keep the letter's first reason beside the reason of this failure
+    if record.topic().startswith(DEAD_LETTER):  # keep the letter's first reason with the reason of this failure
         changed |= {records.ESCAPED + name: text for name, text in records.why_dead(headers).items()}
     unchanged: Headers = [header for header in headers if header[0] not in (*changed, records.DUE)]
     return [*unchanged, *((name, str(value).encode()) for name, value in changed.items())]

@@ -125,7 +125,7 @@ class Starts:
                 cut[place] = "earliest"
             elif progress is not None and end is not None and end < progress.offset:
                 log.warning(
-                    "topic %s ends at %d in partition %d, where group %s was at %d: it was made anew, or its last "
+                    "topic %s ends at %d in partition %d, where group %s was at %d: it was recreated, or its last "
                     "records are lost; the group starts over there", place[0], end, place[1], self._plan.group,
                     progress.offset,
                 )  # fmt: skip

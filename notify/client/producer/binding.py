@@ -42,7 +42,7 @@ SEVERAL = (
 def base_of(engine: Any) -> Any:
     """The original of an engine that `execution_options` made.
 
-    Listeners of the original hear of every connection; listeners of an engine with options hear only of its own.
+    Listeners of the original are called for every connection; those of an engine with options only for its own.
     """
     while hasattr(engine, "_proxied"):
         engine = engine._proxied
@@ -297,8 +297,8 @@ class Binding:
     # --- errors of the database -------------------------------------------------------------------------------
 
     def _on_error(self, context: ExceptionContext) -> None:
-        """Some errors roll back the whole transaction in the database, while SQLAlchemy believes that it goes on. Code
-        that catches such an error would commit the messages without the changes."""
+        """Some errors roll back the whole transaction in the database, while SQLAlchemy believes that it continues.
+        Code that catches such an error would commit the messages without the changes."""
         connection = context.connection
         if connection is None or connection.get_transaction() is None or connection.invalidated:
             return

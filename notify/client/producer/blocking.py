@@ -198,8 +198,8 @@ class BlockingSender:
         return server if server is self._server else None
 
     def _was_frozen(self) -> bool:
-        """Whether the connections should have been closed by now: the process, or its machine, stood still meanwhile,
-        and what lies between may have forgotten them in silence."""
+        """Whether the connections should have been closed by now: the process, or its machine, was suspended, and a
+        proxy in between may have dropped them silently."""
         silent = max(time.monotonic() - self._used_at, time.time() - self._used_at_time)
         return silent > SILENT_SECONDS + FROZEN_SECONDS
 
@@ -257,7 +257,7 @@ class BlockingSender:
         if answer is None:
             return False
         item = _item_of(answer, last_outcome[0])
-        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is away, or a key is moving
+        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is unreachable, or a key is moving
             self._lose()
         else:
             self._unanswered = None

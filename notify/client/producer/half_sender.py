@@ -316,8 +316,8 @@ class HalfSender:
     def _store_or_leave(
         self, pending: PendingMessages, messages: list[PackedMessage], place: Place, left_behind: LeftBehind
     ) -> None:
-        """Store the half, or leave the transaction behind: if the server is away, cannot take the half now, or has to
-        get earlier transactions with the same keys first."""
+        """Store the half, or leave the transaction behind: if the server is unreachable, cannot take the half now, or
+        has to get earlier transactions with the same keys first."""
         pending.is_left = left_behind.holds(messages)
         times_away = left_behind.times_away
         if pending.is_left:

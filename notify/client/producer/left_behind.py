@@ -1,8 +1,8 @@
 """LeftBehind: what a producer in mode `auto` knows of transactions whose halves the server did not store in time.
 
-It decides whether a commit asks the server. While the server is away (the circuit is open) no commit does. Once the
-server is back, only those commits wait behind others that have a key of a transaction that still waits in the table:
-the order per key is kept. `LeftSender` sends what was left behind.
+It decides whether a commit asks the server. While the server is unreachable (the circuit is open) no commit does. Once
+the server is back, only those commits wait behind others that have a key of a transaction that still waits in the
+table: the order per key is kept. `LeftSender` sends what was left behind.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from notify.protocol.wire import PackedMessage
 MOST_LEFT = 100_000
 """The most transactions that are remembered. With more, every commit goes by row until the table has none left."""
 COMMIT_SECONDS = 5.0
-"""How long after its rows were inserted a transaction may still commit without this process hearing of it."""
+"""How long after its rows were inserted a transaction may still commit without the knowledge of this process."""
 _NOT_NOW = (421, 429, 500, 503, 504, 507)
 
 
 def may_be_left(error: NotifyError) -> bool:
-    """Whether a transaction may commit although its half was not stored: the server is away, or cannot take it now.
+    """Whether a transaction may commit although its half was not stored: the server is unreachable, or cannot take it
+    now.
 
-    Not if the server refused it for good, or if the producer is closed.
+    Not if the server refused it permanently, or if the producer is closed.
     """
     return not isinstance(error, Closed) and (error.retryable or error.status in _NOT_NOW)
 
@@ -72,11 +73,11 @@ class LeftBehind:
         self._full_until: float | None = None
         """If there are too many to be remembered: when those that may still be committing have ended."""
         self.is_away = False
-        """Whether the server is away, so that commits do not ask it."""
+        """Whether the server is unreachable, so that commits do not ask it."""
         self.times_away = 0
         """How often the server did not take something."""
         self.told: Callable[[], None] | None = None
-        """Called, in any thread, when there is something to send, or the server is away."""
+        """Called, in any thread, when there is something to send, or the server is unreachable."""
 
     def holds(self, messages: Iterable[PackedMessage]) -> bool:
         """Whether a transaction with these messages goes by row, without asking the server.

@@ -86,7 +86,7 @@ class LeftSender:
         self._elsewhere: set[Origin] = set()
         """Where this process left transactions behind that its own connections did not reach at the last look."""
         self.sent = self.refused = 0
-        """How many transactions the server has got, and how many it refuses for good."""
+        """How many transactions the server has stored, and how many it refuses permanently."""
         self._logged = self._times_away = 0
         self._known: set[str] = set()
         """Transactions whose outcome the server has, as long as something waits."""
@@ -274,7 +274,7 @@ class LeftSender:
         self._known.update(transaction_ids)
 
     async def _send_page(self, schema: str, page: Page, held: _Held) -> None:
-        refused = dict.fromkeys(page.unreadable, "its rows are no message")
+        refused = dict.fromkeys(page.unreadable, "its rows are not a message")
         stored = await self._store_halves(page, held, refused)
         if stored:
             shard_by_id = await self._database.call(left_rows.name_shards, stored, schema=schema)

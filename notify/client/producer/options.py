@@ -34,7 +34,7 @@ FLUSH_SECONDS, FLUSH_MAX_SECONDS = 10.0, 3600.0
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The arguments of every producer, besides its server, its group and its database: see TransactionProducer. Their
+    """The arguments of every producer except its server, its group and its database: see TransactionProducer. Their
     defaults are those of ProducerPlan."""
 
     schema: str | None

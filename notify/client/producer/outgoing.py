@@ -149,7 +149,8 @@ class ThreadOutgoing:
             raise
         if item is not None:
             return accepted(item)
-        # In mode auto the commit goes on without the half; in mode half the loop's own, more telling error is awaited.
+        # In mode auto the commit continues without the half; in mode half the loop's own, more telling error is
+        # awaited.
         seconds = max(0.001, until - time.monotonic()) if self._plan.mode == "auto" else self._plan.half_timeout + 1
         try:
             item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages, source), seconds))

@@ -85,7 +85,7 @@ class ThreadProducer:
         catch_up: str = "last",
         catch_up_most: int = 100,
     ) -> list[datetime]:
-        """Send a message again and again: at the instants of a cron expression in a time zone, or every so many
+        """Send a message repeatedly: at the instants of a cron expression in a time zone, or every so many
         seconds. Returns the next instants.
 
         `name`: of the schedule; declaring the same again changes nothing, and anything else replaces it. `cron`: five

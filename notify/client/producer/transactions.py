@@ -271,9 +271,10 @@ class TransactionClient:
     def _or_later(self, item_ids: list[str], items: list[Item], deadline: float) -> Answers:
         """The items, with Later in place of those that the server may take in a moment.
 
-        These are items whose shard is away, whose storage failed, whose key is moving, or whose key belongs to another
-        shard because the keys were divided after the servers were listed. The deadline of an item's first attempt holds
-        for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it again.
+        These are items whose shard is unreachable, whose storage failed, whose key is moving, or whose key belongs to
+        another shard because the keys were divided after the servers were listed. The deadline of an item's first
+        attempt holds for all its attempts. A request that is refused as a whole does not come here: `_retried` sends it
+        again.
         """
         deadlines = self._deadlines
         if not deadlines and NOT_NOW.isdisjoint([item.status for item in items]):
@@ -468,7 +469,7 @@ class TransactionClient:
 
 
 def _may_be_smaller(error: NotifyError, items: int) -> bool:
-    """Whether a request with so many items is sent in parts, because it is, or may be, too large for a proxy."""
+    """Whether a request with this many items is sent in parts because it may be too large for a proxy."""
     return isinstance(error, ForeignAnswer) and error.is_for_size and items > 1
 
 

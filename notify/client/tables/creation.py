@@ -270,7 +270,7 @@ def ensure_source(connection: Connection) -> str:
         raise InvalidRequest(several_sources(sources))
     if sources:
         return sources[0]
-    verify(connection, MAKES)  # a source id that this role may not see would get a second one beside it
+    verify(connection, MAKES)  # otherwise a source id that this role may not see would get a second one
     # Every process inserts this row first, and so waits until the transaction of a faster process has ended.
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
     ignore = "ON DUPLICATE KEY UPDATE purged_before = 0" if is_mysql else "ON CONFLICT DO NOTHING"

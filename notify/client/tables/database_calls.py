@@ -1,4 +1,4 @@
-"""DatabaseCalls: what background work does in a service's database, beside the service's transactions."""
+"""DatabaseCalls: the calls of background work to a service's database."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class HalfRows:
         return written
 
     def _of_values(self, connection: Connection, place: Place, count: int, names: list[str]) -> _Insert:
-        """The statement that inserts `count` rows with these columns besides the fixed ones."""
+        """The statement that inserts `count` rows with these columns and the fixed ones."""
         key = (f"VALUES {place.schema}", place.has_digest, count)
         insert = self._inserts.get(key)
         if insert is None:

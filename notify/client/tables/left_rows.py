@@ -56,7 +56,7 @@ class Look(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Transactions with the shard that has the half of each ("": none is named), those whose rows are no messages, and
+    """Transactions with the shard that has the half of each ("": none is named), those whose rows are not messages, and
     the id of their source."""
 
     transactions: list[tuple[BridgedTransaction, str]]
@@ -211,7 +211,7 @@ def waiting_of(connection: Connection, transaction_ids: Sequence[str], source: s
 
 
 def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) -> None:
-    """Mark what is sent, and what the server refuses for good."""
+    """Mark the transactions that were sent, and those that the server refuses permanently."""
     LEFT.mark(connection, sent, RELAYED)
     LEFT.mark(connection, refused, REFUSED)
 

@@ -147,7 +147,7 @@ def _delete(connection: Connection, transaction_ids: Sequence[str], cutoff: date
 
 
 class RowPurge:
-    """Purges a producer's rows while it runs: once an hour, in small batches, beside its transactions.
+    """Purges a producer's rows while it runs: once an hour, in small batches.
 
     It purges only rows of its own group, because it may have no right to ask for other groups.
     """
@@ -161,7 +161,7 @@ class RowPurge:
         self._database = DatabaseCalls(engine, self._sources)
 
     async def run(self) -> None:
-        """Purge until cancelled. If the database or server is away, try again an hour later."""
+        """Purge until cancelled. If the database or server is unreachable, try again an hour later."""
         await asyncio.sleep(random.uniform(0, EVERY_SECONDS))  # instances of a group often start together
         while True:
             try:

@@ -350,7 +350,7 @@ async def by_shard(
 ) -> Sequence[Result | Later | NotifyError]:
     """Send items to their shards at the same time and return the results, in the order of `items`.
 
-    If a shard is away, the error is the result of its items only. Other errors of a request are raised.
+    If a shard is unreachable, the error is the result of its items only. Other errors of a request are raised.
     """
     shards = list(map(shard_of, items))
     if shards.count(shards[0]) == len(shards):

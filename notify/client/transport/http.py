@@ -53,7 +53,7 @@ IDLE_SECONDS = 30.0
 """A connection that was idle for longer is not used again: what lies in between may have forgotten it in silence."""
 ANSWER_BYTES = 256 << 20
 """The most bytes of an answer, with its head. The largest of a server are lists of a million topics, which an
-administrator asks for; what sends more is no server, or not ours."""
+administrator asks for; a longer one does not come from a Notify server."""
 _DECLARED = re.compile(rb"\r\n(content-length|transfer-encoding):", re.IGNORECASE)
 Reply = tuple[int, bytes, bytes]
 """Status and body of an answer, and its first bytes."""
@@ -481,7 +481,7 @@ _BY_CODE: dict[str, type[NotifyError]] = {
     IdInUse.code: IdInUse,
     OutcomeConflict.code: OutcomeConflict,
     StaleReceipt.code: StaleReceipt,
-    "foreign_host": Unavailable,  # a proxy has changed the name: nothing is said about the request
+    "foreign_host": Unavailable,  # a proxy has changed the name: the request was not judged
     WrongShard.code: Unavailable,  # the shard's server is unreachable, or keys are being redistributed
 }
 _BY_STATUS: dict[int, type[NotifyError]] = {

@@ -489,8 +489,8 @@ class Servers:
 
 
 def more_telling(error: NotifyError, before: NotifyError | None, seconds: float) -> NotifyError:
-    """The error to raise where an attempt with so many seconds failed: a time-out of hardly any time does not hide what
-    the attempt `before` it was answered."""
+    """The error to raise after an attempt of `seconds` failed: a timeout of a very short attempt does not hide the
+    error of the previous attempt, `before`."""
     is_hasty = isinstance(error, Timeout) and seconds < SHORTEST_ATTEMPT_SECONDS
     return before if is_hasty and before is not None else error
 
@@ -503,7 +503,8 @@ def _tells(error: NotifyError) -> int:
 
 
 def _another_may_do(error: NotifyError) -> bool:
-    """Whether another server may succeed: the one that failed is away, stopping, slow, full, or has another role."""
+    """Whether another server may succeed: the one that failed is unreachable, stopping, slow, full, or has another
+    role."""
     if error.status == 421:
         return error.code == "wrong_role"
     if isinstance(error, Closed):

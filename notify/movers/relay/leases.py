@@ -455,7 +455,7 @@ class PostgreSqlLeases:
         try:
             while True:
                 remaining = max(0.0, min(until - time.monotonic(), STOP_SECONDS))
-                # The driver keeps those that came beside the answers of other statements: all of them are taken.
+                # The driver keeps notifications that came with the answers of other statements: take all of them.
                 for notification in driver.notifies(timeout=remaining, stop_after=1):
                     named.add(str(notification.payload))
                 if named:

@@ -27,8 +27,8 @@ class Mover(Protocol):
     async def move(self, outbox: Outbox) -> bool:
         """Read, send and mark transactions; False if nothing is left to move.
 
-        Raises Unavailable if the source or the target is away, Backpressure if the target accepts nothing for now,
-        MovesElsewhere if another relay moves what this source has.
+        Raises Unavailable if the source or the target is unreachable, Backpressure if the target accepts nothing for
+        now, MovesElsewhere if another relay moves what this source has.
         """
         ...
 

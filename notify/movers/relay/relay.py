@@ -6,9 +6,9 @@ commits later with an earlier id. Several relays of a schema divide its keys: ea
 hashes (leases.py), so that the order per key is kept. Messages that the target will never accept are put on the list of
 refused messages (notify/movers/refused.py), and the relay continues with the next ones.
 
-A relay of many schemas moves one page of a schema and then goes on to the next one that has waiting rows. What goes
-wrong in one schema holds up no other. While it listens for commits, an idle relay leaves its database alone but for one
-look in LOOK_SECONDS. That look also finds what producers in mode auto have left behind, which is sent at the same time
+A relay of many schemas moves one page of a schema and then one of the next schema with waiting rows. A fault
+of one schema does not delay the others. While it listens for commits, an idle relay asks its database only once in
+LOOK_SECONDS. That look also finds what producers in mode auto have left behind, which is sent at the same time
 as the outboxes (notify/movers/left_behind.py).
 """
 
@@ -103,8 +103,8 @@ class Relay:
         """Until when schemas are left alone that could not be moved."""
         self._backoffs: dict[str, Backoff] = {}
         self._stands_by: dict[str, float] = {}
-        """When to try again to publish a schema that another relay publishes, even if no rows wait there: whoever
-        publishes shows the target that it runs."""
+        """When to try again to publish a schema that another relay publishes, even if no rows wait there: the
+        publisher shows the target that it runs."""
         self._elsewhere: set[str] = set()
         """Schemas with waiting rows of which another relay holds all keys, or keys of all that waits."""
         self._publishers: dict[str, tuple[Sink, ByPosition]] = {}
@@ -121,9 +121,9 @@ class Relay:
         target or database.
 
         `interval`: seconds between two looks where no commit wakes this relay; more than QUIET_SECONDS: it keeps no
-        session in between. With `once` raises Unavailable if the target is away, or if other relays hold all keys.
-        Raises InvalidRequest if there is no table, or both `schema` and `schemas` are given; WrongRole if a table is a
-        server's and the target has no queues.
+        session in between. With `once` raises Unavailable if the target is unreachable, or if other relays hold all
+        keys. Raises InvalidRequest if there is no table, or both `schema` and `schemas` are given; WrongRole if a table
+        is a server's and the target has no queues.
         """
         self._forget_all()
         self._sink = sink = open_sink(self._url)

@@ -69,7 +69,7 @@ class Rows:
         self.waiting = 0
         """How many refused transactions wait for a decision, as the list was read last."""
         self.has_listed = self.is_undecided = True
-        """Whether the list may have any transaction, and any that was not dropped for good."""
+        """Whether the list may have any transaction, and any that was not dropped."""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -172,7 +172,7 @@ class Rows:
             unreadable += returned.values()
             for place in chosen:
                 if place.size > MOST_READ_BYTES and place.id not in returned:
-                    detail = f"its bodies have {place.size:,} bytes: no target takes so many, and they are not read"
+                    detail = f"its bodies have {place.size:,} bytes: no target accepts that many, so they are not read"
                     group_topic_count = outbox.whose(connection, place.id)
                     unreadable.append(
                         Refusal(place.id, *group_topic_count, TooLarge.status, "request_too_large", detail)
@@ -222,7 +222,7 @@ class Rows:
 
 
 def is_away(error: sa.exc.SQLAlchemyError) -> bool:
-    """Whether an error means that the database is away for now."""
+    """Whether an error means that the database is unreachable for now."""
     if isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError | sa.exc.TimeoutError):
         return True
     if not isinstance(error, sa.exc.DBAPIError):

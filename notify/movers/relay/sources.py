@@ -40,7 +40,8 @@ class Seen(NamedTuple):
     """The result of a look.
 
     `waiting`: the schemas with waiting rows; `polled`: those whose commits do not wake this relay; `open`: those with
-    an open transaction that may have inserted rows, which wakes no relay if another one did so beside it.
+    an open transaction that may have inserted rows, which wakes no relay if another transaction did so at the same
+    time.
     """
 
     waiting: list[str]

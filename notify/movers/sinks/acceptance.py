@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from notify.errors import InvalidRequest, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotifyError
 from notify.protocol import ids
-from notify.protocol.limits import LIMITS, check_between, check_delay, check_headers, check_key, check_name
+from notify.protocol.limits import (
+    LIMITS,
+    body_too_large,
+    check_between,
+    check_delay,
+    check_headers,
+    check_key,
+    check_name,
+)
 from notify.protocol.wire import BridgedTransaction, Item, PackedMessage
 
 
@@ -36,9 +44,8 @@ def _check(transaction: BridgedTransaction, now_us: int) -> None:
 
 def _check_message(message: PackedMessage, now_us: int) -> None:
     check_name("topic", message.topic)
-    size = len(message.body or b"")
-    if size > LIMITS.message_bytes:
-        raise TooLarge(f"the body has {size} bytes; at most {LIMITS.message_bytes} are allowed")
+    if len(message.body or b"") > LIMITS.message_bytes:
+        raise body_too_large(len(message.body or b""))
     # A mover reads headers from a row, where they may be any JSON.
     headers: object = message.headers
     if headers is not None:

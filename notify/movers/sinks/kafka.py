@@ -29,7 +29,7 @@ from notify.kafka.rights import missing, of_bridge, user_of
 from notify.kafka.topics import Topics, record_bytes
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.movers.sinks.acceptance import refusal, refused
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import LATE_US, WHEELS
 from notify.protocol.limits import check_name
@@ -268,7 +268,7 @@ class KafkaSink:
         size = record_bytes(key, value, headers)
         largest = self._largest(topic)
         if size > largest:
-            largest = self._topics.largest(topic, anew=True)
+            largest = self._topics.largest(topic, refresh=True)
         if size > largest:
             raise InvalidRequest(
                 f"its record has {size:,} bytes; topic {topic!r} takes {largest:,}: raise its max.message.bytes",

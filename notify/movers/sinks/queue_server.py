@@ -57,7 +57,7 @@ REQUEST_BYTES = 4 << 20
 """The most transactions, and bytes, of a request with several transactions."""
 HEAD_BYTES = 1024
 BATCH_HEAD_BYTES = HEAD_BYTES + (128 << 10)
-"""The most bytes of a request besides its transactions. A bridge's batch also has two positions, and ids of parts."""
+"""The most bytes of a request without its transactions. A bridge's batch also has two positions, and ids of parts."""
 DECIDED_AT_ONCE = 2000
 """The most transactions of earlier parts that a batch decides. A server writes the batch in one frame, with room for a
 hundred messages of each; and their ids must fit into a request together with the last part."""

@@ -24,7 +24,8 @@ class Showing:
         self._at = 0.0
 
     async def show(self, source: str, report: RefusedReport) -> None:
-        """Send the report if it is new, or was last sent long ago. If the target is away, the next call tries again."""
+        """Send the report if it is new, or was last sent long ago. If the target is unreachable, the next call tries
+        again."""
         if self._sink is None or (report == self._last_report and time.monotonic() - self._at < AGAIN_SECONDS):
             return
         if self._last_report is None and not report.waiting:

@@ -164,8 +164,8 @@ _ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 
 
 def _usable(keys: list[Any]) -> dict[str, Key]:
-    """The keys of a JWK set (RFC 7517) that have a name and verify signatures. A key that cannot be read, whatever a
-    library says about it, is left out, as the RFC asks: the others go on.
+    """The keys of a JWK set (RFC 7517) that have a name and verify signatures. A key that cannot be read is left out,
+    as the RFC asks; the others are used.
     """
     usable: dict[str, Key] = {}
     for described in keys:

@@ -10,13 +10,13 @@ from notify.errors import InvalidRequest
 from notify.storage.names import DEAD_LETTER_PREFIX
 
 ACTIONS = {
-    "publish": "send messages to topics of this name; to dead letters only where it begins with dead-letter.",
-    "check": "act as this producer group: store its halves, settle them, answer checks",
+    "publish": "send messages to topics of this name; to dead-letter topics only if the name begins with dead-letter.",
+    "check": "act as this producer group: store halves, send outcomes, answer checks",
     "consume": "receive and settle as this consumer group; `GROUP@TOPIC` for some topics only",
-    "read": "pull from topics of this name with offsets of one's own",
-    "bridge": "append what a bridge or relay of this source has read",
-    "view": "see everything the admin routes and the console show, message bodies included, and /metrics",
-    "admin": "change topics and groups of this name and decide transactions of that producer group; without a name, "
+    "read": "read topics of this name at any offset",
+    "bridge": "send messages as the bridge or relay of this source",
+    "view": "see everything in the console, the admin routes and /metrics, message bodies included",
+    "admin": "change topics and groups of this name, and decide transactions of that producer group; without a name: "
     "everything, settings and tokens included",
 }
 

@@ -46,7 +46,7 @@ def _views(routes: APIRouter, desk: Desk) -> None:
 
         The list ends where `next_offset` is the offset that was asked for, or 0. With `newest`, the newest come first;
         `next_before`, given as `before`, continues the list, and 0 ends it. An answer may have fewer than `max`
-        letters, or none, although the list goes on: a search ends after 5 s, at a queue server after 20,000 letters.
+        letters, or none, although there are more: a search ends after 5 s, at a queue server after 20,000 letters.
         """
         check_between("max", max, 1, 10_000)
         check_between("offset", offset, 0, 1 << 62)
@@ -79,7 +79,7 @@ def _redriving(routes: APIRouter, desk: Desk) -> None:
         """Send dead letters to this group alone again; a repeated redrive sends each dead letter once.
 
         It looks for 5 s, and at a queue server at 20,000 letters at most: where there are more, `next_offset` in the
-        result is not 0, and is the `offset` of the request that goes on. Ids are looked for in this way over Kafka
+        result is not 0, and is the `offset` of the next request. Ids are looked for in this way over Kafka
         alone; the request that has seen the last letter refuses those that it did not find.
         """
         wanted = _wanted(write.wanted)

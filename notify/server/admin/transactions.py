@@ -97,7 +97,7 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
             if wanted is not None:
                 result = (await force(desk.running.core, [stored.id], wanted))[0]
                 return {"state": result.state.name, "changed": result.changed}
-            await desk.running.core.store.resume_checks(stored.id, desk.running.core.clock(), anew=action == "resume")
+            await desk.running.core.store.resume_checks(stored.id, desk.running.core.clock(), reset=action == "resume")
             return {"state": "PREPARED" if action == "resume" else stored.state.name}
 
         preview = _preview(desk.running.core, stored, wanted, action, names_groups=asker.may("view"))

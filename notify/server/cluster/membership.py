@@ -87,7 +87,7 @@ class Membership:
         """Read the clock, the members and the key map. This server is not announced yet: clients would be refused while
         it starts, and then stay with another server.
 
-        If the registry is away, this server refuses messages with a key and uses this machine's clock until the
+        If the registry is unreachable, this server refuses messages with a key and uses this machine's clock until the
         registry answers.
         """
         if self._shards is not None:

@@ -1,7 +1,7 @@
 """The settings and credentials that this server read last, in a file of its data directory.
 
-A server that starts while its registry's database is away uses them. With access on they must not be too old, because
-a credential may have been revoked in the meantime.
+A server that starts while its registry's database is unreachable uses them. With access on they must not be too old,
+because a credential may have been revoked in the meantime.
 """
 
 from __future__ import annotations

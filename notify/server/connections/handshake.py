@@ -1,4 +1,4 @@
-"""A connection whose TLS handshake is under way: it has a place among the connections, and a bounded time."""
+"""TLS connections: the handshake, which has a place among the connections and a bounded time, and the transport."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Any
 from notify.runtime import faults
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.quota import Place
-from notify.server.connections.secured import SecuredTransport
 
 HANDSHAKE_SECONDS = 10.0
+MOST_BYTES = 64 << 10
+"""Writing pauses above this many unread bytes, as it does without TLS."""
+FEW_BYTES = 16 << 10
+"""Writing resumes at this many unread bytes or fewer."""
+LOOK_SECONDS = 0.05
+"""How often the number of unread bytes is polled while writing pauses: the loop reports no change."""
 
 
 class _Begun:
@@ -116,3 +121,43 @@ class Handshake(asyncio.Protocol):
     def shutdown(self) -> None:
         """End the connection, because the server stops."""
         self.abort()
+
+
+class SecuredTransport:
+    """Writes to `secured`, a TLS transport over `below`, and pauses the protocol's writing until the client reads.
+
+    An event loop encrypts what is written to TLS immediately, and hands it to the connection below, where it no longer
+    counts: an answer of any size seems to be read, and the server would not notice a client that does not read.
+    """
+
+    def __init__(self, secured: Any, below: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        secured.set_write_buffer_limits(high=1 << 30)  # this class pauses writing instead
+        self._secured = secured
+        self._below = below
+        self._loop = loop
+        self._protocol: Any = secured.get_protocol()
+        self._is_paused = False
+        self.is_closing = secured.is_closing  # called for each answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._secured, name)
+
+    def get_write_buffer_size(self) -> int:
+        size: int = self._secured.get_write_buffer_size()
+        return size + self._below.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        self._secured.write(data)
+        if not self._is_paused and not self.is_closing() and self.get_write_buffer_size() > MOST_BYTES:
+            self._is_paused = True
+            self._protocol.pause_writing()
+            self._loop.call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.is_closing():
+            return
+        if self.get_write_buffer_size() > FEW_BYTES:
+            self._loop.call_later(LOOK_SECONDS, self._look)
+            return
+        self._is_paused = False
+        self._protocol.resume_writing()

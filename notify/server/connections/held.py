@@ -17,9 +17,9 @@ from typing import Protocol
 HELD_BYTES = 48 << 20
 """The budget of a server. Workers divide it among them."""
 LEAST_BYTES = 28 << 20
-"""The least budget of a worker: there is room for one of the largest bodies beside smaller ones."""
+"""The least budget of a worker: it has room for one of the largest bodies and some smaller ones."""
 STRANGERS_SHARE = 8
-"""Senders that are not known have one part in so many of the budget."""
+"""Unknown senders together have this fraction of the budget: one part in this many."""
 ANSWERS_SHARE = 0.375
 """The part of the budget for unread answers, and small parts of requests, of known senders."""
 SMALL_BODY_BYTES = 64 << 10
@@ -30,9 +30,9 @@ KEPT_BYTES = 4 << 20
 LEAST_REPLY_BYTES = 64 << 10
 """The least bound on a reply, however much is unread: connections buffer as much without being counted."""
 GIVEN_BACK_BYTES = 4 << 20
-"""After so much was held at once, the memory that is free again is given back to the system."""
+"""After this much was held at the same time, freed memory is given back to the system."""
 GIVEN_BACK_SECONDS = 1.0
-"""How soon: what comes meanwhile may need it again. It takes some ten milliseconds, beside the event loop."""
+"""How soon: later requests may need it again. It takes some ten milliseconds in a thread."""
 
 
 class Connection(Protocol):
@@ -252,5 +252,5 @@ _trim = _found_trim()
 
 
 def budget_of(workers: int) -> Budget:
-    """The budget of one of so many workers (0 or 1: of a server without workers)."""
+    """The budget of one of several workers (0 or 1: of a server without workers)."""
     return Budget(HELD_BYTES if workers < 2 else max(LEAST_BYTES, HELD_BYTES // workers))

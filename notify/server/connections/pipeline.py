@@ -65,7 +65,7 @@ class PipelineFlow:
         self.write_paused = True
 
     def resume_writing(self) -> None:
-        """Note that the client has read enough, and go on in `drain`."""
+        """Note that the client has read enough, and let `drain` return."""
         self.write_paused = False
         if self._is_writable is not None:
             self._is_writable.set()

@@ -16,21 +16,11 @@ from typing import Any, NoReturn
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import InvalidRequest, NotifyError, TooLarge, Unavailable
 from notify.server.access import guard
 from notify.server.access.principal import EVERYONE, NOBODY, UNVERIFIED, Principal
 from notify.server.connections import identity
 from notify.server.connections.application import Application
-from notify.server.connections.bounds import (
-    BODY_PARTS,
-    HEADER_BYTES,
-    HEADER_FIELDS,
-    STRANGERS_PARTS,
-    URL_BYTES,
-    Refused,
-    in_pieces,
-    too_large,
-)
 from notify.server.connections.cycle import ANSWERED, TOO_MUCH, DataCycle
 from notify.server.connections.head import another_worker, data_request, own_path, without_upgrade
 from notify.server.connections.held import Held
@@ -39,6 +29,36 @@ from notify.server.connections.quota import Place, too_many
 from notify.server.connections.turns import Turns
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
+
+HEADER_BYTES = 64 << 10
+"""The most bytes of a request's head; chunk extensions and trailers may have as many again."""
+URL_BYTES = 16 << 10
+"""The most bytes of a request's path and query, which are decoded before the sender is known."""
+HEADER_FIELDS = 100
+BODY_PARTS = 1 << 16
+"""The most parts (chunks or single reads) of a body: each part costs time and memory."""
+STRANGERS_PARTS = 1 << 10
+"""The same for a sender that is not known (yet)."""
+
+
+class Refused(Exception):
+    """Raised through the parser to stop it: nothing more is read from this connection."""
+
+
+def too_large() -> TooLarge:
+    """The error for a head beyond its bounds."""
+    return TooLarge(
+        f"a head has at most {HEADER_FIELDS} fields and {HEADER_BYTES} bytes, and trailers at most as many; a path "
+        f"with its query has at most {URL_BYTES} bytes",
+        "head_too_large",
+        431,
+    )
+
+
+def in_pieces(most: int) -> TooLarge:
+    """The error for a body in more than `most` parts."""
+    return TooLarge(f"a body has at most {most} chunks: send larger ones", "request_too_large")
+
 
 HEADER_SECONDS = 10.0
 """How long a head may take after its first byte, or after the answers to earlier requests are written."""
@@ -49,7 +69,7 @@ SHORT_BYTES = 16 << 10
 SMALL_HEAD_BYTES = 4 << 10
 """Heads up to this size are not counted while their requests wait for a turn."""
 LINGER_SECONDS = 2.0
-"""How long a client may go on sending a refused request, so that it reads the answer instead of a reset."""
+"""How long a client may keep sending a refused request, so that it reads the answer instead of a reset."""
 
 
 class Timers:

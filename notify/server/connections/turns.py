@@ -1,4 +1,4 @@
-"""Turns on the event loop for requests of strangers and of operators, beside those of producers and consumers.
+"""Turns on the event loop for requests of strangers and operators, after those of producers and consumers.
 
 One of them is begun in each turn of the loop, behind everything else that is ready. While the loop is busy with other
 work they get a small share of its time, all together: who asks more often, or from more connections, only waits longer.
@@ -19,7 +19,7 @@ READ_SECONDS = 50e-6
 WINDOW_SECONDS = 0.1
 """How often the load of the event loop is measured."""
 QUIET_SECONDS = 1.0
-"""After so long without requests nothing is to be feared from a larger share."""
+"""After this long without requests a larger share does no harm."""
 LEAST_PAUSE_SECONDS = 0.001
 """Shorter pauses are added up: the loop's timers have milliseconds."""
 

@@ -22,7 +22,7 @@ from notify.server.console.responses import failed, page
 
 FORM_FIELDS = 5000
 LARGE_FORM_BYTES = 64 << 10
-"""Larger forms are decoded beside the event loop: a megabyte of escapes takes 0.2 s."""
+"""Larger forms are decoded in a thread: a megabyte of escapes takes 0.2 s."""
 
 
 def form_of(body: bytes, most: int = FORM_FIELDS) -> dict[str, str]:

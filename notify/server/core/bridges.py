@@ -37,7 +37,7 @@ class _Report:
 MOST_REPORTS = 10_000
 """The most sources with a report: one that only sends what is refused has no other trace."""
 MOST_LAG_SECONDS = 1e12
-"""Wrong clocks of a source are shown as they are; more than this is no time."""
+"""Times from a source's wrong clock are shown unchanged, but a larger number is not a time."""
 
 
 class Bridges:
@@ -64,7 +64,7 @@ class Bridges:
     async def append(self, source: str, batch: JsonBridgeBatch | PackedBridgeBatch) -> Bridged:
         """Append a batch. The answer names the transactions that no queue could take; the others are stored.
 
-        With `refuse_whole` a refusal stores nothing, so that the bridge can note it before its source goes on. Raises
+        With `refuse_whole` a refusal stores nothing, so that the bridge can note it before it continues. Raises
         Conflict if another bridge writes for this source, Unavailable, StorageFailed if the storage takes nothing now.
         """
         check_name("source", source)

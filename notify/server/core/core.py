@@ -206,12 +206,12 @@ class Core:
                 try:
                     await step()
                 except Unavailable as error:
-                    # For example, the disk is full: this step is tried again, and the others go on.
+                    # For example, the disk is full: this step is tried again, and the others continue.
                     if self._postponed.may():
                         log.warning("postponed", step=step.__name__, reason=str(error))
                     await asyncio.sleep(POSTPONED_SECONDS)
                 except Exception:
-                    # A fault of the server itself. The other steps go on; if the fault stays, `/livez` answers 503.
+                    # A fault of the server itself. The other steps continue; if the fault stays, `/livez` answers 503.
                     failed = True
                     self.faults += 1
                     faults.unexpected("step_failed", step=step.__name__)
@@ -245,7 +245,8 @@ class Core:
         await done
 
     async def _retain_now_and_then(self) -> None:
-        """Start retention, which runs beside the steps; if it fails (the disk may be full), it is tried again later."""
+        """Start retention, which runs concurrently with the steps; if it fails (the disk may be full), it is tried
+        again later."""
         now_us = self.clock()
         store = self.store
         if now_us - self._retained_us < RETAIN_EVERY_US or not isinstance(store, Retaining):

@@ -16,13 +16,13 @@ from notify.server.latency import Histograms
 
 WINDOW_US = 300_000_000
 SAMPLE_US = 30_000_000
-"""How often counts are kept: a window is at most so much longer than WINDOW_US."""
+"""How often counts are kept: a window is longer than WINDOW_US by at most this."""
 MOST_OBJECTIVES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """This share of a group's messages (0 to 1) is to be acknowledged within so many seconds."""
+    """The share of a group's messages (0 to 1) that should be acknowledged within `seconds`."""
 
     within: float
     share: float = 0.99

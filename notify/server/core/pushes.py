@@ -179,7 +179,7 @@ class Pushes:
             parts = await self._renewed(group, parts)
 
     async def _post(self, group: str, push: Push, messages: Messages) -> tuple[bool, str]:
-        """(whether the receiver is away, why it did not take the messages: "" if it did)."""
+        """(whether the receiver is unreachable, why it did not take the messages: "" if it did)."""
         without_receipts = [
             {name: value for name, value in message.items() if name != "receipt"} for message in messages
         ]

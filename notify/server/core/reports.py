@@ -1,6 +1,6 @@
 """Reports about databases that a server cannot read, for people: the last of each, in memory.
 
-Bridges and relays report the lists of refused messages beside their sources (notify/movers/refused.py), producers in
+Bridges and relays report the lists of refused messages of their sources (notify/movers/refused.py), producers in
 mode `auto` what their groups have left behind. Each repeats its report every few seconds.
 """
 
@@ -14,7 +14,7 @@ from notify.protocol.wire import LeftBehindReport, RefusedReport, instant
 from notify.runtime.clock import Clock
 
 FORGET_US = 3_600_000_000
-"""A place without a report for this long is no longer shown: whoever reports repeats it every few seconds."""
+"""A place without a report for this long is no longer shown: senders repeat their reports every few seconds."""
 MOST_SOURCES = 1000
 """The most sources whose lists of refused messages are shown."""
 MOST_SHOWN = 20

@@ -171,7 +171,7 @@ class Subscriptions:
         }
         if active:
             some = ", ".join(sorted(active)[:5])
-            why = f"{some} asked for messages in the last {ACTIVE_SECONDS} s: stop the group's consumers, wait so long"
+            why = f"{some} asked for messages in the last {ACTIVE_SECONDS} s: stop its consumers, wait that long"
         elif self._delivery.following.may_come_back(existing.group):
             why = (
                 f"this server started less than {ACTIVE_SECONDS} s ago, so that its consumers may be coming back: wait "

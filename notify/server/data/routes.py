@@ -354,7 +354,7 @@ class DataRoutes:
         if self._is_for_any_worker(request):
             raise InvalidRequest(
                 "only one worker knows what a bridge or relay has moved, and this request names none: send all of it "
-                f"to the address of one worker, the same for good, such as …/{self.core.settings.key_shards[0]}",
+                f"to the address of one worker, always the same, such as …/{self.core.settings.key_shards[0]}",
                 "names_no_worker",
                 421,
             )

@@ -224,7 +224,8 @@ class Delivery:
         return min((time_us for time_us in (scheduled_us, due_us) if time_us is not None), default=None)
 
     async def tick(self) -> None:
-        """Act on what is due now. What the storage refuses for a while is tried again later; the rest goes on."""
+        """Act on what is due now. Changes that the storage refuses for now are tried again later; the rest
+        continues."""
         now_us = self._clock()
         self.is_releasing = False
         if now_us >= self._release_again_us:

@@ -40,7 +40,7 @@ DUE_AT_ONCE = 1_000
 READ_TOGETHER = 64
 """How many messages are read in the order of their offsets, and not in that of their turns."""
 MANY_GAPS = RUNS_BOUND // 2
-"""With so many gaps between settled offsets every other message is the oldest one that waits, which closes a gap; with
+"""With this many gaps between settled offsets every other message is the oldest waiting one, which closes a gap; with
 RUNS_BOUND each is."""
 
 

@@ -208,7 +208,7 @@ class Following:
         await self._store.sync()
 
     def _forget(self, group: str, topic: str) -> None:
-        """Drop a subscription that the storage no longer has, and end the group's polls: consumers that go on ask
+        """Drop a subscription that the storage no longer has, and end the group's polls: consumers that continue ask
         again, and learn that they have to subscribe."""
         self._followers.forget(group, topic)
         self._waiters.end(group)

@@ -23,7 +23,7 @@ MOST_TENANTS = 10_000
 """The most tenants with a lane of their own; further ones share a lane with others until it is empty."""
 SHARED_LANES = 64
 LANE_BYTES = 512
-"""About what a lane takes besides its offsets."""
+"""About what a lane takes in addition to its offsets."""
 
 
 class OffsetQueue:
@@ -68,7 +68,7 @@ class OffsetQueue:
         runs.append(first << COUNT_BITS | count)
 
     def take(self, most: int) -> range:
-        """Remove the next offsets: neighbours, at most so many."""
+        """Remove the next offsets: neighbours, at most `limit`."""
         runs, at = self._runs, self._at
         first, count = runs[at] >> COUNT_BITS, runs[at] & LONGEST_RUN
         if count > most:
@@ -115,7 +115,7 @@ class Lane:
         return min(self.again[0], self.offsets.first) if self.again else self.offsets.first
 
     def take(self, most: int) -> list[int]:
-        """Remove at most so many offsets, the lowest first."""
+        """Remove at most `limit` offsets, the lowest first."""
         taken: list[int] = []
         while self.again and len(taken) < most:
             taken.append(self.take_lowest())

@@ -18,7 +18,7 @@ LEAST_SHARE = 0.1
 """The least share of the server's time for groups that catch up, however busy producers are."""
 WINDOW_US = 100_000
 STALE_US = 1_000_000
-"""After so long without a look the mean says nothing about now: the producers of a pile may have gone."""
+"""After this long without a look the mean says nothing about the present: the producers may have stopped."""
 BEHIND = 20_000
 """The lag, over all queues, beyond which a group is paced: nearer messages are in memory and cost little."""
 BUSY_LIMIT = 512

@@ -241,7 +241,7 @@ class OwnGroups:
     def _moves(self, s: Subscription, move: Move) -> tuple[list[dict[str, Any]], list[int]]:
         """How a reset moves a subscription in each queue, and when the first messages that come again were committed.
 
-        Raises InvalidRequest if the target is no position.
+        Raises InvalidRequest if the target is not a position.
         """
         core, rows, times_us = self._core, [], []
         topic = core.queues.topic(s.topic)

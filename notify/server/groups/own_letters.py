@@ -40,7 +40,7 @@ from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessag
 from notify.storage.topics import Topic
 
 LOOKED_AT = 20_000
-"""The most dead letters that one request looks at; its answer says where to go on."""
+"""The most dead letters that one request looks at; its answer says where to continue."""
 SEARCH_SHARE = 0.15
 """The share of the server's time that all searches together may use."""
 DROPPED_WHY = "notify-dropped"

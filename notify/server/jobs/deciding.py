@@ -59,11 +59,11 @@ async def force(core: Core, transaction_ids: Sequence[bytes], wanted: State) -> 
 
 
 async def _check(core: Core, transaction_ids: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Make a check of each transaction due now. A PARKED one becomes PREPARED, and its checks start anew."""
+    """Make a check of each transaction due now. A PARKED one becomes PREPARED, and its checks start over."""
     items = []
     for transaction_id, state in zip(transaction_ids, await core.store.states(transaction_ids), strict=True):
         is_due = state in UNDECIDED and await core.store.resume_checks(
-            transaction_id, core.clock(), anew=state is State.PARKED
+            transaction_id, core.clock(), reset=state is State.PARKED
         )
         items.append(_item(transaction_id, State.PREPARED if is_due else state, is_due))
     return items

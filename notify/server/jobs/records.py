@@ -1,4 +1,4 @@
-"""The jobs of one server and the results of their items, in the small SQLite database beside its log."""
+"""The jobs of one server and the results of their items, in the small SQLite database next to its log."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ class Letters(Generic[L]):
         return Change(preview, lambda: self._carry_out(group, chosen, letters, next_offset))
 
     async def redrive(self, group: str, chosen: Chosen) -> Change:
-        """In preview and result, `next_offset` is where the next call goes on; 0: nowhere. Raises NotFound."""
+        """In preview and result, `next_offset` is where the next call continues; 0: the list has ended. Raises
+        NotFound."""
         await self._engine.check(group, chosen.how)
         letters, next_offset = await self._chosen(group, chosen)
         ids = [letter.id for letter in letters]
@@ -76,7 +77,7 @@ class Letters(Generic[L]):
         return Change(preview, lambda: self._carry_out(group, chosen, letters, next_offset))
 
     async def _chosen(self, group: str, chosen: Chosen) -> tuple[Sequence[L], int]:
-        """(the chosen letters without content, the number from which the next request goes on, or 0)."""
+        """(the chosen letters without content, the number from which the next request continues, or 0)."""
         if chosen.ids is not None:
             found = await self._engine.indexed(group, chosen.ids)
             if found is not None:

@@ -11,7 +11,7 @@ from notify.server.letters.engine import LOT_BYTES, Fate, L, LetterEngine, Look,
 from notify.server.letters.query import LetterQuery
 
 SEARCH_SECONDS = 5.0
-"""How long one request looks for dead letters, plus one part of the search; its answer says where to go on."""
+"""How long one request looks for dead letters, plus one part of the search; its answer says where to continue."""
 MATCHING_AT_ONCE = 50
 """A part takes this many matching letters even if fewer open ones are missing: some may be closed."""
 
@@ -44,7 +44,7 @@ class LetterSearch(Generic[L]):
         self._missing: set[str] | None = None
         self.results: list[tuple[L, Fate]] = []
         self.next = 0
-        """The number from which the next search goes on, or, backwards, before which it goes on."""
+        """The number from which the next search continues, or, backwards, before which it continues."""
         self.is_over = False
         """Whether nothing is left to look for."""
 

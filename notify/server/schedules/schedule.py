@@ -83,7 +83,7 @@ def headers_of(name: str, instant_us: int) -> dict[str, str]:
 
 
 class Due(NamedTuple):
-    """The instants of a schedule to send now, and how many before them are left out for good."""
+    """The instants of a schedule to send now, and how many earlier ones are skipped."""
 
     from_us: int
     """How far the schedule was, recorded or not."""
@@ -126,7 +126,7 @@ class Schedule:
     declaration: Declaration
     paused: bool
     done_us: int
-    """Every instant up to this one is sent, or left out for good."""
+    """Every instant up to this one was sent, or is skipped."""
     sent: int
     missed: int
     last_instant_us: int

@@ -383,7 +383,7 @@ class Schedules:
         return found
 
     def _without_server(self, now_us: int) -> list[tuple[str, str]]:
-        """Schedules whose server is away for so long that a message may be missed."""
+        """Schedules whose server is unreachable for so long that a message may be missed."""
         away = [s for s in self._all.values() if not s.paused and s.next_us and self.place.is_away(s)]
         self._away_us = {s.place: self._away_us.get(s.place, now_us) for s in away}
         return [

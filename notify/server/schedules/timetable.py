@@ -76,7 +76,7 @@ class Timetable:
     def _of_hours(self, began: datetime) -> Iterator[int]:
         """The instants at which the clocks show a time of the expression, in order; some may be before `began`.
 
-        cronsim finds the times of a clock that never changes. By itself it goes on by whole hours, and loses instants
+        cronsim finds the times of a clock that never changes. By itself it advances by whole hours, and loses instants
         where a zone changes its clocks by half an hour (Australia/Lord_Howe).
         """
         again = deque[int]()

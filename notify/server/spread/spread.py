@@ -285,7 +285,7 @@ class _Spreading:
     async def _by_all(self, rule: Rule) -> Response:
         """One answer from all workers. A write is sent as a dry run first: if a worker refuses it, no worker does it.
 
-        A read is answered without workers that are away; `missing` names them.
+        A read is answered without workers that are unreachable; `missing` names them.
         """
         question = self._question
         is_read = question.method == "GET"

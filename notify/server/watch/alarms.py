@@ -12,17 +12,18 @@ from typing import Any
 import structlog
 
 from notify.admin_api.words import duration, percent
-from notify.errors import Unavailable, WrongRole
+from notify.errors import NotifyError, Unavailable, WrongRole
 from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
-from notify.protocol.wire import instant
+from notify.protocol.wire import encode_json, instant
+from notify.runtime import faults
 from notify.runtime.threads import in_thread
+from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended, repeated
 from notify.server.watch.alarm import CRITICAL, Alarm
-from notify.server.watch.alarm_webhook import Notices
 from notify.server.watch.group_state import GroupState, Watched
 from notify.server.watch.silences import Silences
 from notify.storage.capabilities import Complaining
@@ -36,6 +37,9 @@ LEFT_SECONDS = 60.0
 """From this age on, what a producer has left behind is an alarm."""
 RESTARTED_US = 600_000_000
 """How long the alarm of a restarted worker lasts."""
+WAITING = 1000
+"""The most notices that wait for the webhook; beyond that the oldest is dropped."""
+TRIES = 5
 
 
 class Alarms:
@@ -315,3 +319,41 @@ def _number(count: int, noun: str) -> str:
 
 def _are(count: int, noun: str) -> str:
     return f"{_number(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+class Notices:
+    """Posts each raised or cleared alarm to the webhook of the setting `alarm_webhook`, in order."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._wake = asyncio.Event()
+
+    def add(self, notice: dict[str, Any]) -> None:
+        """Queue a notice, if there is a webhook."""
+        if self._core.settings.alarm_webhook:
+            self._waiting.append(notice)
+            self._wake.set()
+
+    async def post(self) -> None:
+        """Post notices one by one until cancelled; a notice that fails TRIES times is dropped and logged."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                await self._post(self._waiting.popleft())
+
+    async def _post(self, notice: dict[str, Any]) -> None:
+        for attempt in range(TRIES):
+            try:
+                settings = self._core.settings
+                await webhooks.post(settings.alarm_webhook, encode_json(notice), settings)
+                return
+            except NotifyError as error:
+                log.warning("alarm_not_sent", reason=str(error)[:300], attempt=attempt + 1)
+                if not error.retryable:
+                    return
+                await asyncio.sleep(2.0**attempt)
+            except Exception as error:
+                faults.note("alarm_not_sent", error)
+                return

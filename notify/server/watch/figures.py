@@ -223,7 +223,7 @@ class Figures:
         }
 
     def is_failing(self, group: str, dead_letters: int) -> bool:
-        """Whether a group with so many unresolved dead letters now has more than in one of the last two minutes."""
+        """Whether a group with this many unresolved dead letters has more than in one of the last two minutes."""
         return dead_letters > min(self._groups.lately(group, "dead_letters", 2), default=dead_letters)
 
     def rate(self, topic: str) -> float | None:

@@ -300,7 +300,7 @@ class Parent:
                 self._end_silent(worker)
 
     def _look_at_start(self, worker: Worker) -> None:
-        """Count a worker that starts as silent only if it stands still: its recovery may take long."""
+        """Count a starting worker as silent only if it makes no progress, because recovery may take long."""
         used = used_ticks(worker.pid)
         if used is None or used != worker.used_ticks or waits_for_disk(worker.pid):
             worker.used_ticks = used

@@ -1,4 +1,4 @@
-"""Run by Alembic with the connection that storage/sql/schema.py hands over."""
+"""Alembic runs this with the connection of storage/sql/schema.py."""
 
 from alembic import context
 

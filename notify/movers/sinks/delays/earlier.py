@@ -18,7 +18,7 @@ from notify.kafka.brokers import CALL_SECONDS, known_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import DELAYED, DUE, TARGET, Headers, header, listed, number
 from notify.kafka.transactional import TransactionalProducer
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.wheels import Wheels
 
 log = logging.getLogger("notify.delays")

@@ -25,7 +25,7 @@ from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.movers.sinks.delays.delayed import Delayed, delayed_headers, delayed_of
+from notify.movers.sinks.delays.delayed_record import Delayed, delayed_headers, delayed_of
 from notify.movers.sinks.delays.slots import Slots
 from notify.movers.sinks.delays.wheels import Place, Wheels
 from notify.runtime.backoff import Backoff
@@ -56,12 +56,13 @@ CLEAN_SECONDS = 30.0
 """How often the brokers are asked to delete records that have moved: the wheels' topics keep records of any age."""
 TOPIC_LOOK_SECONDS = 1.0
 RETRIED = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
-"""Temporary errors of reading: the brokers are away, or do not know a new topic yet."""
+"""Temporary errors of reading: the brokers are unreachable, or do not know a new topic yet."""
 
 
 @dataclass(slots=True)
 class Released:
-    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused for good."""
+    """Counts: messages released to their topics, moves to another wheel, and messages that topics refused
+    permanently."""
 
     released: int = 0
     moved: int = 0

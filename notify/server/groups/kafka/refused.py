@@ -1,4 +1,4 @@
-"""Refused messages over Kafka: those that bridges and relays report beside sources, and delayed ones in Kafka."""
+"""Refused messages over Kafka: those that bridges and relays report of their sources, and delayed ones in Kafka."""
 
 from __future__ import annotations
 

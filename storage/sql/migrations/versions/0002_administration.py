@@ -1,4 +1,4 @@
-"""Who did what, settings by revision and credentials, shared by all servers of a registry."""
+"""Actions, settings by revision and credentials, shared by all servers of a registry."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    # The first revision makes every table that there is: on a new database it is here already.
+    # The first revision makes every table of this version, so on a new database it exists already.
     server_key_map_change.create(op.get_bind(), checkfirst=True)
 
 

@@ -11,7 +11,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    # An earlier revision makes every administrative table that there is: on a new database it is here already.
+    # An earlier revision makes every administrative table of this version, so on a new database it exists already.
     server_schedule.create(op.get_bind(), checkfirst=True)
 
 

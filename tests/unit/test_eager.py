@@ -72,7 +72,7 @@ def test_it_may_yield_to_the_loop_or_not_wait_at_all() -> None:
     on_a_loop(scenario)
 
 
-def test_what_nobody_awaits_is_closed() -> None:
+def test_an_eager_coroutine_that_is_not_awaited_is_closed() -> None:
     async def scenario() -> None:
         work = Work()
         with pytest.raises(ZeroDivisionError), Eager(work.run()):

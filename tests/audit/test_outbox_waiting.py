@@ -54,7 +54,7 @@ def counted_in(engine: sa.Engine) -> list[Counted]:
 
 
 @pytest.mark.long
-def test_what_the_relay_has_not_sent_is_not_lost(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
+def test_messages_waiting_for_the_relay_are_not_lost(spark: Any, database_urls: dict[str, str], tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)

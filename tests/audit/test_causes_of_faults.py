@@ -33,7 +33,7 @@ GHOSTS, LACKING, MISSING = (1, 3, 5), (7, 9), (COUNT + 100, COUNT + 102, COUNT +
 
 @pytest.fixture(scope="module")
 def trade(tmp_path_factory: pytest.TempPathFactory) -> Trade:
-    """A trade with a group that stands still, ghosts of the bank, effects that are missing, and lost orders."""
+    """A trade with a group that is stuck, ghosts of the bank, effects that are missing, and lost orders."""
     trade = make_trade(tmp_path_factory.mktemp("told") / "trade")
     asyncio.run(_go_on(trade))
     engine = sa.create_engine(trade.url("shop"))
@@ -99,7 +99,7 @@ def test_the_causes_of_real_inputs(result: Result, trade: Trade) -> None:
     sentences = {cause.finding: cause.sentence for cause in result.causes}
     last = instant_text(trade.at(COUNT - 2) + 4000)
     assert sentences["UNDELIVERED"] == (
-        f"group {WITHOUT_INBOX} stands still since {last}: 5 messages of topic {TOPICS['shop']} are undelivered"
+        f"group {WITHOUT_INBOX} has been stuck since {last}: 5 messages of topic {TOPICS['shop']} are undelivered"
     )
     assert sentences["LOST"].startswith(
         f"producer group {GROUPS['shop']}, database shop: 3 messages committed and in no queue, "
@@ -128,7 +128,9 @@ def test_completeness_counts_what_was_delivered_and_took_effect(result: Result) 
 
 
 @pytest.mark.long
-def test_what_came_late_is_incomplete_and_no_finding(spark: Any, result: Result, trade: Trade, tmp_path: Path) -> None:
+def test_late_messages_lower_completeness_without_a_finding(
+    spark: Any, result: Result, trade: Trade, tmp_path: Path
+) -> None:
     figures = result.completeness
     assert figures is not None
     stricter = told(spark, trade, replace(PLAN, deliver_seconds=2), tmp_path / "scratch")

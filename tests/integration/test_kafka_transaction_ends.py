@@ -1,6 +1,6 @@
 """A transaction whose end is answered at once, late or twice, and what its producer may do after it.
 
-tests/integration/test_kafka_late.py has the matrix of what may be late, for all that writes to Kafka.
+tests/integration/test_kafka_late_requests.py has the matrix of what may be late, for all that writes to Kafka.
 """
 
 from __future__ import annotations

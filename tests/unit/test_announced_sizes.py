@@ -56,7 +56,7 @@ def test_a_copy_takes_no_more_than_it_was_told(store: Store) -> None:
         store.copy_to("segments/a", sink, len(LARGE) - 1)
 
 
-def test_what_is_hashed_or_read_is_bounded_too(store: Store) -> None:
+def test_hashed_and_read_bytes_are_bounded(store: Store) -> None:
     paced: list[int] = []
     watched = Store(store.url, pace=paced.append)
     with pytest.raises(ObjectStoreFailed, match="more than"):
@@ -149,7 +149,7 @@ def test_a_client_reads_no_endless_answer(kind: str) -> None:
     assert len(reader.answers) == 2
 
 
-def test_what_is_compressed_is_no_larger_than_it_says() -> None:
+def test_a_compressed_body_is_bounded_by_its_declared_size() -> None:
     """A bridge's event, and the bitmap beside a group's offset at Kafka."""
     bomb = zlib.compress(bytes(64 << 20), 9)
     with pytest.raises(Unreadable, match="does not have the 100 bytes"):

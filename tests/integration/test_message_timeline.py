@@ -56,7 +56,7 @@ def test_a_forced_outcome_is_previewed_with_what_it_does(memory: InMemoryServer,
     }
 
 
-def test_what_waits_for_another_attempt_says_when(frozen_server: InMemoryServer, unique: str) -> None:
+def test_a_message_waiting_for_a_retry_shows_when(frozen_server: InMemoryServer, unique: str) -> None:
     server = frozen_server
     subscribe(server.url, unique, unique)
     publish(server.url, unique, ["x"])

@@ -63,7 +63,7 @@ def held_bytes(server: ServerProcess) -> int:
 
 @pytest.mark.parametrize("access", [True, False])
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_what_is_held_is_bounded_for_all_connections_together(tmp_path: Path, workers: int, access: bool) -> None:
+def test_memory_held_for_all_connections_is_bounded(tmp_path: Path, workers: int, access: bool) -> None:
     """Requests that never ended held all that was sent: 150 bodies of 8 MiB 1.3 GB, 1,000 forms more than 1 GB."""
     flags = ["--workers", str(workers)] if workers > 1 else []
     server = ServerProcess(tmp_path / "data", environment={"NOTIFY_ACCESS": "1"} if access else {}, flags=flags)

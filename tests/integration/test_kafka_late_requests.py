@@ -49,7 +49,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic, retry_topic, transactional_id
 from notify.kafka.records import ID
 from notify.kafka.undelivered import UndeliveredList
-from notify.movers.sinks.delays.delayed import delayed_headers
+from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser, in_background, wall_us
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import SECOND_US, wheels_of
@@ -449,7 +449,9 @@ def test_a_late_commit_or_abort_ends_no_other_transaction(node: KafkaNode, verdi
 @pytest.mark.long
 @pytest.mark.parametrize(("first", "then"), PAIRS)
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_bridge_publishes(node: KafkaNode, verdicts: Verdicts, fault: Fault, first: str, then: str) -> None:
+def test_a_bridge_publishes_once_although_requests_are_late(
+    node: KafkaNode, verdicts: Verdicts, fault: Fault, first: str, then: str
+) -> None:
     verdicts.take("a bridge's sink", through_sinks(node, cells_of(fault, first, then)))
 
 
@@ -635,36 +637,40 @@ SOME = [
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", pytest.param("failover", marks=pytest.mark.long)])
-def test_what_a_consumer_settles_beside_what_is_late(node: KafkaNode, verdicts: Verdicts, mode: str) -> None:
+def test_a_consumer_settles_once_while_an_earlier_request_is_late(
+    node: KafkaNode, verdicts: Verdicts, mode: str
+) -> None:
     verdicts.take(f"a {mode} consumer", moved(node, SOME, Refusing, mode))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["shared", "failover"])
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_consumer_settles(node: KafkaNode, verdicts: Verdicts, fault: Fault, mode: str) -> None:
+def test_a_consumer_settles_once_although_requests_are_late(
+    node: KafkaNode, verdicts: Verdicts, fault: Fault, mode: str
+) -> None:
     verdicts.take(f"a {mode} consumer", moved(node, cells_of_movers(fault), Refusing, mode))
 
 
 @pytest.mark.long
-def test_what_a_releaser_releases_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
+def test_a_releaser_releases_once_while_an_earlier_request_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
     verdicts.take("a releaser", moved(node, SOME, Releasing))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_releaser_releases(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
+def test_a_releaser_releases_once_although_requests_are_late(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
     verdicts.take("a releaser", moved(node, cells_of_movers(fault), Releasing))
 
 
 @pytest.mark.long
-def test_what_a_server_sends_again_beside_what_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
+def test_a_server_redrives_once_while_an_earlier_request_is_late(node: KafkaNode, verdicts: Verdicts) -> None:
     verdicts.take("a redrive", moved(node, SOME[:1], Redriving))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", Fault)
-def test_what_a_server_sends_again(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
+def test_a_server_redrives_once_although_requests_are_late(node: KafkaNode, verdicts: Verdicts, fault: Fault) -> None:
     verdicts.take("a redrive", moved(node, cells_of_movers(fault, OF_A_SINK), Redriving))
 
 
@@ -673,7 +679,9 @@ def test_what_a_server_sends_again(node: KafkaNode, verdicts: Verdicts, fault: F
     "point",
     [(Api.PRODUCE, 2), *(pytest.param(p, marks=pytest.mark.long) for p in ((Api.PRODUCE, 1), (Api.END_TXN, 1)))],
 )
-def test_what_is_sent_of_the_list_of_refused(node: KafkaNode, verdicts: Verdicts, unique: str, point: Point) -> None:
+def test_refused_messages_are_sent_once_although_requests_are_late(
+    node: KafkaNode, verdicts: Verdicts, unique: str, point: Point
+) -> None:
     """Each message is sent in a transaction of its own, with the note that it was sent."""
     make_topic(node.url, unique)
     names = [f"{unique}-{n}" for n in range(4)]
@@ -780,7 +788,7 @@ RELAYED = [
 
 
 @pytest.mark.parametrize("cell", RELAYED, ids=str)
-def test_what_a_relay_moves(
+def test_a_relay_moves_once_although_requests_are_late(
     node: KafkaNode, verdicts: Verdicts, database_urls: Mapping[str, str], tmp_path: Path, cell: Cell
 ) -> None:
     with empty_database("postgresql", database_urls, tmp_path) as url:

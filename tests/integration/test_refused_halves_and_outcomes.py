@@ -131,7 +131,7 @@ def test_a_fault_of_the_outcomes_fails_no_half(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("failure", [Unavailable("too much waits"), StorageFailed("the disk failed")])
-def test_what_a_storage_refuses_is_said_of_each_item(monkeypatch: pytest.MonkeyPatch, failure: NotifyError) -> None:
+def test_each_item_refused_by_the_storage_has_its_error(monkeypatch: pytest.MonkeyPatch, failure: NotifyError) -> None:
     """A failure that is not retryable was an item's where an UNKNOWN met it, and the request's otherwise."""
 
     async def scenario() -> None:

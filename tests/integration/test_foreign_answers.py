@@ -227,7 +227,7 @@ def test_a_relay_refuses_nothing_and_keeps_the_order(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["413", pytest.param("403", marks=pytest.mark.long), "nothing"])
-def test_what_a_proxy_does_not_pass_on_waits_alone(
+def test_only_the_item_that_a_proxy_blocks_waits(
     between: Stranger, memory: InMemoryServer, unique: str, engine: sa.Engine, name: str
 ) -> None:
     """Others go on, and later ones of its key do not overtake it; it follows once the proxy lets it pass."""

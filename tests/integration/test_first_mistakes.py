@@ -194,7 +194,7 @@ def test_a_key_without_text_is_refused(memory: InMemoryServer) -> None:
                 producer.publish(Message("t", "x", key=key))  # type: ignore[arg-type]
 
 
-def test_what_makes_no_session_is_refused(memory: InMemoryServer, tmp_path: Path) -> None:
+def test_a_factory_that_returns_no_session_is_refused(memory: InMemoryServer, tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     of_async = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
 

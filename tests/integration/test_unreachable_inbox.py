@@ -72,7 +72,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> bool:
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("batch", [None, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
-def test_what_waits_while_the_database_is_away_is_no_dead_letter(
+def test_waiting_for_an_unreachable_inbox_makes_no_dead_letters(
     notify_server: InMemoryServer,
     proxied: tuple[Proxy, sa.URL],
     unique: str,

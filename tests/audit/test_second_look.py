@@ -126,7 +126,7 @@ async def go_on_restored(trade: Trade, numbers: Sequence[int], offsets: dict[str
 
 
 @pytest.mark.long
-def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost(spark: Any, trade: Trade) -> None:
+def test_effects_from_a_missing_log_are_not_lost(spark: Any, trade: Trade) -> None:
     """All servers have the same shard name, and send to the same groups."""
     trade.execute("shop", "UPDATE half_message SET shards = 'main'")
     shutil.rmtree(trade.log)
@@ -158,9 +158,7 @@ def test_many_messages_that_were_lost_and_published_again_are_repaired(spark: An
 
 
 @pytest.mark.long
-def test_what_took_effect_by_a_log_that_was_not_given_is_not_lost_beside_a_restored_log(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_effects_from_a_missing_log_are_not_lost_next_to_a_restored_log(spark: Any, tmp_path: Path) -> None:
     """Offsets that a restore skips are no messages that the log has lost."""
     trade = make_trade(tmp_path / "trade", step_us=20_000_000)
     shutil.rmtree(trade.log)
