@@ -82,7 +82,7 @@ def test_a_shard_that_fails_is_left_out_and_comes_back(database_urls: dict[str, 
                 )
             assert [isinstance(r, Unavailable) for r in partly.value.results] == [True, False, False]
             for asked in (store.states([t.id]), store.transaction(elsewhere), store.checking(elsewhere),
-                          store.resume_checks(elsewhere, now(), anew=True)):  # fmt: skip
+                          store.resume_checks(elsewhere, now(), reset=True)):  # fmt: skip
                 with pytest.raises(Unavailable):
                     await asked
             assert await store.transaction(here) is not None
