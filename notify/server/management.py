@@ -48,19 +48,17 @@ class Management:
     """Answers, as an ASGI application, all requests but those to data routes and probes."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self.fastapi = FastAPI(title="Notify", version=__version__, docs_url=None, redoc_url=None)
-        self._spread = Spread(self.fastapi, server.running_or_none)
-        self.fastapi.include_router(_health(server))
-        self.fastapi.router.routes += _admin_routes()
-        self.fastapi.include_router(console_router(self._spread, server))
+        self.spread = Spread(self.fastapi, server.running_or_none)
+        self.fastapi.router.routes += _routes()
         problems.answer_errors(self.fastapi)
         describe_data_routes(self.fastapi)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        _asked.set(self._server)  # uvicorn calls this in a task of each request
+        _asked.set(self)  # uvicorn calls this in a task of each request
         try:
-            await guard.admit(scope, self._server)
+            await guard.admit(scope, self.server)
         except NotifyError as error:
             await problems.refused(scope, error)(scope, receive, send)
             return
@@ -72,7 +70,7 @@ class Management:
         # the only cookie that matters.
         scope["headers"] = [field for field in scope["headers"] if field[0] != b"cookie"]
         most_bytes = guard.most_bytes(scope["path"])
-        await self._answer(scope, guard.bounded(receive, self._server.settings.body_timeout_seconds, most_bytes), send)
+        await self._answer(scope, guard.bounded(receive, self.server.settings.body_timeout_seconds, most_bytes), send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
@@ -84,7 +82,7 @@ class Management:
 
         try:
             with contextlib.suppress(Exception):  # Starlette raises it again after `problems` has answered
-                await self._spread(scope, receive, sending)
+                await self.spread(scope, receive, sending)
         except asyncio.CancelledError:  # by uvicorn, some seconds after this server was told to stop
             if has_begun:
                 raise
@@ -95,36 +93,48 @@ class Management:
             await problems.refused(scope, fault)(scope, receive, send)
 
 
-_asked: ContextVar[Server] = ContextVar("asked")
-"""The server that answers the request of this task."""
+_asked: ContextVar[Management] = ContextVar("asked")
+"""The application that answers the request of this task."""
+
+
+def _server() -> Server:
+    return _asked.get().server
+
+
+async def _call(scope: Scope, receive: Receive, send: Send) -> None:
+    """Call an admin route for a page of the console."""
+    await _asked.get().spread(scope, receive, send)
 
 
 @functools.cache
-def _admin_routes() -> Sequence[BaseRoute]:
-    """The admin routes of all servers in this process: to make them, and what FastAPI adds at the first request, takes
-    0.5 s of CPU. Each server in memory of a suite paid it again, and each forked one."""
+def _routes() -> Sequence[BaseRoute]:
+    """The routes of all servers in this process: to make them, and what FastAPI adds at the first request, takes 0.5 s
+    of CPU. Each server in memory of a suite paid it again, and each forked one."""
     routes = APIRouter()
-    routes.include_router(admin.router(lambda: _asked.get().running()), prefix="/v1/admin")
+    routes.include_router(_health())
+    routes.include_router(admin.router(lambda: _server().running()), prefix="/v1/admin")
+    routes.include_router(console_router(_call, _server))
     return routes.routes
 
 
-def _health(server: Server) -> APIRouter:
+def _health() -> APIRouter:
     """The metrics, and the probes for the OpenAPI document: connections answer probes without this application."""
     routes = APIRouter()
 
     @routes.get("/livez")
     async def livez() -> Response:
         """Answer 200 while the core's timer task makes progress, else 503."""
-        return _response(health.answer(server.running_or_none(), "/livez"))
+        return _response(health.answer(_server().running_or_none(), "/livez"))
 
     @routes.get("/readyz")
     async def readyz() -> Response:
         """Answer 200 once the storage is recovered and while it takes writes."""
-        return _response(health.answer(server.running_or_none(), "/readyz"))
+        return _response(health.answer(_server().running_or_none(), "/readyz"))
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> PlainTextResponse:
         request.state.principal.check("view")
+        server = _server()
         running = server.running_or_none()
         if running is None:
             return PlainTextResponse("", 503)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Literal
 
 from fastapi import APIRouter, Request
@@ -26,13 +27,13 @@ MOST_NAMES = 50
 """The most names that a field offers."""
 
 
-def _add_signing_in(routes: APIRouter, door: Door) -> None:
-    """Add the routes for signing in and out; `door` verifies tokens. The page to sign in is one of the open pages."""
+def _add_signing_in(routes: APIRouter, door: Callable[[], Door]) -> None:
+    """Add the routes for signing in and out; `door` returns what verifies tokens. The page itself is an open page."""
 
     @routes.post("/login", response_model=None)
     async def signed_in(request: Request) -> Response:
         token, next_path = "", "/"
-        access = door.access
+        access = door().access
         try:
             form = form_of(await request.body(), SIGN_IN_FIELDS)
             token, next_path = form.get("token", "").strip(), own_path(form.get("next", ""))
@@ -42,7 +43,7 @@ def _add_signing_in(routes: APIRouter, door: Door) -> None:
         except NotifyError as error:
             return HTMLResponse(login_page(next_path, str(error)), error.status, SECURITY)
         answer = RedirectResponse(next_path, 303, SECURITY)
-        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door.settings)
+        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door().settings)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
         )
@@ -77,8 +78,8 @@ HISTORIES = {
 """The admin route of each page's charts."""
 
 
-def router(api: ASGIApp, door: Door) -> APIRouter:
-    """All pages. `api` serves the admin routes that the pages call; `door` verifies tokens."""
+def router(api: ASGIApp, door: Callable[[], Door]) -> APIRouter:
+    """All pages. `api` serves the admin routes that the pages call; `door` returns what verifies tokens."""
     routes = APIRouter(include_in_schema=False)
 
     def add(path: str, template: str, title: str, ask: Page) -> None:
@@ -88,7 +89,7 @@ def router(api: ASGIApp, door: Door) -> APIRouter:
                 values, status = await asyncio.gather(ask(asked, request), status_of(asked))
             except NotifyError as error:
                 return failed(request, error)
-            known = {"title": title, "status": status, "address": _address(request, door.settings)}
+            known = {"title": title, "status": status, "address": _address(request, door().settings)}
             return page(template, request, 200, **(known | values))
 
         routes.add_api_route(path, serve, methods=["GET"], response_model=None)
