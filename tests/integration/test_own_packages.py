@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from setuptools.discovery import PEP420PackageFinder
 
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -82,6 +81,8 @@ def test_a_projects_own_packages_go_on_working(project: Path, words: tuple[str, 
 
 
 def test_nothing_but_notify_is_installed() -> None:
+    from setuptools.discovery import PEP420PackageFinder  # 0.3 s of CPU, which each worker would pay to collect
+
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packages = PEP420PackageFinder.find(str(ROOT), include=settings["packages"]["find"]["include"])
     assert {package.partition(".")[0] for package in packages} == {"notify"}

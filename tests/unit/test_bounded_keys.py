@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import gc
+import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ BOUNDS = {
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         cli/api.py:_Answer
-        client/consumer/session.py:_polls server/management.py:_admin_routes server/watch/alarms.py:waiting
+        client/consumer/session.py:_polls server/management.py:_routes server/watch/alarms.py:waiting
         cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
         protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
@@ -184,54 +185,76 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-class _Census(ast.NodeVisitor):
-    """The caches and the containers for many keys in one file."""
+_CONTAINERS, _CACHES = "|".join(CONTAINERS), "|".join(CACHES)
+MADE = re.compile(
+    rf"= {{}}|\b(?:{_CONTAINERS})\(|^\s*class \w+\([^)]*\b(?:{_CONTAINERS})\b|\b(?:{_CACHES})\b", re.MULTILINE
+)
+"""What a file has that makes a cache or a container: to parse all files takes seconds."""
+CALLED_LATER = re.compile(rf"\b(?:{_CACHES})\(")
+"""A cache that may wrap a function in an expression."""
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._depth = 0
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        for decorator in node.decorator_list:
+def census(text: str) -> list[str]:
+    """The names of the caches and of the containers for many keys in the text of one file."""
+    if not MADE.search(text):
+        return []
+    tree = ast.parse(text)
+    found = [name for statement, is_local in _statements(tree, False) for name in _made_by(statement, is_local)]
+    if CALLED_LATER.search(text):
+        found += [
+            ast.unparse(node.args[0])
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Call) and _name(node.func.func) in CACHES
+        ]
+    return found
+
+
+def _statements(parent: ast.AST, is_local: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """All statements below a node, and whether they are in a function. Expressions, nine of ten nodes, have none."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(parent, field, ())
+        for child in inner if isinstance(inner, list) else ():
+            if isinstance(child, ast.stmt):
+                yield child, is_local
+            yield from _statements(child, is_local or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def _made_by(statement: ast.stmt, is_local: bool) -> Iterator[str]:
+    """The names of what a statement makes: a cached function, a kind of container, or a container."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        for decorator in statement.decorator_list:
             if _name(decorator.func if isinstance(decorator, ast.Call) else decorator) in CACHES:
-                self.found.append(node.name)
-        self._depth += 1
-        self.generic_visit(node)
-        self._depth -= 1
+                yield statement.name
+    elif isinstance(statement, ast.ClassDef):  # a kind of container counts for all that are made of it
+        if any(
+            _name(base.value if isinstance(base, ast.Subscript) else base) in CONTAINERS for base in statement.bases
+        ):
+            yield statement.name
+    elif isinstance(statement, ast.AnnAssign):
+        if statement.value is not None and _has_texts(statement.annotation):
+            yield from _kept_container(statement.target, statement.value, is_local)
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield from _kept_container(target, statement.value, is_local)
 
-    visit_AsyncFunctionDef = visit_FunctionDef
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """A kind of container counts for all that are made of it."""
-        if any(_name(base.value if isinstance(base, ast.Subscript) else base) in CONTAINERS for base in node.bases):
-            self.found.append(node.name)
-        self.generic_visit(node)
+def _has_texts(annotation: ast.expr) -> bool:
+    """Whether the keys of such a container are texts, or may be."""
+    if not isinstance(annotation, ast.Subscript):
+        return True
+    key = annotation.slice
+    if isinstance(key, ast.Tuple) and _name(annotation.value) != "set":
+        key = key.elts[0]
+    return any(_name(part) in TEXTS for part in ast.walk(key))
 
-    def visit_Call(self, node: ast.Call) -> None:
-        if isinstance(node.func, ast.Call) and _name(node.func.func) in CACHES:
-            self.found.append(ast.unparse(node.args[0]))
-        self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            key = node.annotation.slice if isinstance(node.annotation, ast.Subscript) else None
-            key = key.elts[0] if isinstance(key, ast.Tuple) and _name(node.annotation.value) != "set" else key  # type: ignore[attr-defined]
-            names = {_name(part) for part in ast.walk(key)} if key is not None else TEXTS
-            self._note(node.target, node.value, bool(names & TEXTS))
-        self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
-            self._note(target, node.value, True)
-        self.generic_visit(node)
-
-    def _note(self, target: ast.expr, value: ast.expr, has_texts: bool) -> None:
-        """A container that begins empty, or is made again, and that is not local to a call."""
-        is_kept = isinstance(target, ast.Attribute) or (isinstance(target, ast.Name) and not self._depth)
-        is_filled_later = isinstance(value, ast.Dict) and not value.keys
-        is_filled_later |= isinstance(value, ast.Call) and _name(value.func) in CONTAINERS
-        if is_kept and is_filled_later and has_texts:
-            self.found.append(_name(target))
+def _kept_container(target: ast.expr, value: ast.expr, is_local: bool) -> Iterator[str]:
+    """The name of a container that begins empty, or is made again, and that is not local to a call."""
+    is_kept = isinstance(target, ast.Attribute) or (isinstance(target, ast.Name) and not is_local)
+    is_filled_later = isinstance(value, ast.Dict) and not value.keys
+    is_filled_later |= isinstance(value, ast.Call) and _name(value.func) in CONTAINERS
+    if is_kept and is_filled_later:
+        yield _name(target)
 
 
 def _census() -> Iterator[str]:
@@ -239,9 +262,26 @@ def _census() -> Iterator[str]:
         for path in sorted(root.rglob("*.py")):
             relative = path.relative_to(root)
             if folder or not (relative.parts[0] in FOLDERS or relative.as_posix().startswith(LEFT_OUT)):
-                visitor = _Census()
-                visitor.visit(ast.parse(path.read_text()))
-                yield from (f"{Path(folder) / relative}:{name}" for name in visitor.found)
+                yield from (f"{Path(folder) / relative}:{name}" for name in census(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("@cache\ndef f(a): pass", ["f"]),
+        ("class A:\n    @functools.lru_cache(maxsize=4)\n    def f(self): pass", ["f"]),
+        ("def f(self):\n    self.look = lru_cache(10)(self._look)", ["self._look"]),
+        ("class Known(OrderedDict[str, int]): pass", ["Known"]),
+        ("a: dict[str, int] = {}", ["a"]),
+        ("a: dict[int, str] = {}\nb: set[tuple[str, int]] = set()", ["b"]),
+        ("def f(self):\n    if x:\n        self.a = {}\n        b = {}", ["a"]),
+        ("try:\n    a = Counter()\nexcept E:\n    b = defaultdict(int)\nelse:\n    c = {1: 2}", ["a", "b"]),
+        ("match x:\n    case 1:\n        a = dict()", ["a"]),
+        ("class A:\n    b: dict[str, int] = field(default_factory=dict)", []),
+    ],
+)
+def test_a_cache_and_a_lasting_dict_are_seen(text: str, names: list[str]) -> None:
+    assert census(text) == names
 
 
 def test_every_cache_and_every_lasting_dict_is_listed_with_the_bound_of_its_keys() -> None:

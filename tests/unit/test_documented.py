@@ -26,6 +26,9 @@ OUTSIDE = ("notify/cli/bench/", "notify/cli/demo_shop/", "notify/testing/", "not
 """Helpers of tests, and the links to the two folders that are read at the top level."""
 POSITION = 1
 """`code` is the second argument of every error, and of `error_of`."""
+MAKERS = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {"error_of", "stale_epoch"}
+MADE_OF_THEM = re.compile(rf"^class (\w+)\((?:\w+, )*(?:{'|'.join(MAKERS)})\b", re.MULTILINE)
+CONSTANT = re.compile(r'^(\w+) = "([^"\\]*)"$', re.MULTILINE)
 PASSED_ON = re.compile(r"(\w+\.)?code(\[:64\])?|row\['code'\]|codes\.get\(.*")
 """Expressions that give on a code which was found where it was made."""
 
@@ -47,17 +50,19 @@ def classes() -> dict[str, int]:
 def codes(paths: Iterable[Path]) -> tuple[set[str], set[str]]:
     """All codes that these files give: what a class, a call or an item has as its `code`. Then the expressions whose
     codes cannot be read from the source."""
-    trees = [ast.parse(text) for path in paths if "code" in (text := path.read_text()) or "error" in text.lower()]
-    makers = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {"error_of", "stale_epoch"}
-    makers |= {
+    texts = [path.read_text() for path in paths]
+    names = {*MAKERS, *(name for text in texts for name in MADE_OF_THEM.findall(text))}
+    gives = re.compile(rf"\bcodes?\b|\b(?:{'|'.join(names)})\b *\(")  # to parse all files takes seconds
+    trees = [ast.parse(text) for text in texts if gives.search(text) or MADE_OF_THEM.search(text)]
+    makers = MAKERS | {
         node.name
         for tree in trees
         for node in tree.body
         if isinstance(node, ast.ClassDef)
-        and {ast.unparse(base) for base in node.bases} & makers
+        and {ast.unparse(base) for base in node.bases} & MAKERS
         and "__init__" not in {getattr(statement, "name", "") for statement in node.body}
     }
-    everywhere = {name: value for tree in trees for name, value in constants(tree).items()}
+    everywhere = dict(found for text in texts for found in CONSTANT.findall(text))
     known: set[str] = set()
     unknown: set[str] = set()
     for tree in trees:
@@ -114,7 +119,7 @@ def codes_given(nodes: Iterable[ast.AST], makers: set[str]) -> Iterator[ast.expr
 
 def class_codes(node: ast.ClassDef) -> Iterator[ast.expr]:
     for statement in node.body:
-        if isinstance(statement, ast.Assign) and any(ast.unparse(target) == "code" for target in statement.targets):
+        if isinstance(statement, ast.Assign) and any(getattr(to, "id", "") == "code" for to in statement.targets):
             yield statement.value
 
 
