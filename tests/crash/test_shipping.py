@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from notify.storage.crash_point import SHIP_POINTS
 from notify.storage.shipped.shipper import ship_directory
+from tests.crash.shipping import ship
 from tests.support.logs import write_log
 from tests.support.object_store import bodies, listed, untrue
 
-SHIP = """
-import sys
-from notify.storage.shipped.shipper import ship_directory
-ship_directory(sys.argv[1], sys.argv[2], most_inline=1, page_segments=1)
-"""
-
 pytestmark = pytest.mark.crash
-
-
-def ship(data_dir: Path, url: str, crash_at: str) -> int:
-    """Ship in a process of its own, which dies at a point; its exit code."""
-    arguments = [sys.executable, "-c", SHIP, str(data_dir), url]
-    return subprocess.run(arguments, env=os.environ | {"NOTIFY_CRASH_AT": crash_at}, timeout=120).returncode
 
 
 @pytest.mark.parametrize("point", SHIP_POINTS)
