@@ -95,19 +95,28 @@ def campaign(
     """Run both audits, and return their complaints."""
     made = made_run(directory, url, transactions)
     say(f"{transactions} transactions made")
+    return [*sound_run(spark, url, made, directory, say), *faulty_run(spark, url, made, directory, each, say)]
+
+
+def sound_run(spark: SparkSession, url: str, made: Made, directory: Path, say: Callable[[str], None]) -> list[str]:
+    """Audit a run without faults, and return complaints."""
     clean = audited(spark, url, made.log, directory / "clean")
-    complaints = (
-        []
-        if clean.verdict == "PASS" and not clean.found
-        else [f"clean run: {clean.verdict} {clean.counts} {clean.reasons}"]
-    )
     say(f"clean run: {clean.verdict}, {clean.seconds:.0f} s")
+    if clean.verdict == "PASS" and not clean.found:
+        return []
+    return [f"clean run: {clean.verdict} {clean.counts} {clean.reasons}"]
+
+
+def faulty_run(
+    spark: SparkSession, url: str, made: Made, directory: Path, each: int, say: Callable[[str], None]
+) -> list[str]:
+    """Plant so many faults of each class, audit, and return complaints."""
     wanted = planted(made, url, directory / "faulty", each)
     faulty = audited(spark, url, directory / "faulty", directory / "scratch", WITH_EFFECTS)
     say(f"faulty run: {faulty.seconds:.0f} s, {faulty.verdict}, {faulty.counts}")
     for line in comparison(faulty, wanted):
         say(line)
-    return complaints + differences(faulty, wanted)
+    return differences(faulty, wanted)
 
 
 def disasters(spark: SparkSession, directory: Path, count: int, say: Callable[[str], None]) -> list[str]:

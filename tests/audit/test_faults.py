@@ -16,9 +16,9 @@ import pytest
 from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import LATENCIES
 from tests.audit.audited import PLAN, audited
-from tests.audit.campaign import campaign
+from tests.audit.campaign import faulty_run, sound_run
 from tests.support.databases import empty_database
-from tools.bench.made_run import made_run
+from tools.bench.made_run import Made, made_run
 
 CLASSES = {f.name for f in FINDINGS} - {"PENDING", "FORGOTTEN", "LEFT_OUT", "WITHDRAWN"}
 """Those that a fault is planted of. Only a log that was restored has forgotten what came before; LEFT_OUT is planted by
@@ -34,17 +34,25 @@ def url(request: pytest.FixtureRequest, database_urls: dict[str, str], tmp_path:
         yield database
 
 
-def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, tmp_path: Path) -> None:
+@pytest.fixture
+def made(url: str, tmp_path: Path) -> Made:
     tmp_path.chmod(0o755)
+    return made_run(tmp_path, url, 3000)
+
+
+def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, made: Made, tmp_path: Path) -> None:
     said: list[str] = []
-    complaints = campaign(spark, url, tmp_path, 3000, EACH, said.append)
-    assert complaints == []
-    assert "clean run: PASS" in said[1]
-    assert f"'LEFT_OUT': {CAUSES}" in said[2], said[2]
-    assert all(f"'{name}': {EACH}" in said[2] for name in CLASSES) and "'PENDING': 0" in said[2], said[2]
-    compared = {line.split()[0]: line.split()[2:] for line in said[3:]}
+    assert faulty_run(spark, url, made, tmp_path, EACH, said.append) == []
+    assert f"'LEFT_OUT': {CAUSES}" in said[0], said[0]
+    assert all(f"'{name}': {EACH}" in said[0] for name in CLASSES) and "'PENDING': 0" in said[0], said[0]
+    compared = {line.split()[0]: line.split()[2:] for line in said[1:]}
     assert compared.keys() == CLASSES | {"LEFT_OUT"}
     assert all(line == [f"{EACH},", "found", f"{EACH},", "others", "0"] for n, line in compared.items() if n in CLASSES)
+
+
+@pytest.mark.long  # test_inputs.py has a command that audits a sound run
+def test_a_run_without_faults_has_no_finding(spark: Any, url: str, made: Made, tmp_path: Path) -> None:
+    assert sound_run(spark, url, made, tmp_path, print) == []
 
 
 @pytest.mark.long
