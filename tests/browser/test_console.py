@@ -135,7 +135,7 @@ OUT_OF_COLUMN = """() => innerWidth > 768 ? [] :
 below, content that is wider than its cell."""
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)], ids=["some", "each"])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)], ids=["some", "each"])
 def test_every_page_stands_alone_and_fits(shop: Shop, window: Any, step: int) -> None:
     """Each page loads without errors or other sites, and fits the window of a desk, of a wall and of a phone."""
     w = window(shop.url)
@@ -482,42 +482,48 @@ def test_a_transaction_is_reached_by_keyboard_alone(shop: Shop, window: Any) -> 
     assert w.page.evaluate("getComputedStyle(document.querySelector('.button')).display") != "none"
 
 
-def test_signing_in_and_out(tmp_path: Any, window: Any) -> None:
-    guarded = Guarded(tmp_path / "data")
-    try:
-        w = window(guarded.url)
-        w.go("/topics")
-        assert w.page.url.endswith("/login?next=%2Ftopics")
-        w.page.fill("#token", "nt_wrong")
-        w.press("button:has-text('Sign in')")
-        assert "mistyped" in w.text()
-        w.page.fill("#token", guarded.admin)
-        w.press("button:has-text('Sign in')")
-        assert w.page.inner_text("h1") == "Topics" and "Signed in as admin" in w.page.content()
-        assert w.page.evaluate("document.cookie") == ""  # the cookie is hidden from scripts
-        cookie = w.page.context.cookies()[0]
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
-        change(w, "topic.put", "", {"topic": "made"})
-        _, actions = ask(guarded.url, "GET", "/v1/admin/actions", token=guarded.admin)
-        assert actions["actions"][0]["who"] == "admin"
-        # The right `view` shows pages, and allows no write.
-        viewer = guarded.make("view", name="viewer")
-        v = window(guarded.url)
-        v.go("/login")
-        v.page.fill("#token", viewer)
-        v.press("button:has-text('Sign in')")
-        v.go("/do/topic.put")
-        fill(v, {"topic": "mine", "reason": "r"})
-        v.press("button:has-text('Preview')")
-        assert "lacks the right admin:mine" in v.page.inner_text("[role=alert]")
-        w.press("button:has-text('Sign out')")
-        w.go("/topics")
-        assert "/login" in w.page.url
-        # Signing in redirects to no other site.
-        w.go("/login?next=//evil.example/")
-        assert w.page.input_value("input[name=next]") == "/"
-    finally:
-        guarded.server.stop()
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    made = Guarded(tmp_path / "data")
+    yield made
+    made.server.stop()
+
+
+@pytest.mark.long  # tests/integration/test_rights.py asks every route with the right `view`
+def test_who_may_only_view_is_told_which_right_a_write_takes(guarded: Guarded, window: Any) -> None:
+    viewer = guarded.make("view", name="viewer")
+    v = window(guarded.url)
+    v.go("/login")
+    v.page.fill("#token", viewer)
+    v.press("button:has-text('Sign in')")
+    v.go("/do/topic.put")
+    fill(v, {"topic": "mine", "reason": "r"})
+    v.press("button:has-text('Preview')")
+    assert "lacks the right admin:mine" in v.page.inner_text("[role=alert]")
+
+
+def test_signing_in_and_out(guarded: Guarded, window: Any) -> None:
+    w = window(guarded.url)
+    w.go("/topics")
+    assert w.page.url.endswith("/login?next=%2Ftopics")
+    w.page.fill("#token", "nt_wrong")
+    w.press("button:has-text('Sign in')")
+    assert "mistyped" in w.text()
+    w.page.fill("#token", guarded.admin)
+    w.press("button:has-text('Sign in')")
+    assert w.page.inner_text("h1") == "Topics" and "Signed in as admin" in w.page.content()
+    assert w.page.evaluate("document.cookie") == ""  # the cookie is hidden from scripts
+    cookie = w.page.context.cookies()[0]
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    change(w, "topic.put", "", {"topic": "made"})
+    _, actions = ask(guarded.url, "GET", "/v1/admin/actions", token=guarded.admin)
+    assert actions["actions"][0]["who"] == "admin"
+    w.press("button:has-text('Sign out')")
+    w.go("/topics")
+    assert "/login" in w.page.url
+    # Signing in redirects to no other site.
+    w.go("/login?next=//evil.example/")
+    assert w.page.input_value("input[name=next]") == "/"
 
 
 def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None:

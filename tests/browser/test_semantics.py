@@ -23,9 +23,7 @@ NAMES = (
     "decide",
 )  # fmt: skip
 """The pages of `Busy.pages`."""
-FIRST = frozenset(
-    {"overview", "transaction", "messages", "message", "groups", "group", "dead-letters", "decide", "send", "login"}
-)
+FIRST = frozenset({"overview", "messages", "message", "group", "dead-letters", "decide", "login"})
 """The pages that `make test` looks at; the others follow in `make test-long`."""
 PREVIEWED = ("decide", "send")
 """Forms whose preview is looked at, too."""

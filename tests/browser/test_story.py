@@ -61,6 +61,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     process.stop()
 
 
+@pytest.mark.long  # tests/unit/test_story.py measures the bars
 def test_the_drawing_is_to_scale(told: Told, window: Any) -> None:
     w = window(told.url)
     w.go(f"/messages/{told.message}?scale=linear")

@@ -810,6 +810,7 @@ def test_servers_answer_as_the_list_says(mysql: str) -> None:
 
 # --- texts that a session cuts off --------------------------------------------------------------------------------
 
+STRICT = "STRICT_TRANS_TABLES"
 CUT_OFF: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "a character that utf8 lacks": ("utf8", "", {"key": "Zoë 😀"}),
     "a header with one": ("utf8", "", {"headers": {"h": "😀"}}),
@@ -820,8 +821,17 @@ CUT_OFF: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("charset", "ddl", "message"), CUT_OFF.values(), ids=CUT_OFF)
-@pytest.mark.parametrize("schema", [None, "named"])
-@pytest.mark.parametrize("modes", [("", ""), ("STRICT_TRANS_TABLES",) * 2, ("STRICT_TRANS_TABLES", "")])
+@pytest.mark.parametrize(
+    ("schema", "modes"),
+    [
+        (None, ("", "")),
+        (None, (STRICT, "")),
+        pytest.param(None, (STRICT, STRICT), marks=pytest.mark.long),
+        ("named", ("", "")),
+        pytest.param("named", (STRICT, ""), marks=pytest.mark.long),
+        pytest.param("named", (STRICT, STRICT), marks=pytest.mark.long),
+    ],
+)
 def test_no_message_is_cut_off(
     mysql: str, memory: InMemoryServer, unique: str, charset: str, ddl: str, message: dict[str, Any],
     schema: str | None, modes: tuple[str, str],

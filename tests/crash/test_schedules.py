@@ -13,6 +13,7 @@ from tests.support.databases import empty_database
 
 
 @pytest.mark.crash
+@pytest.mark.long  # tests/integration/test_schedules.py kills at the points that matter
 def test_each_instant_once_over_kills(database_urls: Mapping[str, str], tmp_path: Path) -> None:
     with empty_database("postgresql", database_urls, tmp_path) as storage:
         report = schedules.run(storage, tmp_path, schedules=4, kills=5, pause=0.8, seed=3)

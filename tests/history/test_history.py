@@ -183,7 +183,7 @@ def test_a_short_history(tmp_path: Path, database_urls: Mapping[str, str]) -> No
     """Play everything at once on two databases, without restarts of them, because other tests use one of them."""
     with empty_database("postgresql", database_urls, tmp_path) as url:
         sources = {"pg": url, "lite": f"sqlite:///{tmp_path}/lite.db"}
-        outcome = play(tmp_path, SECONDS, 1, Scene(sources, callers=2, pause=PAUSE), LEAST)
+        outcome = play(tmp_path, SECONDS / 2, 1, Scene(sources, callers=2, pause=PAUSE), LEAST)
     assert (outcome.violations, outcome.broken) == ([], [])
     assert outcome.faults["server killed"] >= 1
     assert len(outcome.history.committed) >= LEAST.messages

@@ -56,7 +56,8 @@ ON_SQLITE = {
 """The page is about PostgreSQL: on SQLite the engines need another driver, and an explicit BEGIN."""
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+@pytest.mark.long  # test_explorer.py and test_django_crashes.py kill services like it
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_the_service_of_the_page(page: Path, kind: str, database_urls: Mapping[str, str], tmp_path: Path) -> None:
     (code,) = [block for block in blocks("crashes.md", "python") if block.startswith("# test_crashes.py")]
     for old, new in ON_SQLITE.items() if kind == "sqlite" else ():

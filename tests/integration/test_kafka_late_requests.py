@@ -440,8 +440,8 @@ def cells_of(fault: Fault, first: str, then: str) -> list[Cell]:
 def test_a_late_commit_or_abort_ends_no_other_transaction(node: KafkaNode, verdicts: Verdicts) -> None:
     """An ordinary batch's records were lost behind its position; of a large transaction parts were lost, doubled, or
     seen although it was rolled back."""
-    late = [(BATCH, then, (Api.PRODUCE, n)) for then, n in ((BATCH, 2), (BATCH, 5), (PARTS, 3), (TAKEN_BACK, 3))]
-    late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, n)) for n in (3, 4)]
+    late = [(BATCH, BATCH, (Api.PRODUCE, 2)), (BATCH, PARTS, (Api.PRODUCE, 3))]
+    late += [(TAKEN_BACK, PARTS, (Api.ADD_PARTITIONS_TO_TXN, 4))]
     cells = [Cell(Api.END_TXN, Fault.LATE, point, first, then) for first, then, point in late]
     verdicts.take("a bridge's sink", through_sinks(node, cells))
 

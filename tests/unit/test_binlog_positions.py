@@ -173,7 +173,10 @@ def sent(payload: bytes) -> bytes:
     return b"".join(len(part).to_bytes(3, "little") + bytes((n & 0xFF,)) + part for n, part in enumerate(parts))
 
 
-@pytest.mark.parametrize("size", [2, 0xFFFFFE, 0xFFFFFF, 0x1000000, 2 * 0xFFFFFF, 3 * 0xFFFFFF + 5])
+@pytest.mark.parametrize(
+    "size",
+    [2, 0xFFFFFE, 0xFFFFFF, 0x1000000, 2 * 0xFFFFFF, pytest.param(3 * 0xFFFFFF + 5, marks=pytest.mark.long)],
+)
 def test_an_event_of_any_size(stream_and_source: tuple[BinlogStream, socket.socket], size: int) -> None:
     stream, source = stream_and_source
     large, small = b"\0" + random.Random(size).randbytes(size - 1), b"\0small"
