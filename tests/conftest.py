@@ -58,7 +58,7 @@ sys.dont_write_bytecode = False
 # test trusts them; those of a test's own are named.
 os.environ["SSL_CERT_FILE"] = os.devnull
 
-# What a test reads of a program's output is the same wherever the suite runs: rich breaks lines at COLUMNS and writes
+# A test reads the same output of a program wherever the suite runs: rich breaks lines at COLUMNS, and writes
 # colours with FORCE_COLOR, and typer writes them where GITHUB_ACTIONS is set. CI stays: with it pytest cuts nothing.
 for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE"):
     os.environ.pop(_name, None)
