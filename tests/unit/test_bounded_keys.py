@@ -189,7 +189,7 @@ _CONTAINERS, _CACHES = "|".join(CONTAINERS), "|".join(CACHES)
 MADE = re.compile(
     rf"= {{}}|\b(?:{_CONTAINERS})\(|^\s*class \w+\([^)]*\b(?:{_CONTAINERS})\b|\b(?:{_CACHES})\b", re.MULTILINE
 )
-"""What a file has that makes a cache or a container: to parse all files takes seconds."""
+"""A file without any of these makes no cache and no container, and is not parsed: all of them take seconds."""
 CALLED_LATER = re.compile(rf"\b(?:{_CACHES})\(")
 """A cache that may wrap a function in an expression."""
 
