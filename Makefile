@@ -55,9 +55,11 @@ test: install
 	@$(MAKE) --no-print-directory --jobs=2 check compiled mysql
 	$(PY) -m pytest -n $(WORKERS) --durations=25 --reruns $(RERUNS) --rerun-show-tracebacks
 
-# Compiles the code and the tests, whose assertions pytest rewrites, once: otherwise each worker of a new checkout does so,
-# which takes 9 s of a processor. The run itself shows what cannot be collected.
+# Compiles the code and the tests once: otherwise each worker of a new checkout does so, which takes 9 s of a processor,
+# and each worker's fork server again, since pytest, which rewrites assertions, has bytecode of its own. The run itself
+# shows what cannot be collected.
 compiled: install
+	@$(PY) -m compileall -q notify storage spark tools tests > /dev/null || true
 	@$(PY) -m pytest --collect-only --quiet > /dev/null || true
 
 # Unpack MySQL's programs once from Debian's packages; print their version, or why there is none. 15 s.
