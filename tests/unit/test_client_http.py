@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 
 import pytest
 
@@ -13,8 +15,25 @@ HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
 
 
-def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passed for the answer, and the answer for that of the next request on the connection."""
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        pytest.param(lambda answer: [HINTS, answer], id="hints apart"),
+        pytest.param(lambda answer: [HINTS + answer], id="hints together"),
+        pytest.param(lambda answer: pieces(HINTS + answer, 30), id="hints and answer in pieces"),
+        pytest.param(lambda answer: pieces(answer, 1), id="byte by byte"),
+        pytest.param(lambda answer: [answer[:17], answer[17:]], id="after the status"),
+    ],
+)
+def test_an_answer_is_the_same_however_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, split: Callable[[bytes], list[bytes]]
+) -> None:
+    """What came before it passed for it, and it for the answer to the next request on the connection. A head in several
+    pieces was taken for another program's."""
     feed = AnswerReader.feed
 
     async def run() -> None:
@@ -30,7 +49,7 @@ def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatc
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while head := await reader.readuntil(b"\r\n\r\n"):
-                    for part in (HINTS, ANSWER + head.split(b" ")[1]):
+                    for part in split(ANSWER + head.split(b" ")[1]):
                         was_read.clear()
                         writer.write(part)
                         await was_read.wait()  # so that each part is read by itself
@@ -53,6 +72,24 @@ def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(*begun, return_exceptions=True)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_head_of_an_answer_has_a_bound(is_long: bool) -> None:
+    fields = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 1000) for n in range(100 if is_long else 50))
+    read: list[bytes] = []
+
+    class Reader(AnswerReader):
+        def answered(self, status: int, body: bytes, is_kept: bool) -> None:
+            read.append(body)
+
+    reader = Reader()
+    reader.expect()
+    answer = b"HTTP/1.1 200 OK\r\n" + fields + b"content-length: 2\r\n\r\n/a"
+    with pytest.raises(Unavailable, match="head") if is_long else contextlib.nullcontext():
+        for piece in pieces(answer, 1000):
+            reader.feed(piece)
+    assert read == ([] if is_long else [b"/a"])
 
 
 def test_a_request_that_came_too_slowly_may_be_repeated() -> None:

@@ -54,6 +54,8 @@ IDLE_SECONDS = 30.0
 ANSWER_BYTES = 256 << 20
 """The most bytes of an answer, with its head. The largest of a server are lists of a million topics, which an
 administrator asks for; a longer one does not come from a Notify server."""
+HEAD_BYTES = 64 << 10
+"""The most bytes of an answer's head."""
 _DECLARED = re.compile(rb"\r\n(content-length|transfer-encoding):", re.IGNORECASE)
 Reply = tuple[int, bytes, bytes]
 """Status and body of an answer, and its first bytes."""
@@ -69,9 +71,8 @@ class AnswerReader(ABC):
         self._parser: Any = None
         self._body: list[bytes] = []
         self.head = b""
-        """The first bytes of the answer, usually with its whole head."""
-        self._is_interim = False
-        """Whether `head` is that of an informational response."""
+        """The first bytes of the answer, with its whole head."""
+        self._has_head = False
         self._size = 0
 
     def expect(self) -> None:
@@ -79,6 +80,7 @@ class AnswerReader(ABC):
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
         self.head = b""
+        self._has_head = False
         self._size = 0
 
     def feed(self, data: bytes) -> None:
@@ -89,12 +91,15 @@ class AnswerReader(ABC):
         if self._size > self._most:
             self._parser, self._body = None, []
             raise Unavailable(f"the server's answer has more than {self._most:,} bytes: ask for less, page by page")
-        if not self.head or self._is_interim:
-            self.head, self._is_interim = data, False
+        if not self._has_head:
+            self.head += data  # a proxy, TLS or the network may cut it anywhere
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise Unavailable(f"the server's answer is not HTTP: {error}") from None
+        if not self._has_head and len(self.head) > HEAD_BYTES:
+            self._parser, self._body = None, []
+            raise Unavailable(f"the head of the server's answer has more than {HEAD_BYTES:,} bytes")
 
     def ended(self) -> None:
         """The peer has closed the connection: complete an answer that declares no length. Proxies send such pages."""
@@ -104,14 +109,18 @@ class AnswerReader(ABC):
         parser, self._parser = self._parser, None
         self.answered(parser.get_status_code(), b"".join(self._body), False)
 
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            self._is_interim = True
-            return  # an informational response, such as a proxy's 103: the answer is still to come
+            # An informational response, such as a proxy's 103: the answer is still to come, or has begun.
+            self.head, self._has_head = self.head.partition(b"\r\n\r\n")[2], False
+            return
         parser, self._parser = self._parser, None
         self.answered(status, b"".join(self._body), parser.should_keep_alive())
 
