@@ -20,6 +20,7 @@ from typing import Any
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS
 from notify.protocol.workers import MOST, worker_names
+from notify.runtime.environment import value_of
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
@@ -345,9 +346,13 @@ def load(
                 raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
     for name in fields:
-        text = environ.get(environment_name(name))
-        if text is not None:
-            values[name] = text
+        if environment_name(name) in environ:
+            values[name] = value_of(environment_name(name), environ)
+            if name == "port" and values[name].startswith("tcp://"):
+                raise InvalidRequest(
+                    f"NOTIFY_PORT is {values[name]!r}: Kubernetes sets it in each pod beside a Service named notify. "
+                    "Set enableServiceLinks: false in the pod's specification, or NOTIFY_PORT to the port"
+                )
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     types = typing.get_type_hints(Settings)
     return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})

@@ -30,6 +30,18 @@ class DirectoryLock:
             ) from None
         self._fd = fd
 
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked is still the one that another process would find in the directory."""
+        if self._fd is None:
+            return True
+        try:
+            found = os.stat(self._directory / NAME)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # the disk does not tell: writing to it does
+        return os.path.samestat(found, os.fstat(self._fd))
+
     def release(self) -> None:
         if self._fd is not None:
             os.close(self._fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import concurrent.futures.thread  # later, in a program whose main thread has ended, its import fails
 import contextlib
 import os
 import socket
@@ -60,7 +61,8 @@ class LoopThread:
     """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
-        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads."""
+        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads, and where the
+        system or an interpreter that ends starts no thread."""
         if owns_sockets() and not patched_by():
             raise BindingRefused(
                 "gevent or eventlet has patched the sockets of this process, but not its threads: let it patch both"
@@ -75,8 +77,15 @@ class LoopThread:
         """
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        with out_of_sight():
-            self._thread.start()
+        try:
+            with out_of_sight():
+                self._thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise BindingRefused(
+                f"this process cannot start the thread that Notify needs ({error}): raise the limit of its threads; a "
+                "program that sends while it ends has to use the producer once before its main thread ends"
+            ) from None
 
     @property
     def is_at_home(self) -> bool:

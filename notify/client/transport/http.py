@@ -7,6 +7,7 @@ client is not the limit; see docs/adr). Requests are msgpack and carry a length;
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 import time
@@ -40,6 +41,7 @@ from notify.errors import (
     WrongShard,
 )
 from notify.protocol.wire import MSGPACK, PROBLEM_TYPE, UNDECODABLE, Item, Items, Problem
+from notify.runtime.addresses import addresses_of, first_connection
 from notify.runtime.urls import server_address
 
 T = TypeVar("T")
@@ -215,6 +217,8 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
 def _hint_of(error: Exception) -> str:
     """A hint for the user if a connection failed."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "this process may open no more files: raise its limit (ulimit -n), or close what it leaves open"
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     if reason == "WRONG_VERSION_NUMBER":
         return "it speaks no TLS: write http://"
@@ -234,6 +238,8 @@ class HttpClient:
         parts = server_address(url)
         self.url = url.rstrip("/")
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
+        self.reached = ""
+        """The one of the host's addresses that has answered last; empty if none has. Any thread may ask."""
         self.is_tls = parts.scheme == "https"
         self._tls = (tls or tls_files_from_environment()) if self.is_tls else None
         self._base = parts.path.rstrip("/")
@@ -371,12 +377,22 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(loop.time() + CONNECT_SECONDS, deadline)):
-                _, connection = await loop.create_connection(lambda: _Connection(self), *self.address, ssl=self.tls)
+                addresses = await addresses_of(*self.address)
+                addresses.sort(key=lambda address: address != self.reached)  # the one that answered last comes first
+                connection = await first_connection(addresses, self._connect_to, _Connection.cut)
         except (OSError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and loop.time() >= deadline:
                 raise
             raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {_hint_of(error)}") from None
         self._open.add(connection)
+        self.reached = connection.transport.get_extra_info("peername")[0]
+        return connection
+
+    async def _connect_to(self, address: str) -> _Connection:
+        (host, port), tls = self.address, self.tls
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(self), address, port, ssl=tls, server_hostname=None if tls is None else host
+        )
         return connection
 
     def give_back(self, connection: _Connection) -> None:
