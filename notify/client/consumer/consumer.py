@@ -45,7 +45,7 @@ from notify.client.handling.handlers import (
 from notify.client.handling.runs import Holder, Waiting, messages_of
 from notify.client.inbox.inbox import Inbox, check_inbox
 from notify.client.threads.handler_threads import HandlerThreads
-from notify.client.threads.loop import LoopThread, instance_name
+from notify.client.threads.loop import LoopThread, instance_name, running_loop
 from notify.client.transport.login import Shown, Token
 from notify.errors import InboxUnavailable, InvalidRequest
 from notify.kafka.records import SCHEME
@@ -292,7 +292,7 @@ class _Consumer:
         ):  # made before a fork: its children are several instances
             self._process, self.instance = os.getpid(), instance_name()
         self._stopping = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._consuming = asyncio.current_task()
         hand = Hand(lambda: self._start_caller(hand), self._count, self._concurrency, self._in_hand, self._batch)
         self._hand = hand

@@ -33,7 +33,7 @@ from notify.client.producer.running import Running
 from notify.client.producer.sent import Sent
 from notify.client.producer.transactions import accepted
 from notify.client.producer.withdrawals import WithdrawalOutcome, outcome_of
-from notify.client.threads.loop import LoopThread, home, instance_name
+from notify.client.threads.loop import LoopThread, home, instance_name, running_loop
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage, PackedSchedule
 from notify.runtime.green import patched_by
@@ -363,13 +363,13 @@ class LoopOutgoing:
         """Start the client, if it does not run yet, and return it. Call this on the event loop.
 
         If the previous event loop was closed, or belongs to the process before a fork, a new client is started. Raises
-        Closed after `close`, BindingRefused if the previous event loop is still open.
+        Closed after `close`, BindingRefused if the previous event loop is still open, or none runs here.
         """
         if self.is_closed:
             raise Closed(CLOSED)
         self._come_home()
+        loop = running_loop()
         self.refuse_other_loop()
-        loop = asyncio.get_running_loop()
         if self._running is not None and loop is not self._loop:
             self._forget()
         if self._running is None:

@@ -57,6 +57,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that runs here. Raises BindingRefused if none of asyncio does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise BindingRefused(
+            "no event loop of asyncio runs here, and coroutines of Notify need one: run them with asyncio.run, or, "
+            "under trio or without a loop, use TransactionProducer, Consumer or Reader in a thread"
+        ) from None
+
+
 class LoopThread:
     """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
