@@ -13,6 +13,7 @@ import pytest
 
 from notify.errors import StorageFailed
 from notify.storage.log import LogStore
+from notify.storage.topics import Topic
 from notify.testing.forked import launch
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
@@ -52,6 +53,7 @@ def test_a_log_whose_directory_is_gone_stores_nothing_more(tmp_path: Path, move:
         store = LogStore(tmp_path / "log", on_failure=failures.append)
         await store.open(T0)
         try:
+            await store.create_topic(Topic("t", 1))
             store.tend(T0)
             await commit(store, sent(b"before"))
             move(tmp_path / "log")
@@ -73,6 +75,7 @@ def test_a_log_in_its_place_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = LogStore(tmp_path / "link" / "log")
         await store.open(T0)
+        await store.create_topic(Topic("t", 1))
         for n in range(3):
             store.tend(T0 + 2 * n * SECOND_US)
             await commit(store, sent(b"%d" % n))
@@ -101,6 +104,8 @@ def test_workers_do_not_begin_empty_logs_where_theirs_were(tmp_path: Path) -> No
     port = free_port()
     process = launch(["serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), "--workers", "2"], os.environ)
 
+    assert process.stdout is not None
+
     def is_ready() -> bool:
         try:
             return ask(f"http://127.0.0.1:{port}", "GET", "/readyz")[0] == 200
@@ -111,8 +116,9 @@ def test_workers_do_not_begin_empty_logs_where_theirs_were(tmp_path: Path) -> No
         eventually(is_ready, "the workers")
         (tmp_path / "data").rename(tmp_path / "renamed")
         assert process.wait(PATIENCE_SECONDS) == 2
-        assert not list(tmp_path.glob("data/**/*.log")) and process.stdout is not None
+        assert not list(tmp_path.glob("data/**/*.log"))
         assert "was deleted or renamed while the workers ran" in process.stdout.read()
     finally:
         process.kill()
         process.wait(60)
+        process.stdout.close()

@@ -44,6 +44,8 @@ START_SECONDS = 10.0
 """How long the loop's thread may take to start."""
 FINISH_SECONDS = 1.0
 """How long `close` waits for the answer to an outcome that a thread has sent itself."""
+MANY = 20
+"""After so many producers, and each time as many more, the log says that they are many."""
 EXIT_SECONDS = 2.0
 """How long waiting outcomes may delay the end of the process; check-back recovers outcomes that are not sent then."""
 NOT_STORED = "the outcome of %s is not stored yet, a check will find it: %s"
@@ -89,6 +91,7 @@ class ThreadOutgoing:
                     self._blocking = None if patched_by() else BlockingSender(thread, running, self._plan.half_timeout)
                     running.finish_alone = self._finish_alone
                     self._started = thread, running
+                    _warn_of_many()
         return self._started
 
     def start_ahead(self) -> None:
@@ -299,6 +302,17 @@ async def _answer_checks(running: Running) -> None:
 
 
 _open: weakref.WeakSet[ThreadOutgoing] = weakref.WeakSet()
+
+
+def _warn_of_many() -> None:
+    """Say so if producers are made again and again, such as one for each request, and never closed: each keeps its
+    thread and its connections, until the process may open no more files."""
+    count = sum(outgoing._started is not None for outgoing in list(_open))
+    if count % MANY == 0:
+        log.warning(
+            "%d producers are open in this process, each with a thread and connections of its own: make one when the "
+            "process starts, and use it for all requests, or close each one", count
+        )  # fmt: skip
 
 
 def _leave_all_after_fork() -> None:

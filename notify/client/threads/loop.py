@@ -7,12 +7,13 @@ import asyncio
 import concurrent.futures
 import concurrent.futures.thread  # later, in a program whose main thread has ended, its import fails
 import contextlib
+import importlib
 import os
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import BindingRefused, Closed
@@ -39,9 +40,28 @@ def home() -> tuple[int, object]:
     return os.getpid(), threading.Lock
 
 
+def refuse_to_pickle(one: object) -> NoReturn:
+    """Raises TypeError, as pickling does, for an object whose threads and connections belong to its process."""
+    raise TypeError(
+        f"a {type(one).__name__} belongs to the process that has made it, and cannot be pickled or copied: make one in "
+        "each process, such as in a module that the child imports, instead of passing it as an argument"
+    )
+
+
 def instance_name() -> str:
     """A unique name that shows the machine and the process."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _is_subinterpreter() -> bool:
+    """Whether this is not the main interpreter of its process, as mod_wsgi runs applications by default."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # since Python 3.13, and before
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() != interpreters.get_main())
+    return False
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -49,6 +69,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     library = patched_by()
     if library:
         return GreenLoop(library, HandlerThreads(LOOKUP_THREADS, "notify-lookup"))
+    if _is_subinterpreter():
+        return asyncio.new_event_loop()  # uvloop takes the lock of the main one, and waits for itself for ever
     try:
         import uvloop
     except ImportError:
