@@ -77,8 +77,8 @@ def answer_errors(api: FastAPI) -> None:
             reason = getattr(error, "orig", error)
             return _problem(
                 Unavailable(
-                    f"the file of the server's records cannot be used ({reason}): look at its disk, whether it has room "
-                    "for another file (df -i), and at the server's limit of open files"
+                    f"the file of the server's records cannot be used ({reason}): look whether its disk has room for "
+                    "another file (df -i), and at the server's limit of open files"
                 )
             )
         return _problem(Unavailable("the database of the server's records does not answer; try again"))

@@ -34,7 +34,7 @@ import sys, threading
 from notify.client import Consumer, Message, TransactionProducer
 from notify.errors import BindingRefused
 
-threading.stack_size(1 << 46)  # no system has so much memory for it
+threading.stack_size(1 << 50)  # more than a process can address
 consumer = Consumer(sys.argv[1], group="g")
 consumer.subscribe("t")(print)
 for use in (lambda: TransactionProducer(sys.argv[1], group="g").publish(Message(sys.argv[2], "x")), consumer.run):
@@ -47,7 +47,7 @@ for use in (lambda: TransactionProducer(sys.argv[1], group="g").publish(Message(
 
 def run(program: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout
