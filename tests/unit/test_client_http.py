@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable
 
 import pytest
 
-from notify.client.transport.http import AnswerReader, HttpClient, error_of
+from notify.client.transport.http import AnswerReader, HttpClient, _hint_of, error_of
 from notify.errors import Timeout, Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
@@ -101,6 +102,12 @@ def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
     """Its own server is unreachable, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
     error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
     assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_not_the_servers_fault(number: int) -> None:
+    """It was asked whether the server is started."""
+    assert "ulimit -n" in _hint_of(OSError(number, "")) and "started" in _hint_of(ConnectionRefusedError())
 
 
 @pytest.mark.parametrize(("method", "ending"), [("GET", "within 0.01 s"), ("POST", "it may have been carried out")])
