@@ -33,7 +33,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 def test_an_answer_is_the_same_however_it_is_cut(
     monkeypatch: pytest.MonkeyPatch, split: Callable[[bytes], list[bytes]]
 ) -> None:
-    """What came before it passed for it, and it for the answer to the next request on the connection. A head in several
+    """Lines before it passed for it, and it for the answer to the next request on the connection. A head in several
     pieces was taken for another program's."""
     feed = AnswerReader.feed
 
