@@ -138,9 +138,10 @@ class _Cut(Unavailable):
 class _Connection(AnswerReader, asyncio.Protocol):
     """A persistent connection with at most one request on its way."""
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, address: str) -> None:
         super().__init__()
         self._client = client
+        self.address = address
         self._answer: asyncio.Future[Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
@@ -385,13 +386,13 @@ class HttpClient:
                 raise
             raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {_hint_of(error)}") from None
         self._open.add(connection)
-        self.reached = connection.transport.get_extra_info("peername")[0]
+        self.reached = connection.address
         return connection
 
     async def _connect_to(self, address: str) -> _Connection:
         (host, port), tls = self.address, self.tls
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: _Connection(self), address, port, ssl=tls, server_hostname=None if tls is None else host
+            lambda: _Connection(self, address), address, port, ssl=tls, server_hostname=None if tls is None else host
         )
         return connection
 
