@@ -42,7 +42,7 @@ async def first_connection(
 ) -> T:
     """The first connection that comes about. Each attempt begins when the one before has failed or lasts NEXT_SECONDS.
 
-    `connect` raises OSError where it fails; `drop` gets connections that came about too late. Raises the first failure
+    `connect` raises OSError where it fails; `drop` gets connections that came about too late. Raises the last failure
     if all attempts fail.
     """
     if len(addresses) == 1:
@@ -54,7 +54,7 @@ async def first_connection(
             if left:
                 attempts.append(asyncio.ensure_future(connect(left.pop())))
             elif not attempts:
-                raise failures[0] if failures else OSError("the name has no address")
+                raise failures[-1] if failures else OSError("the name has no address")
             seconds = NEXT_SECONDS if left else None
             ended, _ = await asyncio.wait(attempts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             attempts = [attempt for attempt in attempts if attempt not in ended]
