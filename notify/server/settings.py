@@ -345,15 +345,16 @@ def load(
                 instead = f"did you mean {meant}?" if meant else "see docs/reference.md"
                 raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in fields:
-        if environment_name(name) in environ:
+        if environment_name(name) in environ and name not in given:
             values[name] = value_of(environment_name(name), environ)
             if name == "port" and values[name].startswith("tcp://"):
                 raise InvalidRequest(
                     f"NOTIFY_PORT is {values[name]!r}: Kubernetes sets it in each pod beside a Service named notify. "
                     "Set enableServiceLinks: false in the pod's specification, or NOTIFY_PORT to the port"
                 )
-    values.update({k: v for k, v in (flags or {}).items() if v is not None})
+    values.update(given)
     types = typing.get_type_hints(Settings)
     return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
 

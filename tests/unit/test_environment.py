@@ -39,8 +39,10 @@ def test_a_setting_in_quotation_marks_is_refused(name: str, quote: str) -> None:
 
 
 def test_the_port_of_a_service_of_kubernetes_is_explained() -> None:
+    environ = {"NOTIFY_PORT": "tcp://10.96.0.1:7400"}
     with pytest.raises(InvalidRequest, match=r"enableServiceLinks: false"):
-        load(environ={"NOTIFY_PORT": "tcp://10.96.0.1:7400"})
+        load(environ=environ)
+    assert load({"port": 7401, "host": None}, environ=environ).port == 7401, "a flag goes first"
 
 
 def test_a_client_reads_them_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
