@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from notify.cli.printed import console
 from notify.cli.writes import send_write, write_body
 from notify.client.transport.login import tls_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
+from notify.runtime.direct import open_directly
 
 CHUNK = 8 << 20
 SECONDS = 60
@@ -70,7 +70,7 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
     context = tls_from_environment() if address.startswith("https") else None
     size = 0
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS, context=context) as answer, target.open("wb") as out:
+        with open_directly(request, SECONDS, context) as answer, target.open("wb") as out:
             target.chmod(0o600)
             while chunk := answer.read(min(CHUNK, file["size"] + 1 - size)):
                 size += len(chunk)

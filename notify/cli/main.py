@@ -23,6 +23,7 @@ from notify.cli.commands import COMMANDS, load, shorten_help, stand_in
 from notify.cli.error_texts import error_of_database, error_of_file
 from notify.cli.printed import ERRORS_AS_JSON, Output, OutputLost, say, say_json
 from notify.errors import NotifyError
+from notify.runtime.environment import strip_all
 from notify.runtime.extras import remedy
 from notify.runtime.log_output import STDERR, STDERR_FILE, discard
 from notify.runtime.signals import end_by
@@ -157,6 +158,7 @@ def main() -> None:
             with suppress(OSError):  # a stream that was made for a file may be a pipe now
                 stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
+    strip_all(os.environ)
     try:
         (command if command.cache_info().currsize else root_command)()(auto_envvar_prefix="NOTIFY")
     except NotifyError as error:

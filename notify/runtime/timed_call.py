@@ -1,5 +1,5 @@
 """An HTTP call with urllib that ends in time, however slowly the server answers: urllib's own timeout starts again with
-each byte. Proxies come from the environment.
+each byte. Proxies come from the environment, but for this machine itself: its own addresses are others to a proxy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import socket
 import threading
 import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
+
+from notify.runtime.addresses import connected_within, is_loopback
+from notify.runtime.direct import Stay
 
 
 def answer_to(request: urllib.request.Request | str, seconds: float, most: int, *, follow: bool = True) -> bytes:
@@ -19,7 +23,7 @@ def answer_to(request: urllib.request.Request | str, seconds: float, most: int, 
     Raises OSError; for a status other than success it is an HTTPError.
     """
     deadline = _Deadline(seconds)
-    handlers: list[Any] = [_Watching(deadline), *([] if follow else [_Stay])]
+    handlers: list[Any] = [_Watching(deadline), *_proxies(request), *([] if follow else [Stay])]
     try:
         with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
             body: bytes = answer.read(most)
@@ -32,11 +36,10 @@ def answer_to(request: urllib.request.Request | str, seconds: float, most: int, 
         deadline.end()
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a POST would continue as a GET without its body, and the answer to that would count."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Return no request, so that the redirect itself is the answer, as an HTTPError."""
+def _proxies(request: urllib.request.Request | str) -> list[urllib.request.ProxyHandler]:
+    """The handler that replaces urllib's own where no proxy may be asked."""
+    url = request if isinstance(request, str) else request.full_url
+    return [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
 
 
 class _Deadline:
@@ -79,6 +82,10 @@ class _Watching(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         super().__init__()
 
         class Plain(http.client.HTTPConnection):
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                super().__init__(*arguments, **named)
+                self._create_connection = connected_within
+
             def connect(self) -> None:
                 super().connect()
                 deadline.watch(self.sock)

@@ -1,9 +1,11 @@
-"""The error for a data directory that cannot be used: it says why, and what to do, instead of a traceback."""
+"""A data directory that cannot be used, and the room on its disk."""
 
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from notify.errors import StorageFailed
 
@@ -15,6 +17,27 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit of open files for this process (ulimit -n)",
 }
 """The remedy by the number of the file system's error."""
+
+
+class Room(NamedTuple):
+    """The size of a disk, and its free room, in bytes."""
+
+    total: int
+    free: int
+
+    @property
+    def used_share(self) -> float:
+        """How full the disk is, from 0 to 1; 0 for a file system that does not tell its size, as some of FUSE do."""
+        return 1 - self.free / self.total if self.total else 0.0
+
+
+def room_of(directory: str | Path) -> Room:
+    """The room on the disk that holds a directory, or held it: metrics and alarms go on without it. Raises OSError."""
+    place = Path(directory).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    usage = shutil.disk_usage(place)
+    return Room(usage.total, usage.free)
 
 
 def unusable(directory: str | Path, error: OSError) -> StorageFailed:

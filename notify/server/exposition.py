@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import resource
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -23,6 +22,7 @@ from notify.runtime.threads import in_thread
 from notify.server.cluster.workers import DIED, HUNG
 from notify.server.connections.quota import Connections
 from notify.server.core.core import Core
+from notify.server.data_directory import room_of
 from notify.server.groups import own_tenants
 from notify.server.latency import KINDS, Latency
 from notify.server.latency import Exemplar as Kept
@@ -114,7 +114,7 @@ async def text_of(running: Running, connections: Connections, kind: str = PLAIN)
     """The text of `/metrics`: every metric with its value now, in a content type."""
     core = running.core
     now_us = core.clock()
-    disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
+    disk = await in_thread(room_of, core.settings.data_dir)
     doubt = await core.store.in_doubt()
     exposition = Exposition(core.metrics)
     exposition.counter(

@@ -52,6 +52,12 @@ def _explanation(error: Mapping[str, Any]) -> str:
     return str(error["msg"])
 
 
+def _sqlite_code(error: Exception) -> int | None:
+    """The primary result code of SQLite's error; None for an error of another database."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
 def answer_errors(api: FastAPI) -> None:
     """Have `api` answer each error that a route raises."""
 
@@ -65,8 +71,16 @@ def answer_errors(api: FastAPI) -> None:
 
     async def away(request: Request, error: Exception) -> Response:
         faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
-        if getattr(getattr(error, "orig", None), "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        if _sqlite_code(error) == sqlite3.SQLITE_FULL:
             return _problem(DiskFull("the disk is full, so this write cannot be recorded; reads continue"))
+        if _sqlite_code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+            reason = getattr(error, "orig", error)
+            return _problem(
+                Unavailable(
+                    f"the file of the server's records cannot be used ({reason}): look whether its disk has room for "
+                    "another file (df -i), and at the server's limit of open files"
+                )
+            )
         return _problem(Unavailable("the database of the server's records does not answer; try again"))
 
     for kind in faults.DATABASE_AWAY:

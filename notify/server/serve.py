@@ -7,7 +7,6 @@ import contextlib
 import faulthandler
 import functools
 import gc
-import ipaddress
 import os
 import socket
 import stat
@@ -23,6 +22,7 @@ import uvicorn
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol.workers import check_count, refuse_one_of_several
 from notify.runtime import tracing
+from notify.runtime.addresses import is_loopback
 from notify.runtime.alive import beat, tell
 from notify.runtime.clock import steady_clock
 from notify.runtime.log_output import STDERR_FILE, STDOUT
@@ -57,10 +57,7 @@ default of 5 ms the writer waits up to 5 ms after each sync: 36,000 transactions
 def check_host(settings: Settings) -> None:
     """Raises InvalidRequest if other machines could reach the address without a token, or with one in the clear."""
     host = settings.host
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    if host == "localhost":
+    if is_loopback(host):
         return
     if not settings.access:
         raise InvalidRequest(

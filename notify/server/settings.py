@@ -20,6 +20,7 @@ from typing import Any
 from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS
 from notify.protocol.workers import MOST, worker_names
+from notify.runtime.environment import value_of
 
 
 def _setting(default: Any, doc: str, low: float | None = None, high: float | None = None, **flags: bool) -> Any:
@@ -344,11 +345,16 @@ def load(
                 instead = f"did you mean {meant}?" if meant else "see docs/reference.md"
                 raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
     for name in fields:
-        text = environ.get(environment_name(name))
-        if text is not None:
-            values[name] = text
-    values.update({k: v for k, v in (flags or {}).items() if v is not None})
+        if environment_name(name) in environ and name not in given:
+            values[name] = value_of(environment_name(name), environ)
+            if name == "port" and values[name].startswith("tcp://"):
+                raise InvalidRequest(
+                    f"NOTIFY_PORT is {values[name]!r}: Kubernetes sets it in each pod beside a Service named notify. "
+                    "Set enableServiceLinks: false in the pod's specification, or NOTIFY_PORT to the port"
+                )
+    values.update(given)
     types = typing.get_type_hints(Settings)
     return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
 

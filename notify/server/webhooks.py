@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import httptools
 
 from notify.errors import InvalidRequest, Unavailable
+from notify.runtime.addresses import first_connection
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import HIDDEN, check_host, place_of
 from notify.server.settings import Settings
@@ -267,12 +268,10 @@ async def _connected(to: _Address) -> tuple[asyncio.StreamReader, asyncio.Stream
     """A connection to the first of the name's addresses that accepts one. Raises OSError."""
     addresses = await asyncio.wrap_future(_look_up(to.hostname, to.port))
     tls = await in_thread(_tls) if to.is_https else None
-    failure = OSError(f"{to.hostname} has no address")
-    for address in addresses:
-        try:
-            return await asyncio.open_connection(
-                address, to.port, ssl=tls, server_hostname=to.hostname if to.is_https else None
-            )
-        except OSError as error:
-            failure = error
-    raise failure
+
+    async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            address, to.port, ssl=tls, server_hostname=to.hostname if to.is_https else None
+        )
+
+    return await first_connection(addresses, connect, lambda late: late[1].transport.abort())

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, ClassVar, Protocol
 
 from notify.errors import Unavailable
+from notify.runtime.direct import open_directly
 from notify.testing import usage
 from notify.testing.ports import free_port
 
@@ -117,7 +117,7 @@ class ServerProcess:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(self.url + "/readyz", timeout=10, context=self._tls) as answer:
+            with open_directly(self.url + "/readyz", 10, self._tls) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False

@@ -325,8 +325,12 @@ class Journal:
 
     def fail(self, error: BaseException) -> StorageFailed:
         """Stop the journal: fail all waiters, and return the error for later callers."""
-        self.failed = StorageFailed(
-            f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
+        self.failed = (
+            error
+            if isinstance(error, StorageFailed)
+            else StorageFailed(
+                f"the disk failed ({error}); the server stops and acknowledges nothing that was not synced"
+            )
         )
         for waiting in self.on_their_way():
             for future in waiting.waiters + waiting.handed_over:

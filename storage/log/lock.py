@@ -17,6 +17,8 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._fd: int | None = None
+        self._can_tell = False
+        """Whether the file system gives a file the same number by its name and while it is open. Not all do."""
 
     def take(self) -> None:
         """Raises StorageFailed if another process has it."""
@@ -29,6 +31,22 @@ class DirectoryLock:
                 f"another process uses {self._directory}; stop it, or give this one another --data-dir"
             ) from None
         self._fd = fd
+        self._can_tell = self._is_found(fd)
+
+    def is_in_place(self) -> bool:
+        """Whether the file that is locked is still the one that another process would find in the directory."""
+        if self._fd is None or not self._can_tell:
+            return True
+        try:
+            return self._is_found(self._fd)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # the disk does not tell: writing to it does
+
+    def _is_found(self, fd: int) -> bool:
+        """Whether the file of the lock's name is the open one. Raises OSError."""
+        return os.path.samestat(os.stat(self._directory / NAME), os.fstat(fd))
 
     def release(self) -> None:
         if self._fd is not None:

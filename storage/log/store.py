@@ -48,6 +48,8 @@ from notify.storage.log.withdrawn import Withdrawn
 log = structlog.get_logger("notify.log")
 
 SEGMENT_BYTES = 256 << 20
+LOOK_US = 1_000_000
+"""How often the log looks whether its directory is still in its place."""
 
 
 @final
@@ -87,6 +89,7 @@ class LogStore:
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
         self._placed_callbacks: list[Callable[[str, int, int], None]] = []
         self._lock = DirectoryLock(self.disk.directory)
+        self._looked_us = 0
         self._ballast = Ballast(self.disk)
 
         threads = threads or Threads()
@@ -103,7 +106,7 @@ class LogStore:
         settling = Settling(state, journal, topics)
         halves = Halves(state, journal, payloads)
         outcomes = Outcomes(state, journal)
-        checks = Checks(state, journal, payloads)
+        self._checks = checks = Checks(state, journal, payloads)
         bridges = Bridges(state, journal, halves, outcomes)
         reader = Reader(state, payloads)
         delays = Delays(state, journal)
@@ -185,7 +188,6 @@ class LogStore:
         # Exposed: further capabilities.
         self.keep = self._retention.keep
         self.hold_from = self._retention.hold_from
-        self.tend = checks.ripen
         self.checkpoint = self._checkpoints.take
         self.sealed_up = self._sealer.idle
         self.stored_bodies = Mentions(self.disk, segments, journal).stored_bodies
@@ -252,6 +254,24 @@ class LogStore:
 
     async def sync(self) -> None:
         await self.journal.sync()
+
+    def tend(self, now_us: int) -> None:
+        """Ripen checks; and look, once in LOOK_US, whether the log's directory is still where it was opened.
+
+        What is written to a deleted file is synced without an error, and gone with the process; the next start would
+        find nothing, or another directory, where this one was renamed or something was mounted over it.
+        """
+        if abs(now_us - self._looked_us) >= LOOK_US:
+            self._looked_us = now_us
+            if self.journal.failed is None and not self._lock.is_in_place():
+                self.journal.fail(
+                    StorageFailed(
+                        f"the directory {self.disk.directory} is not the one that this server has opened: it was "
+                        "deleted or renamed, or something was mounted over it. The server stops; put the directory "
+                        "back before the next start, or restore a backup"
+                    )
+                )
+        self._checks.ripen(now_us)
 
     async def begin_generation(self, generation: int, known_to_us: int) -> None:
         """Record that the log is a restored one from here on. Its queues continue after every offset that may be lost.

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from notify.client import AsyncTransactionProducer, Message
+from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message
 from notify.errors import BindingRefused
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
@@ -65,3 +65,18 @@ def test_a_producer_of_another_loop_that_runs_is_refused(memory: InMemoryServer,
     asyncio.run(use())
     assert "another event loop" in refused[0]
     assert [message.text for message in memory.messages(unique)] == ["here", "here again"]
+
+
+def test_coroutines_without_asyncio_are_refused_in_one_sentence() -> None:
+    """Under trio no loop of asyncio runs: the error was asyncio's own."""
+    producer = AsyncTransactionProducer("http://127.0.0.1:1", group="g")
+    consumer = AsyncConsumer("http://127.0.0.1:1", group="g")
+    consumer.subscribe("t")(_handle)
+    reader = AsyncReader(producer.url)
+    for use in (producer.start(), producer.publish(Message("t", "x")), consumer.run(), reader.shards()):
+        with pytest.raises(BindingRefused, match=r"no event loop of asyncio runs here"):
+            use.send(None)
+
+
+async def _handle(message: object) -> None:
+    """Do nothing."""

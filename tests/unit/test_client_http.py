@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+from collections.abc import Callable
 
 import pytest
 
-from notify.client.transport.http import AnswerReader, HttpClient, error_of
+from notify.client.transport.http import AnswerReader, HttpClient, _hint_of, error_of
 from notify.errors import Timeout, Unavailable
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
 
 
-def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It passed for the answer, and the answer for that of the next request on the connection."""
+def pieces(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        pytest.param(lambda answer: [HINTS, answer], id="hints apart"),
+        pytest.param(lambda answer: [HINTS + answer], id="hints together"),
+        pytest.param(lambda answer: pieces(HINTS + answer, 30), id="hints and answer in pieces"),
+        pytest.param(lambda answer: pieces(answer, 1), id="byte by byte"),
+        pytest.param(lambda answer: [answer[:17], answer[17:]], id="after the status"),
+    ],
+)
+def test_an_answer_is_the_same_however_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, split: Callable[[bytes], list[bytes]]
+) -> None:
+    """Lines before it passed for it, and it for the answer to the next request on the connection. A head in several
+    pieces was taken for another program's."""
     feed = AnswerReader.feed
 
     async def run() -> None:
@@ -30,7 +50,7 @@ def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatc
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while head := await reader.readuntil(b"\r\n\r\n"):
-                    for part in (HINTS, ANSWER + head.split(b" ")[1]):
+                    for part in split(ANSWER + head.split(b" ")[1]):
                         was_read.clear()
                         writer.write(part)
                         await was_read.wait()  # so that each part is read by itself
@@ -55,6 +75,24 @@ def test_bytes_before_a_request_are_not_an_answer(monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_the_head_of_an_answer_has_a_bound(is_long: bool) -> None:
+    fields = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 1000) for n in range(100 if is_long else 50))
+    read: list[bytes] = []
+
+    class Reader(AnswerReader):
+        def answered(self, status: int, body: bytes, is_kept: bool) -> None:
+            read.append(body)
+
+    reader = Reader()
+    reader.expect()
+    answer = b"HTTP/1.1 200 OK\r\n" + fields + b"content-length: 2\r\n\r\n/a"
+    with pytest.raises(Unavailable, match="head") if is_long else contextlib.nullcontext():
+        for piece in pieces(answer, 1000):
+            reader.feed(piece)
+    assert read == ([] if is_long else [b"/a"])
+
+
 def test_a_request_that_came_too_slowly_may_be_repeated() -> None:
     """Proxies say 408 to a connection that was silent: nothing was carried out, and it is not for what it contains."""
     assert error_of(408, "http_408", "").retryable
@@ -64,6 +102,12 @@ def test_an_outcome_that_another_server_knows_may_be_sent_again() -> None:
     """Its own server is unreachable, and the others of the registry refuse it: `commit()` raised InvalidRequest."""
     error = error_of(421, "wrong_shard", "this is shard b; send the outcome to a")
     assert (type(error), error.retryable, error.code, error.status) == (Unavailable, True, "wrong_shard", 421)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_not_the_servers_fault(number: int) -> None:
+    """It was asked whether the server is started."""
+    assert "ulimit -n" in _hint_of(OSError(number, "")) and "started" in _hint_of(ConnectionRefusedError())
 
 
 @pytest.mark.parametrize(("method", "ending"), [("GET", "within 0.01 s"), ("POST", "it may have been carried out")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,28 @@ def test_a_write_that_the_records_have_no_room_for_is_507(tmp_path: Path) -> Non
     answer = TestClient(api, raise_server_exceptions=False).put("/v1/admin/thing")
     engine.dispose()
     assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+
+
+def test_a_file_of_records_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """A disk without room for another file, or too many open ones: it was said that the database does not answer."""
+    (tmp_path / "data").mkdir()
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/data/admin.db")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE action (what TEXT)")
+    api = FastAPI()
+    answer_errors(api)
+
+    @api.put("/v1/admin/thing")
+    def put() -> Any:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO action VALUES ('x')")
+
+    client = TestClient(api, raise_server_exceptions=False)
+    assert client.put("/v1/admin/thing").status_code == 200
+    shutil.rmtree(tmp_path / "data")
+    answer = client.put("/v1/admin/thing")
+    engine.dispose()
+    assert answer.status_code == 503 and "the file of the server's records cannot be used" in answer.json()["detail"]
 
 
 def test_a_file_of_the_log_that_does_not_fit_gives_its_room_back(

@@ -166,7 +166,7 @@ READ_A_CLOCK = {
         "client.kafka.modes client.kafka.ownership client.kafka.starting client.kafka.transactions "
         "client.django.configured client.producer.outgoing kafka.brokers kafka.stored_bodies kafka.table "
         "kafka.diagnosis "
-        "kafka.transactional runtime.maven "
+        "kafka.transactional runtime.addresses runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
         "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "

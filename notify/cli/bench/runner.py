@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from notify.errors import NotifyError
+from notify.runtime.direct import open_directly
 from notify.testing.process import ServerProcess
 
 LONGEST_SECONDS = 3600.0
@@ -117,7 +118,7 @@ def call(url: str, method: str, path: str, body: dict[str, Any] | None = None) -
     """The JSON answer of a route. Raises urllib.error.HTTPError."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"content-type": "application/json"}, method=method)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with open_directly(request, 60) as answer:
         return json.loads(answer.read())
 
 

@@ -8,8 +8,6 @@ import random
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 from notify.cli.demo_shop.children import last_lines
 from notify.cli.demo_shop.shop import GROUP
 from notify.errors import Unavailable
+from notify.runtime.direct import open_directly
 from notify.testing.process import ServerProcess
 
 SERVERS = 3
@@ -252,7 +251,7 @@ def _answer(urls: list[str], path: str) -> bytes:
     while True:
         for url in urls:
             try:
-                with urllib.request.urlopen(url + path, timeout=10) as answer:
+                with open_directly(url + path, 10) as answer:
                     return bytes(answer.read())
             except (OSError, http.client.HTTPException) as error:
                 reason = f"{url}{path}: {error}"

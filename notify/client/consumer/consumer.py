@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
 from notify.client.bodies.reading import BODY_BYTES, BodyReader
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
@@ -45,7 +45,7 @@ from notify.client.handling.handlers import (
 from notify.client.handling.runs import Holder, Waiting, messages_of
 from notify.client.inbox.inbox import Inbox, check_inbox
 from notify.client.threads.handler_threads import HandlerThreads
-from notify.client.threads.loop import LoopThread, instance_name
+from notify.client.threads.loop import LoopThread, instance_name, refuse_to_pickle, running_loop
 from notify.client.transport.login import Shown, Token
 from notify.errors import InboxUnavailable, InvalidRequest
 from notify.kafka.records import SCHEME
@@ -292,7 +292,7 @@ class _Consumer:
         ):  # made before a fork: its children are several instances
             self._process, self.instance = os.getpid(), instance_name()
         self._stopping = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._consuming = asyncio.current_task()
         hand = Hand(lambda: self._start_caller(hand), self._count, self._concurrency, self._in_hand, self._batch)
         self._hand = hand
@@ -535,6 +535,9 @@ class Consumer(_Consumer):
     """Runs handlers in a pool of threads: `consumer.run()` blocks until SIGTERM, SIGINT or `stop`."""
 
     _is_async = False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        refuse_to_pickle(self)
 
     def run(self, *, signals: bool = True) -> None:
         """Consume until `stop` is called. With `signals`, and in the main thread, SIGTERM and SIGINT stop the consumer

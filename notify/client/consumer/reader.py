@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import msgspec
 
-from notify.client.threads.loop import LoopThread
+from notify.client.threads.loop import LoopThread, running_loop
 from notify.client.transport.http import read_answer
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Servers, more_telling
@@ -72,6 +72,7 @@ class AsyncReader:
     async def shards(self) -> Sequence[str]:
         """One shard name for each server with a separate log; empty if there is only one log. Raises Unavailable if no
         server answers."""
+        running_loop()
         await self._http.known(CALL_SECONDS)
         return self._http.places()
 

@@ -57,12 +57,13 @@ class BlockingConnection(AnswerReader):
 
     def open(self, client: HttpClient, seconds: float) -> None:
         """Connect to the client's server; `seconds`: the timeout for the connection and for later answers."""
-        connected = socket.create_connection(client.address, timeout=seconds)
+        host, port = client.address
+        connected = socket.create_connection((client.reached or host, port), timeout=seconds)
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             tls = client.tls
             if tls is not None:
-                connected = tls.wrap_socket(connected, server_hostname=client.address[0])
+                connected = tls.wrap_socket(connected, server_hostname=host)
         except BaseException:
             connected.close()
             raise

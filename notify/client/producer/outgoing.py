@@ -33,7 +33,7 @@ from notify.client.producer.running import Running
 from notify.client.producer.sent import Sent
 from notify.client.producer.transactions import accepted
 from notify.client.producer.withdrawals import WithdrawalOutcome, outcome_of
-from notify.client.threads.loop import LoopThread, home, instance_name
+from notify.client.threads.loop import LoopThread, home, instance_name, running_loop
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage, PackedSchedule
 from notify.runtime.green import patched_by
@@ -44,6 +44,8 @@ START_SECONDS = 10.0
 """How long the loop's thread may take to start."""
 FINISH_SECONDS = 1.0
 """How long `close` waits for the answer to an outcome that a thread has sent itself."""
+MANY = 20
+"""After so many producers, and each time as many more, the log says that they are many."""
 EXIT_SECONDS = 2.0
 """How long waiting outcomes may delay the end of the process; check-back recovers outcomes that are not sent then."""
 NOT_STORED = "the outcome of %s is not stored yet, a check will find it: %s"
@@ -89,6 +91,7 @@ class ThreadOutgoing:
                     self._blocking = None if patched_by() else BlockingSender(thread, running, self._plan.half_timeout)
                     running.finish_alone = self._finish_alone
                     self._started = thread, running
+                    _warn_of_many()
         return self._started
 
     def start_ahead(self) -> None:
@@ -301,6 +304,17 @@ async def _answer_checks(running: Running) -> None:
 _open: weakref.WeakSet[ThreadOutgoing] = weakref.WeakSet()
 
 
+def _warn_of_many() -> None:
+    """Say so if producers are made again and again, such as one for each request, and never closed: each keeps its
+    thread and its connections, until the process may open no more files."""
+    count = sum(outgoing._started is not None for outgoing in list(_open))
+    if count % MANY == 0:
+        log.warning(
+            "%d producers are open in this process, each with a thread and connections of its own: make one when the "
+            "process starts, and use it for all requests, or close each one", count
+        )  # fmt: skip
+
+
 def _leave_all_after_fork() -> None:
     """Leave what the parent has. Where a fork calls no hooks, each first use does so, but for the engine's pool."""
     for outgoing in list(_open):
@@ -363,13 +377,13 @@ class LoopOutgoing:
         """Start the client, if it does not run yet, and return it. Call this on the event loop.
 
         If the previous event loop was closed, or belongs to the process before a fork, a new client is started. Raises
-        Closed after `close`, BindingRefused if the previous event loop is still open.
+        Closed after `close`, BindingRefused if the previous event loop is still open, or none runs here.
         """
         if self.is_closed:
             raise Closed(CLOSED)
         self._come_home()
+        loop = running_loop()
         self.refuse_other_loop()
-        loop = asyncio.get_running_loop()
         if self._running is not None and loop is not self._loop:
             self._forget()
         if self._running is None:

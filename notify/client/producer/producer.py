@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar, Unpack
 
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
@@ -29,6 +29,7 @@ from notify.client.producer.packing import pack, pack_all, pack_schedule
 from notify.client.producer.sent import Sent
 from notify.client.producer.transactional import check_factory, check_made, check_transactional, refuse_coroutine
 from notify.client.producer.withdrawals import Target, Withdrawal, cancellation, replacement, withdrawing
+from notify.client.threads.loop import refuse_to_pickle
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 from notify.runtime import tracing
@@ -52,6 +53,9 @@ class ThreadProducer:
         self.mode = plan.mode
         self._plan = plan
         self.outgoing = ThreadOutgoing(plan)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        refuse_to_pickle(self)
 
     @property
     def instance(self) -> str:

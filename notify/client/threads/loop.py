@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import concurrent.futures.thread  # later, in a program whose main thread has ended, its import fails
 import contextlib
+import importlib
 import os
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import BindingRefused, Closed
@@ -38,9 +40,28 @@ def home() -> tuple[int, object]:
     return os.getpid(), threading.Lock
 
 
+def refuse_to_pickle(one: object) -> NoReturn:
+    """Raises TypeError, as pickling does, for an object whose threads and connections belong to its process."""
+    raise TypeError(
+        f"a {type(one).__name__} belongs to the process that has made it, and cannot be pickled or copied: make one in "
+        "each process, such as in a module that the child imports, instead of passing it as an argument"
+    )
+
+
 def instance_name() -> str:
     """A unique name that shows the machine and the process."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _is_subinterpreter() -> bool:
+    """Whether this is not the main interpreter of its process, as mod_wsgi runs applications by default."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # since Python 3.13, and before
+        try:
+            interpreters = importlib.import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() != interpreters.get_main())
+    return False
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -48,6 +69,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     library = patched_by()
     if library:
         return GreenLoop(library, HandlerThreads(LOOKUP_THREADS, "notify-lookup"))
+    if _is_subinterpreter():
+        return asyncio.new_event_loop()  # uvloop takes the lock of the main one, and waits for itself for ever
     try:
         import uvloop
     except ImportError:
@@ -56,11 +79,23 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that runs here. Raises BindingRefused if none of asyncio does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise BindingRefused(
+            "no event loop of asyncio runs here, and coroutines of Notify need one: run them with asyncio.run, or, "
+            "under trio or without a loop, use TransactionProducer, Consumer or Reader in a thread"
+        ) from None
+
+
 class LoopThread:
     """Runs coroutines for threads, until `close`. Its thread is a daemon, so that it never keeps the process alive."""
 
     def __init__(self, name: str) -> None:
-        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads."""
+        """Raises BindingRefused where gevent or eventlet has replaced the sockets, but not the threads, and where the
+        system or an interpreter that ends starts no thread."""
         if owns_sockets() and not patched_by():
             raise BindingRefused(
                 "gevent or eventlet has patched the sockets of this process, but not its threads: let it patch both"
@@ -75,8 +110,15 @@ class LoopThread:
         """
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        with out_of_sight():
-            self._thread.start()
+        try:
+            with out_of_sight():
+                self._thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise BindingRefused(
+                f"this process cannot start the thread that Notify needs ({error}): raise the limit of its threads; a "
+                "program that sends while it ends has to use the producer once before its main thread ends"
+            ) from None
 
     @property
     def is_at_home(self) -> bool:

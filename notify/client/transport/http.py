@@ -7,6 +7,7 @@ client is not the limit; see docs/adr). Requests are msgpack and carry a length;
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 import time
@@ -40,6 +41,7 @@ from notify.errors import (
     WrongShard,
 )
 from notify.protocol.wire import MSGPACK, PROBLEM_TYPE, UNDECODABLE, Item, Items, Problem
+from notify.runtime.addresses import addresses_of, first_connection
 from notify.runtime.urls import server_address
 
 T = TypeVar("T")
@@ -54,6 +56,8 @@ IDLE_SECONDS = 30.0
 ANSWER_BYTES = 256 << 20
 """The most bytes of an answer, with its head. The largest of a server are lists of a million topics, which an
 administrator asks for; a longer one does not come from a Notify server."""
+HEAD_BYTES = 64 << 10
+"""The most bytes of an answer's head."""
 _DECLARED = re.compile(rb"\r\n(content-length|transfer-encoding):", re.IGNORECASE)
 Reply = tuple[int, bytes, bytes]
 """Status and body of an answer, and its first bytes."""
@@ -69,9 +73,8 @@ class AnswerReader(ABC):
         self._parser: Any = None
         self._body: list[bytes] = []
         self.head = b""
-        """The first bytes of the answer, usually with its whole head."""
-        self._is_interim = False
-        """Whether `head` is that of an informational response."""
+        """The first bytes of the answer, with its whole head."""
+        self._has_head = False
         self._size = 0
 
     def expect(self) -> None:
@@ -79,6 +82,7 @@ class AnswerReader(ABC):
         self._parser = httptools.HttpResponseParser(self)
         self._body = []
         self.head = b""
+        self._has_head = False
         self._size = 0
 
     def feed(self, data: bytes) -> None:
@@ -89,12 +93,15 @@ class AnswerReader(ABC):
         if self._size > self._most:
             self._parser, self._body = None, []
             raise Unavailable(f"the server's answer has more than {self._most:,} bytes: ask for less, page by page")
-        if not self.head or self._is_interim:
-            self.head, self._is_interim = data, False
+        if not self._has_head:
+            self.head += data  # a proxy, TLS or the network may cut it anywhere
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise Unavailable(f"the server's answer is not HTTP: {error}") from None
+        if not self._has_head and len(self.head) > HEAD_BYTES:
+            self._parser, self._body = None, []
+            raise Unavailable(f"the head of the server's answer has more than {HEAD_BYTES:,} bytes")
 
     def ended(self) -> None:
         """The peer has closed the connection: complete an answer that declares no length. Proxies send such pages."""
@@ -104,14 +111,18 @@ class AnswerReader(ABC):
         parser, self._parser = self._parser, None
         self.answered(parser.get_status_code(), b"".join(self._body), False)
 
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status < 200:
-            self._is_interim = True
-            return  # an informational response, such as a proxy's 103: the answer is still to come
+            # An informational response, such as a proxy's 103: the answer is still to come, or has begun.
+            self.head, self._has_head = self.head.partition(b"\r\n\r\n")[2], False
+            return
         parser, self._parser = self._parser, None
         self.answered(status, b"".join(self._body), parser.should_keep_alive())
 
@@ -127,9 +138,10 @@ class _Cut(Unavailable):
 class _Connection(AnswerReader, asyncio.Protocol):
     """A persistent connection with at most one request on its way."""
 
-    def __init__(self, client: HttpClient) -> None:
+    def __init__(self, client: HttpClient, address: str) -> None:
         super().__init__()
         self._client = client
+        self.address = address
         self._answer: asyncio.Future[Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
@@ -206,6 +218,8 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
 def _hint_of(error: Exception) -> str:
     """A hint for the user if a connection failed."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "this process may open no more files: raise its limit (ulimit -n), or close what it leaves open"
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     if reason == "WRONG_VERSION_NUMBER":
         return "it speaks no TLS: write http://"
@@ -225,6 +239,8 @@ class HttpClient:
         parts = server_address(url)
         self.url = url.rstrip("/")
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
+        self.reached = ""
+        """The one of the host's addresses that has answered last; empty if none has. Any thread may ask."""
         self.is_tls = parts.scheme == "https"
         self._tls = (tls or tls_files_from_environment()) if self.is_tls else None
         self._base = parts.path.rstrip("/")
@@ -362,12 +378,22 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(loop.time() + CONNECT_SECONDS, deadline)):
-                _, connection = await loop.create_connection(lambda: _Connection(self), *self.address, ssl=self.tls)
+                addresses = await addresses_of(*self.address)
+                addresses.sort(key=lambda address: address != self.reached)  # the one that answered last comes first
+                connection = await first_connection(addresses, self._connect_to, _Connection.cut)
         except (OSError, TimeoutError) as error:
             if isinstance(error, TimeoutError) and loop.time() >= deadline:
                 raise
             raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {_hint_of(error)}") from None
         self._open.add(connection)
+        self.reached = connection.address
+        return connection
+
+    async def _connect_to(self, address: str) -> _Connection:
+        (host, port), tls = self.address, self.tls
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: _Connection(self, address), address, port, ssl=tls, server_hostname=None if tls is None else host
+        )
         return connection
 
     def give_back(self, connection: _Connection) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from notify.errors import InvalidRequest, NotifyError
+from notify.runtime.environment import value_of
 from notify.runtime.text_files import text_of
 
 log = logging.getLogger("notify.client")
@@ -26,10 +27,9 @@ Shown = str | Callable[[], str] | None
 
 def token_from_environment() -> str:
     """`NOTIFY_TOKEN`, or the content of the file `NOTIFY_TOKEN_FILE`; "" without both. Raises InvalidRequest."""
-    token = os.environ.get("NOTIFY_TOKEN", "")
-    file = os.environ.get("NOTIFY_TOKEN_FILE", "")
+    token, file = value_of("NOTIFY_TOKEN"), value_of("NOTIFY_TOKEN_FILE")
     if token or not file:
-        return token.strip()
+        return token
     return text_of("NOTIFY_TOKEN_FILE", file).strip()
 
 
@@ -127,7 +127,9 @@ class TlsFiles:
         try:
             self._context = self._read()
         except (OSError, ssl.SSLError) as error:
-            raise InvalidRequest(f"NOTIFY_CA, NOTIFY_CERTIFICATE or NOTIFY_KEY cannot be read: {error}") from None
+            raise InvalidRequest(
+                f"NOTIFY_CA, NOTIFY_CERTIFICATE or NOTIFY_KEY cannot be read ({self._names()}): {error}"
+            ) from None
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection. While changed files cannot be read, or do not fit together because not all
@@ -155,12 +157,15 @@ class TlsFiles:
         authorities = (self._ca,) if self._ca else (system.cafile, system.capath)
         return [_version(path) for path in (*authorities, self._certificate, self._key) if path]
 
+    def _names(self) -> str:
+        return ", ".join(path for path in (self._ca, self._certificate, self._key) if path)
+
     def _complain(self, why: str) -> None:
         if why != self._complaint:
             self._complaint = why
             log.warning(
                 "the renewed TLS files %s could not be read, the previous ones stay in use: %s",
-                ", ".join(path for path in (self._ca, self._certificate, self._key) if path),
+                self._names(),
                 why,
             )
 
@@ -179,8 +184,8 @@ def tls_files_from_environment() -> TlsFiles:
 
     `NOTIFY_KEY` is the certificate's key, if it is in another file. Raises InvalidRequest.
     """
-    ca, certificate = os.environ.get("NOTIFY_CA"), os.environ.get("NOTIFY_CERTIFICATE")
-    return TlsFiles(ca or None, certificate or None, (os.environ.get("NOTIFY_KEY") or None) if certificate else None)
+    ca, certificate, key = value_of("NOTIFY_CA"), value_of("NOTIFY_CERTIFICATE"), value_of("NOTIFY_KEY")
+    return TlsFiles(ca or None, certificate or None, (key or None) if certificate else None)
 
 
 def tls_from_environment() -> ssl.SSLContext:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import ssl
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ from notify.client.transport.login import Shown, Token
 from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
 from notify.protocol.keys import shard_of_key
 from notify.protocol.wire import MSGPACK
+from notify.runtime.environment import value_of
 from notify.runtime.urls import refuse_user
 
 log = logging.getLogger("notify.client")
@@ -153,7 +153,7 @@ class Servers:
             raise InvalidRequest("give the address of a server, such as http://127.0.0.1:7400")
         self._role = role
         self._chooser = chooser
-        self._room = os.environ.get("NOTIFY_ROOM", "") if room is None else room
+        self._room = value_of("NOTIFY_ROOM") if room is None else room
         self._tls, self._token = tls, token if isinstance(token, Token) else Token(token)
         self._clients = {seed: HttpClient(seed, tls=tls, token=self._token) for seed in self._seeds}
         self._left: list[HttpClient] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +11,7 @@ from notify.errors import Unavailable
 from notify.protocol.wire import instant
 from notify.runtime.threads import in_thread
 from notify.server.admin.writes import Desk, SpanName
+from notify.server.data_directory import room_of
 from notify.storage.capabilities import shard_names
 
 
@@ -36,7 +36,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         core = desk.running.core
         now_us = core.clock()
         doubt = await core.store.in_doubt()
-        disk = await in_thread(shutil.disk_usage, core.settings.data_dir)
+        disk = await in_thread(room_of, core.settings.data_dir)
         return {
             "at": instant(now_us),
             "version": __version__,
@@ -48,7 +48,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
                 "oldest_seconds": _age(now_us, doubt.oldest_us) if doubt.oldest_us else None,
             },
             "parked": {"count": doubt.parked, "is_more": doubt.parked == doubt.counted_to != 0},
-            "disk": {"total": disk.total, "free": disk.free, "used_share": round(1 - disk.free / disk.total, 4)},
+            "disk": {"total": disk.total, "free": disk.free, "used_share": round(disk.used_share, 4)},
             "shipping": None if desk.running.shipping is None else desk.running.shipping.shown(),
             "alarms": desk.running.alarms.now(),
         } | await _queues(desk)

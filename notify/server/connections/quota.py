@@ -79,7 +79,7 @@ class Connections:
         place = Place.FREE
         if self._is_full():
             if self._logged.may():
-                remedy = "raise the setting connections, or find who opens them"
+                remedy = "raise the setting connections and the limit of open files, or find who opens them"
                 log.warning("too_many_connections", most=self.most, remedy=remedy)
             if len(self._beyond) >= self._operators and not self._end_silent(now, among_operators=True):
                 self.turned_away += 1
@@ -156,8 +156,8 @@ class Connections:
 def too_many(most: int) -> Unavailable:
     """The error for a connection that gets no place."""
     return Unavailable(
-        f"the server has {most} connections, as many as its setting connections allows; close unused ones, or try "
-        "again",
+        f"the server has {most} connections, as many as its setting connections or its limit of open files allows; "
+        "close unused ones, or try again",
         "too_many_connections",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from notify.runtime.threads import in_thread
 from notify.server import webhooks
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
+from notify.server.data_directory import room_of
 from notify.server.schedules.schedules import Schedules
 from notify.server.shipping import Shipping
 from notify.server.tasks import ended, repeated
@@ -139,8 +139,7 @@ class Alarms:
         if settings.alarm_parked and in_doubt.parked >= settings.alarm_parked:
             current.append(("parked", "", f"{_are(in_doubt.parked, 'transaction')} parked, waiting for a decision"))
         current += self._left_behind()
-        disk = await in_thread(shutil.disk_usage, settings.data_dir)
-        share = 1 - disk.free / disk.total
+        share = (await in_thread(room_of, settings.data_dir)).used_share
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
             current.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))
         audit = await self._newest_audit()

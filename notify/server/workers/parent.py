@@ -17,8 +17,8 @@ from typing import Any
 
 import structlog
 
-from notify.errors import StorageFailed
-from notify.protocol.workers import remember_logs
+from notify.errors import InvalidRequest, StorageFailed
+from notify.protocol.workers import check_count, remember_logs, workers_of
 from notify.runtime.alive import every_seconds, sign, tell
 from notify.runtime.signals import Signals, end_by
 from notify.server.cluster.workers import DIED, HUNG
@@ -345,11 +345,24 @@ class Parent:
             often = "" if not self._was_ready else f", {DEATHS} times within {DEATHS_SECONDS:g} s"
             self._fail(f"{self._name(worker)} {'has ended' if self._was_ready else 'cannot start'}{often}: {why}")
             return
+        if lost := self._lost_log():
+            self._fail(f"{self._name(worker)} has ended: {lost}")
+            return
         wait = min(AGAIN_SECONDS * 2 ** (len(worker.deaths) - 1), AGAIN_MAX_SECONDS)
         worker.start_at, worker.last_end = now + wait, why
         worker.ends[HUNG if was_hung else DIED] += 1
         log.error("worker_ended", worker=self._name(worker), reason=why, again_in_seconds=wait)
         self._tell_who_serves()
+
+    def _lost_log(self) -> str:
+        """Why a worker that is started again would begin an empty log; empty if it would not."""
+        directory = Path(self.settings.data_dir)
+        try:
+            check_count(directory, self.settings.workers)
+            is_divided = workers_of(directory) > 0
+        except InvalidRequest as error:
+            return str(error)
+        return "" if is_divided else f"the data directory {directory} was deleted or renamed while the workers ran"
 
     def _close_pipes(self, worker: Worker) -> None:
         if worker.reports >= 0:

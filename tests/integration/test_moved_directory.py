@@ -1,0 +1,124 @@
+"""A data directory that is deleted, renamed or replaced while a server runs: the server acknowledged messages that it
+wrote into files that no start finds, and it said nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from notify.errors import StorageFailed
+from notify.storage.log import LogStore
+from notify.storage.topics import Topic
+from notify.testing.forked import launch
+from notify.testing.ports import free_port
+from notify.testing.process import ServerProcess
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import publish
+from tests.support.http import ask
+from tests.support.logs import T0, commit
+from tests.support.transactions import sent
+
+SECOND_US = 1_000_000
+
+
+def replaced(directory: Path) -> None:
+    """As a mount over it does, or a link that leads elsewhere from now on."""
+    directory.rename(directory.with_name("before"))
+    shutil.copytree(directory.with_name("before"), directory)
+
+
+def emptied(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+
+
+MOVES = [
+    pytest.param(shutil.rmtree, id="deleted"),
+    pytest.param(emptied, id="emptied"),
+    pytest.param(lambda directory: directory.rename(directory.with_name("renamed")), id="renamed"),
+    pytest.param(replaced, id="replaced"),
+]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_log_whose_directory_is_gone_stores_nothing_more(tmp_path: Path, move: Callable[[Path], object]) -> None:
+    failures: list[StorageFailed] = []
+
+    async def scenario() -> None:
+        store = LogStore(tmp_path / "log", on_failure=failures.append)
+        await store.open(T0)
+        try:
+            await store.create_topic(Topic("t", 1))
+            store.tend(T0)
+            await commit(store, sent(b"before"))
+            move(tmp_path / "log")
+            store.tend(T0 + 2 * SECOND_US)
+            with pytest.raises(StorageFailed, match="deleted or renamed"):
+                await store.put([sent(b"after")], T0)
+        finally:
+            store.let_go()
+
+    asyncio.run(scenario())
+    assert len(failures) == 1 and str(tmp_path / "log") in str(failures[0])
+
+
+def test_a_log_in_its_place_goes_on(tmp_path: Path) -> None:
+    """Also behind a link, and while another server's directory beside it is moved."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    async def scenario() -> None:
+        store = LogStore(tmp_path / "link" / "log")
+        await store.open(T0)
+        await store.create_topic(Topic("t", 1))
+        for n in range(3):
+            store.tend(T0 + 2 * n * SECOND_US)
+            await commit(store, sent(b"%d" % n))
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("move", [MOVES[0], pytest.param(*MOVES[2].values, id="renamed", marks=pytest.mark.long)])
+def test_a_server_whose_directory_is_gone_says_so_and_ends(
+    tmp_path: Path, unique: str, move: Callable[[Path], object]
+) -> None:
+    server = ServerProcess(tmp_path / "data").start()
+    try:
+        publish(server.url, unique, ["1"])
+        move(tmp_path / "data")
+        assert server.process is not None and server.process.wait(PATIENCE_SECONDS) == 1
+        eventually(lambda: "storage_failed" in "".join(server.output), "the reason in its output")
+        assert "deleted or renamed" in "".join(server.output)
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+def test_workers_do_not_begin_empty_logs_where_theirs_were(tmp_path: Path) -> None:
+    port = free_port()
+    process = launch(["serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), "--workers", "2"], os.environ)
+
+    assert process.stdout is not None
+
+    def is_ready() -> bool:
+        try:
+            return ask(f"http://127.0.0.1:{port}", "GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+
+    try:
+        eventually(is_ready, "the workers")
+        (tmp_path / "data").rename(tmp_path / "renamed")
+        assert process.wait(PATIENCE_SECONDS) == 2
+        assert not list(tmp_path.glob("data/**/*.log"))
+        assert "was deleted or renamed while the workers ran" in process.stdout.read()
+    finally:
+        process.kill()
+        process.wait(60)
+        process.stdout.close()
