@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import signal
 import ssl
@@ -38,6 +37,7 @@ from notify.client.handling.handlers import (
     check_callable,
     check_options,
     check_start,
+    ends_process,
     is_cancelled,
     no_handler,
     refuse_unfinished,
@@ -55,9 +55,10 @@ from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
 from notify.runtime.backoff import Backoff
 from notify.runtime.green import patched_by
+from notify.runtime.program_log import program_log
 from notify.runtime.signals import heeding_signals
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -168,7 +169,7 @@ class _Consumer:
         self._is_cut = False
         """Whether a second signal ends the consumer: it no longer waits for handlers."""
         self._left: BaseException | None = None
-        """SystemExit or another BaseException that a handler raised: it ends the consumer."""
+        """SystemExit or KeyboardInterrupt that a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runs_in = 0
         """The process in which this consumer runs; 0: it does not run."""
@@ -282,7 +283,7 @@ class _Consumer:
     async def _consume(self) -> BaseException | None:
         """Consume until `stop`, then wait until the running handlers have finished and their messages are settled.
 
-        Returns the SystemExit or other BaseException that a handler raised: raised here, it would end the loop
+        Returns the SystemExit or KeyboardInterrupt that a handler raised: raised here, it would end the loop
         immediately.
         """
         if not self._handlers:
@@ -348,11 +349,11 @@ class _Consumer:
         if error is None:
             self.handled += messages
         elif isinstance(error, NotTried):
-            if not isinstance(error.cause, Exception | asyncio.CancelledError):
+            if ends_process(error.cause):
                 self._leave(error.cause)
         else:
             self.failed += messages
-            if not isinstance(error, Exception | asyncio.CancelledError):
+            if ends_process(error):
                 self._leave(error)
 
     def _waits_for_inbox(self, waits: Waits | None, error: InboxUnavailable) -> Waits:

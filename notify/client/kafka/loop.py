@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 
 from notify.client.handling.banner import stopping_text
@@ -27,8 +26,9 @@ from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 POLL_SECONDS = 0.2
 WINDOW_RECORDS = 4_000
