@@ -436,10 +436,17 @@ class AsyncConsumer(_Consumer):
                         self._callers[task] = frozenset((call.run.holder,))
                         await self._finish(hand, call, rest)
                         self._callers[task] = frozenset()
+                    # A handler that swallows a cancellation leaves it to its task. The next handler would be cancelled
+                    # where it fails in a TaskGroup: another task calls it.
+                    call.is_last = task.cancelling() > 0
+                if task.cancelling():
+                    return
                 for lot in hand.lots():
                     self._callers[task] = frozenset(run.holder for run, _ in lot)
                     await self._handle_batch(hand, lot)
                     self._callers[task] = frozenset()
+                    if task.cancelling():
+                        return
                 await asyncio.sleep(0)  # lets other tasks run
         finally:
             del self._callers[task]

@@ -78,6 +78,8 @@ class Call(Struct):
     ended: float = 0.0
     error: BaseException | None = None
     """The exception that the handler raised."""
+    is_last: bool = False
+    """Whether its caller makes no further call."""
 
 
 class Hand:
@@ -267,7 +269,7 @@ class Hand:
             noted.append(call)  # from now on the loop may settle it
             if not self._is_told:
                 self._tell_of_noted()
-            if began >= until or self._batches:
+            if began >= until or self._batches or call.is_last:
                 return
 
     def lots(self) -> Iterator[list[Waiting]]:
