@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -217,15 +216,3 @@ def test_a_handler_that_swallows_a_cancellation_changes_nothing_for_the_next(que
     queue.sender.send(*(Message(unique, text, key="k") for text in ("swallows", "fails", "good")))
     asyncio.run(main())
     assert seen == [("swallows", 1), ("fails", 1), ("fails", 2), ("good", 1)]
-
-
-_ = functools
-
-
-if os.environ.get("S4"):
-    @pytest.fixture
-    def queue(memory):
-        from contextlib import closing
-        from tests.support.queues import Embedded
-        with closing(Embedded(memory.url)) as embedded:
-            yield embedded

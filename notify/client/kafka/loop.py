@@ -23,6 +23,7 @@ from notify.client.kafka.topics import Topics
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
+from notify.kafka.diagnosis import BROKER_SETTING
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 from notify.runtime.backoff import Backoff
@@ -332,7 +333,11 @@ async def consume(plan: Plan, stopping: asyncio.Event) -> None:
             if loop is not None and loop.has_worked:
                 has_worked = True
                 backoff.reset()
-            is_refusal = not isinstance(error, InvalidRequest) or error.code in ("no_topic", REFUSED_SETTINGS)
+            is_refusal = not isinstance(error, InvalidRequest) or error.code in (
+                "no_topic",
+                REFUSED_SETTINGS,
+                BROKER_SETTING,
+            )
             if not has_worked or not is_refusal:
                 raise
             wait = backoff.next()
