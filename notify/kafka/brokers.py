@@ -41,7 +41,8 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
     """An error of Kafka's client as an error of Notify, with the remedy.
 
     Conflict for a fenced publisher, Unauthorized for a refused login or certificate, Forbidden for a missing right,
-    InvalidRequest for a setting of the brokers, else Unavailable. If brokers do not answer, finding out why takes some seconds.
+    InvalidRequest for a setting of the brokers, else Unavailable. If brokers do not answer, finding out why takes some
+    seconds.
     """
     code = error.code()
     if code in FENCED:

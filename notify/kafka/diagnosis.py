@@ -32,7 +32,7 @@ BROKER_SETTING = "broker_setting"
 SETTINGS_OF_BROKERS: Mapping[int, str] = {
     KafkaError.OFFSET_METADATA_TOO_LARGE: "allows too little metadata with a group's offsets; set "
     "offset.metadata.max.bytes of the brokers to 4096, their default, or more",
-    KafkaError.INVALID_SESSION_TIMEOUT: "does not let a consumer join for 6 s, after which a killed one is replaced; set "
+    KafkaError.INVALID_SESSION_TIMEOUT: "lets no consumer join for 6 s, after which a killed one is replaced; set "
     "group.min.session.timeout.ms of the brokers to 6000, their default, or less",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "takes no transactions of a minute; set transaction.max.timeout.ms of the "
     "brokers to 60000 or more (their default is 900000)",
