@@ -123,29 +123,27 @@ def test_a_log_that_fails_holds_up_no_message(queue: Queue, unique: str, batch: 
 @LONG_OVER_KAFKA
 def test_a_child_that_a_handler_forks_handles_nothing(queue: Queue, unique: str, tmp_path: Path) -> None:
     """The child comes back from the handler, too: it has no loop, and would handle what its parent has in hand."""
-    notes, parent = tmp_path / "notes", os.getpid()
+    notes, parent, children = tmp_path / "notes", os.getpid(), list[int]()
 
     def handle(message: ReceivedMessage) -> None:
         with notes.open("a") as noted:
             noted.write(f"{message.text} {os.getpid() == parent}\n")
-        if message.text == "forks":
-            os.fork()
+        if message.text == "forks" and (child := os.fork()):
+            children.append(child)
 
     queue.sender.send(Message(unique, "forks"), *(Message(unique, str(n)) for n in range(5)))
     consumer = Consumer(queue.url, group=unique, concurrency=1)
     consumer.subscribe(unique, start="earliest")(handle)
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
-        eventually(lambda: no_children(), "the child to end")
+        assert eventually(lambda: ended(children[0]), "the child to end") == [0]
     assert sorted(notes.read_text().splitlines()) == sorted(f"{text} True" for text in ["forks", *map(str, range(5))])
 
 
-def no_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return True
-    return False
+def ended(child: int) -> list[int]:
+    """The exit code of a child; empty while it runs."""
+    name, status = os.waitpid(child, os.WNOHANG)
+    return [os.waitstatus_to_exitcode(status)] if name else []
 
 
 @LONG_OVER_KAFKA
