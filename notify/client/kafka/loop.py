@@ -229,7 +229,7 @@ class KafkaLoop:
 
         Also look once for consumers of another mode that started at the same time: by now they see each other.
         """
-        is_alone = False
+        is_alone = self._plan.sharing == "broadcast"
         while True:
             await asyncio.sleep(TOPICS_SECONDS)
             try:
