@@ -155,7 +155,6 @@ class LocalCopies:
         paths = [literal_path(self._directory_of(segment) / f"{table}.parquet") for segment, _ in segments]
         return spark.read.schema(spark_schema(schema)).parquet(*paths)
 
-
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
         return pq.read_table(self._directory_of(segment) / f"{table}.parquet", **options)
 
