@@ -118,8 +118,8 @@ class _Consumer:
         body_bytes: int = BODY_BYTES,
         tracebacks: bool = True,
     ) -> None:
-        """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts. In modes
-        exclusive, failover and broadcast no two running consumers have the same name.
+        """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts. In
+        modes exclusive, failover and broadcast no two running consumers have the same name.
 
         `lease` (1 to 3,600 seconds): how long a message stays leased to this consumer without a renewal; the consumer
         renews it until the handler returns. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
