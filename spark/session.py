@@ -7,7 +7,8 @@ import pwd
 import shutil
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -40,6 +41,10 @@ _PLANNING = {
     "spark.sql.files.openCostInBytes": str(1 << 20),
 }
 """Settings that each session may choose, also on a server of Spark Connect."""
+
+_OF_CLIENTS = ("SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS")
+"""What programs set that use a session of their own, such as notebooks: it may contradict an audit's master."""
+_OF_INSTALLATIONS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 SMALL_BYTES = 64 << 20
 """An audit of smaller logs ends before the optimising compiler of the JVM pays off."""
@@ -100,13 +105,15 @@ def open_session(
     if small:
         settings |= _SMALL
     if databases:
-        settings["spark.jars"] = ",".join(map(str, drivers()))
+        # As URIs: Spark divides them at commas, and takes %20 and # in a path for signs of one.
+        settings["spark.jars"] = ",".join(jar.absolute().as_uri() for jar in drivers())
     builder = SparkSession.builder.appName("notify-audit").master(master or "local[*]")
     for name, value in settings.items():
         builder = builder.config(name, value)
     children_before = _children()
     try:
-        return builder.getOrCreate()
+        with _own_configuration(is_local=not master):
+            return builder.getOrCreate()
     except BaseException as error:
         # A JVM that is interrupted while it starts waits forever, even after this process has ended.
         for child in _children() - children_before:
@@ -118,6 +125,27 @@ def open_session(
                 f"has no room for --memory {memory}"
             ) from error
         raise
+
+
+@contextmanager
+def _own_configuration(*, is_local: bool) -> Iterator[None]:
+    """Within this context the environment names no other installation of Spark or Hadoop.
+
+    Its settings may name listeners, extensions and file systems that are not here, or another master, and Spark would
+    not start, or would not find the files of this machine. With a master they count: they may say how to reach it.
+    """
+    saved = {name: os.environ.get(name) for name in (*_OF_CLIENTS, *_OF_INSTALLATIONS)}
+    for name in (*_OF_CLIENTS, *_OF_INSTALLATIONS) if is_local else _OF_CLIENTS:
+        os.environ.pop(name, None)
+    if is_local:
+        os.environ["SPARK_CONF_DIR"] = str(POM.parent)  # has no settings
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _check_surroundings() -> None:

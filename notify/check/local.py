@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine
@@ -12,8 +11,9 @@ from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMe
 from notify.check.question import MayNotAsk, ask, short_waits
 from notify.check.sources import Sources
 from notify.runtime.databases import reason_of
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.check")
+log = program_log("notify.check")
 
 
 class LocalTransactionCheck(CheckMessageListener):

@@ -8,7 +8,6 @@ question is asked in both, and each answers for the rows that it can get.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,9 +20,10 @@ from notify.check.question import LocalRow, short_lock_waits
 from notify.errors import UnsafeTable
 from notify.runtime.databases import commits_by_itself, is_held_up
 from notify.runtime.guarantees import verify_once
+from notify.runtime.program_log import program_log
 from notify.runtime.schemas import database_of, found_in, kinds_of, qualified
 
-log = logging.getLogger("notify.check")
+log = program_log("notify.check")
 
 AT_ONCE = 200
 """The most schemas that one transaction reads: PostgreSQL keeps a lock for each table until its end."""

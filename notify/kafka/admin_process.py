@@ -8,7 +8,6 @@ server, the audit or the check-up that asked.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -24,9 +23,10 @@ from confluent_kafka.admin import AdminClient
 from notify.errors import Unavailable
 from notify.kafka.admin_process_child import Answer, Refusal
 from notify.kafka.cluster import Cluster
+from notify.runtime.program_log import program_log
 
 T = TypeVar("T")
-log = logging.getLogger("notify.kafka")
+log = program_log("notify.kafka")
 
 CHILD = "from notify.kafka.admin_process_child import main; main()"
 """Not as a module with `-m`, which would give its classes other names than they have here."""

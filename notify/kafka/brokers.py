@@ -12,7 +12,7 @@ from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.calls import answered
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
-from notify.kafka.diagnosis import refusal, refuses, why_unreachable
+from notify.kafka.diagnosis import bad_setting, refusal, refuses, why_unreachable
 from notify.kafka.rights import REFUSED, Needs, missing, user_of
 
 CALL_SECONDS = 20.0
@@ -41,7 +41,8 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
     """An error of Kafka's client as an error of Notify, with the remedy.
 
     Conflict for a fenced publisher, Unauthorized for a refused login or certificate, Forbidden for a missing right,
-    else Unavailable. If brokers do not answer, finding out why takes some seconds.
+    InvalidRequest for a setting of the brokers, else Unavailable. If brokers do not answer, finding out why takes some
+    seconds.
     """
     code = error.code()
     if code in FENCED:
@@ -50,6 +51,8 @@ def translated(error: KafkaError, cluster: Cluster, needs: Needs) -> NotifyError
         return refusal(error, cluster)
     if code in AWAY and (reason := why_unreachable(cluster)) is not None:
         return reason
+    if (of_setting := bad_setting(error, cluster)) is not None:
+        return of_setting
     return missing(error, cluster, needs) or Unavailable(f"Kafka: {error.str()}")
 
 

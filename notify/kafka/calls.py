@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -11,9 +10,11 @@ from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
+from notify.runtime.program_log import program_log
+
 K = TypeVar("K")
 T = TypeVar("T")
-log = logging.getLogger("notify.kafka")
+log = program_log("notify.kafka")
 
 GRACE_SECONDS = 5.0
 """How much later than its time-out a call may end: the client itself reports the time-out a moment later."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from notify.runtime.program_log import program_log
+
 T = TypeVar("T")
-log = logging.getLogger("notify.kafka")
+log = program_log("notify.kafka")
 
 
 class ClientThread:

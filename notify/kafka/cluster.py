@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -18,11 +17,12 @@ from notify.kafka.exchange import Exchange
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
 from notify.protocol.limits import digits
+from notify.runtime.program_log import program_log
 from notify.runtime.text_files import text_of
 from notify.runtime.urls import without_secrets
 
 T = TypeVar("T")
-log = logging.getLogger("notify.kafka")
+log = program_log("notify.kafka")
 
 SETTINGS_FILE = "NOTIFY_KAFKA_SETTINGS"
 """The environment variable with the path of a file of client settings, with lines `name=value` as in Kafka's files."""

@@ -11,10 +11,11 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException
 
-from notify.errors import NotifyError, Unauthorized, Unavailable
+from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.cluster import Cluster
 
 LOOK_SECONDS = 5.0
@@ -26,6 +27,19 @@ LOGIN = frozenset(
 )
 TELLING = LOGIN | {KafkaError._SSL, KafkaError._RESOLVE, KafkaError._TRANSPORT}
 """Errors that contain a reason; that all brokers are down is not a reason."""
+BROKER_SETTING = "broker_setting"
+"""The code of an error about a setting of the brokers, which may be changed again."""
+SETTINGS_OF_BROKERS: Mapping[int, str] = {
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "allows too little metadata with a group's offsets; set "
+    "offset.metadata.max.bytes of the brokers to 4096, their default, or more",
+    KafkaError.INVALID_SESSION_TIMEOUT: "lets no consumer join for 6 s, after which a killed one is replaced; set "
+    "group.min.session.timeout.ms of the brokers to 6000, their default, or less",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "takes no transactions of a minute; set transaction.max.timeout.ms of the "
+    "brokers to 60000 or more (their default is 900000)",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "lets no more consumers join this group; set group.max.size of the brokers to "
+    "more, or stop some of them",
+}
+"""Errors that a setting of the brokers causes, and its remedy."""
 _TLS_LIBRARY = "SSL routines"
 _LOG_INFO = 6
 _MECHANISMS = re.compile(r"supported mechanisms: ?([A-Z0-9, -]*)")
@@ -68,6 +82,12 @@ def refusal(error: KafkaError, cluster: Cluster) -> Unauthorized:
     sent_to = _SENT_TO.match(text)
     address = sent_to[1] if sent_to else cluster.brokers.partition(",")[0]
     return Unauthorized(f"TLS with Kafka at {address} fails: {_tls(cluster, address) or _bare(text)}")
+
+
+def bad_setting(error: KafkaError, cluster: Cluster) -> InvalidRequest | None:
+    """The error for a setting of the brokers that Notify cannot work with, with the remedy; None: it is another one."""
+    remedy = SETTINGS_OF_BROKERS.get(error.code())
+    return None if remedy is None else InvalidRequest(f"Kafka at {cluster.brokers} {remedy}", BROKER_SETTING)
 
 
 def _is_of_tls(error: KafkaError) -> bool:

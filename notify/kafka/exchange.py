@@ -12,7 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-log = logging.getLogger("notify.kafka")
+from notify.runtime.program_log import program_log
+
+log = program_log("notify.kafka")
 
 _LINE = re.compile(r"(.*): (?:Sent|Sent partial|Received) (\w+?)(?:Request|Response) \(.*\bCorrId (\d+)")
 _SENT, _RECEIVED = "SEND", "RECV"

@@ -19,6 +19,9 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.records import Headers
 from notify.protocol.limits import LIMITS, check_name, digits
+from notify.runtime.program_log import program_log
+
+log = program_log("notify.kafka")
 
 LOOK_SECONDS = 60.0
 """How long the size of a topic's largest record is cached; it is read again for a record that is too large."""
@@ -63,6 +66,12 @@ class Topics:
             config = answered(admin.describe_configs([resource], request_timeout=CALL_SECONDS)[resource], CALL_SECONDS)
         except KafkaException:
             return UNKNOWN
+        policy = config.get("cleanup.policy")
+        if name not in self._largest and policy is not None and "compact" in str(policy.value):
+            log.warning(
+                "Kafka compacts topic %r: of a key's messages it deletes all but the last, perhaps before a group has "
+                "handled them, and it refuses those without a key; set its cleanup.policy to delete", name,
+            )  # fmt: skip
         return whole(config, "max.message.bytes") or UNKNOWN
 
 

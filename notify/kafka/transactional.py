@@ -27,7 +27,6 @@ once, and a record whose connection breaks after that is put into the queue agai
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -41,8 +40,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from notify.kafka.calls import Hangs, within
 from notify.kafka.codes import NEVER_STORED
 from notify.kafka.exchange import Exchange
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.kafka")
+log = program_log("notify.kafka")
 OnDelivery = Callable[[KafkaError | None, Any], None]
 T = TypeVar("T")
 

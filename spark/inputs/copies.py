@@ -6,6 +6,7 @@ A copy is a directory with four tables and `facts.json`. That file is written la
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from notify.storage import crash_point
 
 _VERSION = 13
 _LEFT_SECONDS = 3600.0
+_PATTERN_SIGNS = re.compile(r"[\\*?\[\]{}]")
 """A temporary file that is older was left behind by an audit that was killed."""
 decode_facts = msgspec.json.Decoder(Scanned).decode
 # Ids and positions rarely repeat, so that dictionaries only cost time.
@@ -150,8 +152,14 @@ class LocalCopies:
     def rows(
         self, spark: SparkSession, table: str, schema: pa.Schema, segments: Sequence[tuple[SegmentFile, int]]
     ) -> DataFrame:
-        paths = [str(self._directory_of(segment) / f"{table}.parquet") for segment, _ in segments]
+        paths = [literal_path(self._directory_of(segment) / f"{table}.parquet") for segment, _ in segments]
         return spark.read.schema(spark_schema(schema)).parquet(*paths)
 
     def read(self, table: str, segment: SegmentFile, **options: Any) -> pa.Table:
         return pq.read_table(self._directory_of(segment) / f"{table}.parquet", **options)
+
+
+def literal_path(path: Path) -> str:
+    """A path of this machine as Spark takes it: in its local file system, whatever Hadoop's configuration says is the
+    default one, and with the signs escaped that it would take for a pattern (SPARK-32810)."""
+    return "file://" + _PATTERN_SIGNS.sub(r"\\\g<0>", str(path.absolute()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,10 @@ SAMPLED = 1000
 MOST_NAMED = 20
 """The most unknown groups that are named."""
 _TEXTS = {"text", "varchar"}
+_MARKS = re.compile(
+    r"""\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/|\?""", re.DOTALL
+)
+"""What PostgreSQL takes as it is written, and question marks."""
 
 
 class BusinessEffects:
@@ -33,7 +38,7 @@ class BusinessEffects:
         """`query` returns a column `message_id`, and `consumer_group` if the database has effects of several groups. In
         it `{schema}` stands for this database's schema."""
         self.database = database
-        asked = query.replace("{schema}", database.quoted_schema)
+        asked = query.replace("{schema}", database.quoted_schema).rstrip().rstrip(";") + "\n"  # may end in a comment
         columns = self._columns(f"SELECT * FROM ({asked}) q WHERE 1 = 0")
         if "message_id" not in columns:
             raise InvalidRequest(
@@ -127,7 +132,8 @@ class BusinessEffects:
             where = f"WHERE {' OR '.join(between.within('message_id') + between.odd('message_id'))} "
         return self.database.read_query(
             spark,
-            f"(SELECT {name} AS message_id, consumer_group, COUNT(*) AS times FROM {self._table} {where}"
+            f"(SELECT {name} AS message_id, consumer_group, COUNT(*) AS times FROM {self._for_spark(self._table)} "
+            f"{where}"
             f"GROUP BY {name}, consumer_group HAVING COUNT(*) > 1) counted",
             "message_id string, consumer_group string, times bigint",
         )
@@ -138,7 +144,7 @@ class BusinessEffects:
         if self.is_unnamed:
             return None
         group = "consumer_group" if self.names_groups else _quoted(self._only_group)
-        return self.database.effects_in(spark, self._table, group, span, drill)
+        return self.database.effects_in(spark, self._for_spark(self._table), group, span, drill)
 
     def of(self, message_ids: Iterable[str]) -> dict[str, set[str]]:
         """By message id: the groups in which it took effect, UNNAMED for one that is not known."""
@@ -163,6 +169,9 @@ class BusinessEffects:
         """The query for a driver in Python, which takes `%` for the beginning of a parameter; Spark's takes it as it
         is."""
         return query if self.database.kind == "sqlite" else query.replace("%", "%%")
+
+    def _for_spark(self, table: str) -> str:
+        return with_operators(table) if self.database.kind == "postgresql" else table
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
@@ -191,6 +200,12 @@ def proven_of(effects: Sequence[BusinessEffects], message_ids: Sequence[str]) ->
         for name, of_message in each.of(message_ids).items():
             groups.setdefault(name, set()).update(of_message)
     return groups
+
+
+def with_operators(query: str) -> str:
+    """A query of PostgreSQL for its JDBC driver, which takes a `?` that is not doubled for a parameter (pgjdbc#1120):
+    it is an operator of jsonb, unless it is within a text, a name or a comment."""
+    return _MARKS.sub(lambda found: "??" if found[0] == "?" else found[0], query)
 
 
 def _quoted(text: str) -> str:

@@ -22,10 +22,21 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS, dead_letter_topic, retry_topic
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
+from notify.runtime.visible import first_of
 from notify.spark.inputs.catalog import Bridged
 from notify.spark.inputs.changes import RESET, Left
 from notify.spark.inputs.kafka_groups import KafkaGroups
-from notify.spark.inputs.kafka_parts import CALL_SECONDS, Extent, Part, Partition, cut, deleted, extents, whole_from
+from notify.spark.inputs.kafka_parts import (
+    CALL_SECONDS,
+    Extent,
+    Part,
+    Partition,
+    compacted,
+    cut,
+    deleted,
+    extents,
+    whole_from,
+)
 from notify.spark.inputs.kafka_positions import positions_of
 from notify.spark.inputs.kafka_rights import hidden_groups, hidden_topics
 from notify.spark.inputs.kafka_source import NotifyKafkaSource, read_part
@@ -35,6 +46,7 @@ from notify.spark.small_table import small_table
 from notify.storage.groups import Subscription
 
 _NO_MESSAGES = (*OWN_TOPICS, "__")
+_MOST_NAMED = 20
 
 
 class KafkaInput:
@@ -54,7 +66,7 @@ class KafkaInput:
         self.bridges: list[Bridged] = []
         """The positions of bridges and relays, in the order of their records."""
         self.hidden: list[str] = []
-        """Topics and groups that this user may not see, in sentences: nothing can be said of them."""
+        """Topics and groups of which nothing can be said, in sentences: hidden from this user, or compacted."""
         self.is_cut = False
         """Whether messages were published behind the part that is read."""
         self._all: list[str] = []
@@ -80,7 +92,7 @@ class KafkaInput:
             raise InvalidRequest(f"--kafka {self.brokers}: the cluster has no topic with messages")
         # Read the offsets of groups before the ends of topics: the parts read then have all that groups have settled.
         self.progress = KafkaGroups.of(self._cluster)
-        self.hidden = list(self._hidden(present))
+        self.hidden = [*self._hidden(present), *self._compacted()]
         further = [name for name in present if self.progress.owner_of(name) is not None or name.startswith(DELAYED)]
         self._all = [*self.topics, *(name for name in further if name not in self.topics)]
         self._whole = extents(self._cluster, self._all)
@@ -102,6 +114,16 @@ class KafkaInput:
         topics |= {name for group in groups for name in (retry_topic(group), dead_letter_topic(group))}
         yield from hidden_topics(self._cluster, topics - set(present))
         yield from hidden_groups(self._cluster, groups - self.progress.progress.keys())
+
+    def _compacted(self) -> Iterator[str]:
+        """A sentence if Kafka deletes messages of the audited topics without a trace: they would count as lost. Without
+        a choice of topics, those of other programs are among them, so that only those count that a group has noted."""
+        noted = {place.topic for _, place in self.progress.subscribed}
+        if names := compacted(self._cluster, [name for name in self.topics if self._is_chosen or name in noted]):
+            yield (
+                f"Kafka compacts topics of messages, so that of a key's messages only the last stays: "
+                f"{first_of(names, _MOST_NAMED)}; set their cleanup.policy to delete"
+            )
 
     def hides(self, topics: Collection[str]) -> list[str]:
         """A sentence if this user may not see some of these topics. Raises Unavailable."""

@@ -16,6 +16,8 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_audit
 
 CALL_SECONDS = 30.0
+MOST_CONFIGS = 200
+"""The most topics whose settings are asked for at once: each has about forty."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -146,6 +148,25 @@ def _retention_us(cluster: Cluster, topics: Collection[str]) -> list[int]:
         raise _unavailable(cluster, error) from error
     by_time = [int(c["retention.ms"].value) if int(c["retention.bytes"].value) < 0 else 0 for c in configs]
     return [milliseconds * 1000 for milliseconds in by_time if milliseconds >= 0]
+
+
+def compacted(cluster: Cluster, topics: Collection[str]) -> list[str]:
+    """Those of these topics from which Kafka deletes a key's earlier records. A topic whose settings this user may not
+    see is left out."""
+    admin = cluster.admin()
+    names = sorted(topics)
+    found: list[str] = []
+    for first in range(0, len(names), MOST_CONFIGS):
+        some = names[first : first + MOST_CONFIGS]
+        wanted = [ConfigResource(ResourceType.TOPIC, name) for name in some]
+        try:
+            answers = gathered(admin.describe_configs(wanted, request_timeout=CALL_SECONDS), CALL_SECONDS)
+        except (KafkaException, TimeoutError) as error:
+            raise _unavailable(cluster, error) from error
+        for resource, answer in answers.items():
+            if not isinstance(answer, KafkaError) and "compact" in answer["cleanup.policy"].value:
+                found.append(resource.name)
+    return sorted(found)
 
 
 def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec) -> dict[Partition, tuple[int, int]]:

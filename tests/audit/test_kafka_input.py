@@ -34,6 +34,7 @@ from tests.support.kafka import KafkaNode
 
 pytest.importorskip("confluent_kafka")
 
+from notify.kafka.brokers import COMPACTED, KEPT, make_missing, new_topic
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic
 from notify.kafka.progress import Progress
@@ -192,6 +193,21 @@ def test_records_deleted_by_retention_during_the_audit_are_not_lost(
     assert (result.verdict != "PASS", said(result)) == (True, [])
     assert f"offsets 0 to 4 of {unique}/0" in result.reasons[0]
     assert (result.counts["PENDING"], result.totals["in_queues"]) == (5, 3)
+
+
+@pytest.mark.long
+def test_nothing_is_proven_by_a_topic_that_kafka_compacts(kafka: KafkaCluster, unique: str) -> None:
+    """Messages of a key that had later ones were called LOST, and a repair sent them again."""
+    cluster = Cluster.of(kafka.url)
+    kept, table, foreign = f"kept.{unique}", f"table.{unique}", f"foreign.{unique}"
+    make_missing(cluster, [new_topic(kept, 1, KEPT), *(new_topic(name, 1, COMPACTED) for name in (table, foreign))])
+    noted = {Place(name, 0): Subscribed("shared", 0) for name in (kept, table)}
+    Subscriptions(cluster, unique).note(noted, begins=True)
+    for chosen, named in (([kept], []), ([kept, foreign], [foreign]), ([], [table])):
+        given = KafkaInput(kafka.url, chosen)
+        given.prepare()
+        told = [why for why in given.hidden if "compacts topics" in why and unique in why]
+        assert [name for name in (kept, table, foreign) if any(name in why for why in told)] == named
 
 
 @pytest.mark.long

@@ -49,6 +49,7 @@ def doctor(*words: str) -> dict[str, Any]:
 def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) -> None:
     make_topics(Cluster.of(url), [f"good.{unique}"], largest=LARGEST_RECORD)
     make(url, f"small.{unique}", {"max.message.bytes": "1000", "unclean.leader.election.enable": "true"})
+    make(url, f"table.{unique}", {"cleanup.policy": "compact,delete"})
     make(url, f"notify-bridge-positions.{unique}", {"cleanup.policy": "delete"})
     make(url, f"notify-bridge-positions.{unique}.old", {"cleanup.policy": "compact"})
     make_topics(Cluster.of(url), [f"notify-bridge-positions.{unique}.new"], compacted=True)
@@ -69,6 +70,7 @@ def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) ->
     assert told("warn", "auto.create.topics.enable", "set it to false")
     assert told("warn", "max.message.bytes (messages)", f"small.{unique} has 1000", f"set it to {LARGEST_RECORD}")
     assert told("warn", "unclean.leader.election.enable (all topics)", f"small.{unique} has true")
+    assert told("warn", "cleanup.policy (messages)", f"table.{unique} has compact,delete", "set it to delete")
     assert told("fail", "cleanup.policy (positions and orders)", f"positions.{unique} has delete", "set it to compact")
     for setting in ("segment.ms", "segment.bytes"):
         check = f"{setting} (positions and orders)"

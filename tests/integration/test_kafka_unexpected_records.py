@@ -124,6 +124,28 @@ def test_a_group_does_not_mix_an_owner_and_members(
 
 
 @pytest.mark.long
+def test_a_second_consumer_with_the_name_of_an_instance_is_refused(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two got the messages of some partitions, and missed the others."""
+    monkeypatch.setattr(modes, "PASSING_SECONDS", 0.1)
+    make_topic(kafka_url, unique, 2)
+    first, second = (Consumer(kafka_url, group=unique, instance="web") for _ in range(2))
+    seen: list[str] = []
+    first.subscribe(unique, mode="broadcast", start="earliest")(lambda message: seen.append(message.text))
+    second.subscribe(unique, mode="broadcast")(lambda message: None)
+    with running(first):
+        eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the first consumer")
+        with pytest.raises(Conflict) as raised:
+            second.run(signals=False)
+        assert raised.value.code == "topic_is_taken" and "'web'" in str(raised.value)
+        produce(kafka_url, unique, [*"abcdef"])
+        eventually(lambda: sorted(seen) == [*"abcdef"], "all messages")
+    with running(second):  # the first one has left
+        eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the second consumer")
+
+
+@pytest.mark.long
 def test_a_handler_in_which_something_is_cancelled_has_failed(kafka_url: str, unique: str) -> None:
     """An inner task that somebody cancelled raises CancelledError into the handler: the message is tried again."""
     make_topic(kafka_url, unique)

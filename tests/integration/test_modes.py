@@ -13,6 +13,7 @@ import pytest
 
 from notify.client import AsyncConsumer, Consumer, ReceivedMessage
 from notify.client.consumer import session
+from notify.errors import NotifyError
 from notify.protocol.limits import Mode
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -356,6 +357,61 @@ def test_broadcast_through_the_sdk(server: ServerProcess, unique: str) -> None:
         publish(server.url, shared, [str(n) for n in range(20)])
         eventually(lambda: all(len(seen[name]) >= 20 for name in ("x", "y", "shared")), "20 messages each")
     assert all(sorted(seen[name], key=int) == [str(n) for n in range(20)] for name in ("x", "y", "shared"))
+
+
+# --- two consumers with one name ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["exclusive", pytest.param("failover", marks=pytest.mark.long), "broadcast"])
+def test_of_two_consumers_with_one_name_the_newer_receives(memory: InMemoryServer, unique: str, mode: Mode) -> None:
+    """As replicas with one fixed name, or a rolling update: each got a part, at the same time, and nobody said so."""
+    seen: dict[str, list[str]] = defaultdict(list)
+
+    def made(name: str) -> Consumer:
+        consumer = Consumer(memory.url, group=unique, instance="web")
+        consumer.subscribe(unique, mode=mode)(lambda message: seen[name].append(message.text))
+        return consumer
+
+    older, newer = made("older"), made("newer")
+    raised: list[NotifyError] = []
+
+    def run_older() -> None:
+        try:
+            older.run(signals=False)
+        except NotifyError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run_older)
+    thread.start()
+    group = f"{unique}@web" if mode == "broadcast" else unique
+    eventually(lambda: is_subscribed(memory.url, group), "the older one")
+    publish(memory.url, unique, ["a", "b"])
+    eventually(lambda: older.handled == 2, "the older one to receive")
+    with running(newer):
+        thread.join(PATIENCE_SECONDS)
+        assert [error.code for error in raised] == ["topic_is_taken"] and "name 'web'" in str(raised[0])
+        publish(memory.url, unique, [str(n) for n in range(20)])
+        eventually(lambda: newer.handled == 20, "the newer one to receive all")
+    assert seen == {"older": ["a", "b"], "newer": [str(n) for n in range(20)]}
+
+
+def test_a_consumer_that_died_leaves_its_name_and_messages_to_the_next(
+    frozen_server: InMemoryServer, unique: str
+) -> None:
+    """The next one begins with what its predecessor held, and not behind it."""
+    subscribe(frozen_server.url, unique, unique, "exclusive")
+    publish(frozen_server.url, unique, ["1", "2", "3"])
+
+    def receive(session: str, number: int) -> list[str]:
+        request = {"instance": "web", "topics": [unique], "max": 2}
+        path = f"/v1/groups/{unique}/receive?subscribe=no&request={session}.{number}"
+        return bodies(post(frozen_server.url, path, request)["messages"])
+
+    assert receive("aaaaaaaaaaaa", 1) == ["1", "2"] and receive("aaaaaaaaaaaa", 2) == ["3"]
+    assert receive("bbbbbbbbbbbb", 1) == ["1", "2"]
+    path, request = f"/v1/groups/{unique}/receive?request=aaaaaaaaaaaa.3", {"instance": "web", "topics": [unique]}
+    assert ask(frozen_server.url, "POST", path, request)[0] == 409
+    assert receive("bbbbbbbbbbbb", 2) == ["3"]
 
 
 # --- modes that cannot be, and changes of mode ----------------------------------------------------------------

@@ -13,9 +13,13 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
+from notify.client.kafka.refusals import is_final, refusal
 from notify.client.kafka.starting import Starts
+from notify.errors import InvalidRequest
+from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.progress import Progress
+from notify.kafka.rights import of_bridge
 from notify.kafka.topic_ids import TopicIds
 from notify.server.groups.kafka import letters
 from notify.server.groups.kafka.answers import AGAIN, gathered
@@ -117,3 +121,20 @@ def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch:
     assert starts._cut({place: Progress(5) for place in places}, ends) == {("t", 1): "earliest"}
     with pytest.raises(KafkaException):
         starts._listed(dict.fromkeys(places, None))
+
+
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        (KafkaError.OFFSET_METADATA_TOO_LARGE, "offset.metadata.max.bytes"),
+        (KafkaError.INVALID_SESSION_TIMEOUT, "group.min.session.timeout.ms"),
+        (KafkaError.INVALID_TRANSACTION_TIMEOUT, "transaction.max.timeout.ms"),
+        (KafkaError.GROUP_MAX_SIZE_REACHED, "group.max.size"),
+    ],
+)
+def test_a_setting_of_brokers_is_named_by_consumers_and_bridges(code: int, setting: str) -> None:
+    """They said the client's words, as if the brokers were away, and asked again for ever."""
+    cluster, error = Cluster.of("kafka://127.0.0.1:9"), KafkaError(code)
+    assert is_final(error)
+    for told in (refusal(error, cluster, "points"), translated(error, cluster, of_bridge())):
+        assert isinstance(told, InvalidRequest) and told.code == "broker_setting" and setting in str(told)

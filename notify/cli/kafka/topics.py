@@ -75,6 +75,11 @@ RULES = (
         "the oldest messages are deleted where many wait: set it to -1",
     ),
     Rule(
+        "cleanup.policy", "messages", (), lambda v: v == "delete", "warn",
+        "of a key's messages all but the last are deleted, perhaps before a group has handled them, and those without "
+        "a key are refused: set it to delete",
+    ),
+    Rule(
         "max.message.bytes", "messages", (), lambda v: int(v) >= LARGEST_RECORD, "warn",
         f"larger messages are refused: set it to {LARGEST_RECORD}",
     ),

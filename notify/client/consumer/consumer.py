@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import logging
 import os
 import signal
 import ssl
@@ -38,6 +37,7 @@ from notify.client.handling.handlers import (
     check_callable,
     check_options,
     check_start,
+    ends_process,
     is_cancelled,
     no_handler,
     refuse_unfinished,
@@ -55,9 +55,10 @@ from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime import tracing
 from notify.runtime.backoff import Backoff
 from notify.runtime.green import patched_by
+from notify.runtime.program_log import program_log
 from notify.runtime.signals import heeding_signals
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -117,7 +118,8 @@ class _Consumer:
         body_bytes: int = BODY_BYTES,
         tracebacks: bool = True,
     ) -> None:
-        """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts.
+        """`instance` is this consumer's name in its group: with broadcast topics, keep it the same over restarts. In
+        modes exclusive, failover and broadcast no two running consumers have the same name.
 
         `lease` (1 to 3,600 seconds): how long a message stays leased to this consumer without a renewal; the consumer
         renews it until the handler returns. `drain` (0 to 86,400 seconds): how long a consumer that stops waits for
@@ -168,7 +170,7 @@ class _Consumer:
         self._is_cut = False
         """Whether a second signal ends the consumer: it no longer waits for handlers."""
         self._left: BaseException | None = None
-        """SystemExit or another BaseException that a handler raised: it ends the consumer."""
+        """SystemExit or KeyboardInterrupt that a handler raised: it ends the consumer."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runs_in = 0
         """The process in which this consumer runs; 0: it does not run."""
@@ -282,7 +284,7 @@ class _Consumer:
     async def _consume(self) -> BaseException | None:
         """Consume until `stop`, then wait until the running handlers have finished and their messages are settled.
 
-        Returns the SystemExit or other BaseException that a handler raised: raised here, it would end the loop
+        Returns the SystemExit or KeyboardInterrupt that a handler raised: raised here, it would end the loop
         immediately.
         """
         if not self._handlers:
@@ -348,11 +350,11 @@ class _Consumer:
         if error is None:
             self.handled += messages
         elif isinstance(error, NotTried):
-            if not isinstance(error.cause, Exception | asyncio.CancelledError):
+            if ends_process(error.cause):
                 self._leave(error.cause)
         else:
             self.failed += messages
-            if not isinstance(error, Exception | asyncio.CancelledError):
+            if ends_process(error):
                 self._leave(error)
 
     def _waits_for_inbox(self, waits: Waits | None, error: InboxUnavailable) -> Waits:
@@ -435,10 +437,17 @@ class AsyncConsumer(_Consumer):
                         self._callers[task] = frozenset((call.run.holder,))
                         await self._finish(hand, call, rest)
                         self._callers[task] = frozenset()
+                    # A handler that swallows a cancellation leaves it to its task. The next handler would be cancelled
+                    # where it fails in a TaskGroup: another task calls it.
+                    call.is_last = task.cancelling() > 0
+                if task.cancelling():
+                    return
                 for lot in hand.lots():
                     self._callers[task] = frozenset(run.holder for run, _ in lot)
                     await self._handle_batch(hand, lot)
                     self._callers[task] = frozenset()
+                    if task.cancelling():
+                        return
                 await asyncio.sleep(0)  # lets other tasks run
         finally:
             del self._callers[task]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
@@ -19,8 +18,9 @@ from notify.client.inbox.inbox import Inbox
 from notify.errors import NotifyError
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import reason_of
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 INBOX_LOOK_SECONDS = 60.0
 INBOX_PURGE_SECONDS = 3600.0

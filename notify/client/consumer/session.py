@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
@@ -44,9 +43,10 @@ from notify.protocol.wire import (
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 from notify.runtime.visible import first_of
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 Held = TypeVar("Held", bound=Hashable)
 
 CALL_SECONDS = 10.0
@@ -567,7 +567,8 @@ class Session:
                 self._polls.add(receiving)
 
     def _new_request_id(self) -> str:
-        """A name by which the server knows a request to receive if it comes again, because its answer was lost."""
+        """A name by which the server knows a request to receive if it comes again, because its answer was lost; and by
+        its first part this consumer beside another one with the same name of an instance."""
         return f"{self._name}.{next(self._numbers)}"
 
     async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Run] | None:

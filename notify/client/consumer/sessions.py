@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import ssl
 
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
@@ -15,8 +14,9 @@ from notify.client.transport.http import HttpClient
 from notify.client.transport.login import Token
 from notify.client.transport.servers import Servers
 from notify.errors import NotifyError
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 MEMBERS_SECONDS = 2.0
 """How often a consumer looks whether queue servers were added or removed."""

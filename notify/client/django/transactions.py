@@ -11,7 +11,6 @@ Django believes that it continues. Code that catches such an error would commit 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +28,9 @@ from notify.errors import BindingRefused, Closed
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import has_undone
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 ATTRIBUTE = "notify_listener"
 """The attribute of a Django connection that holds its listener."""

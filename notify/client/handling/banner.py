@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from logging import Logger
 from typing import Any
 
 from notify.client.handling.handlers import Handler
+from notify.runtime.program_log import ProgramLog
 
 
 def begun(
@@ -49,7 +49,7 @@ def stopping_text(drain: float, under_way: int) -> str:
     )
 
 
-def announce(log: Logger, text: str, *, is_seen: bool) -> None:
+def announce(log: ProgramLog, text: str, *, is_seen: bool) -> None:
     """Log the text. If the program has set up no logging, and `is_seen` says that a person may read it, write it to
     stderr too."""
     log.info("%s", text)
@@ -57,7 +57,7 @@ def announce(log: Logger, text: str, *, is_seen: bool) -> None:
         sys.stderr.write(text + "\n")
 
 
-def warn_of_broadcasts(log: Logger, handlers: Iterable[Handler], instance: str) -> None:
+def warn_of_broadcasts(log: ProgramLog, handlers: Iterable[Handler], instance: str) -> None:
     """Warn if topics are broadcast to an instance whose name is generated at each start: it misses messages."""
     topics = [handler.topic for handler in handlers if handler.mode == "broadcast"]
     if topics:

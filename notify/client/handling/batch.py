@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from notify.client.bodies.reading import ReadMessage
 from notify.client.handling.hand import Hand
-from notify.client.handling.handlers import NotTried, Partial, reason_of
+from notify.client.handling.handlers import NotTried, Partial, ends_process, reason_of
 from notify.client.handling.runs import Waiting
 from notify.client.handling.typed import Decoded, Read, calling
 from notify.protocol.message import ReceivedMessage
+from notify.runtime.program_log import program_log
 from notify.runtime.visible import one_line
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 
 class Batch:
@@ -43,7 +42,7 @@ class Batch:
         self._part = range(0)
         """The places in the lot of the messages of this call."""
         self._began = 0.0
-        self._failure: Exception | asyncio.CancelledError | None = None
+        self._failure: BaseException | None = None
         """The error of the last call whose messages are handled in halves: the handler had all that is not done."""
         if handler.read is not None:
             self._decode(handler.read)
@@ -98,8 +97,8 @@ class Batch:
             self.cut(self._failure or error)
         elif len(part) == 1 or isinstance(error, Partial):  # the halves of a Partial would count as handled
             self._hand.note(self._lot[_slice(part)], error, self._began)
-        elif not isinstance(error, Exception | asyncio.CancelledError):
-            self._hand.end()  # SystemExit or KeyboardInterrupt ends the process, whichever message caused it
+        elif ends_process(error):
+            self._hand.end()  # whichever message caused it
             self.cut(NotTried(error))
         else:
             log.info(

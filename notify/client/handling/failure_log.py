@@ -3,14 +3,14 @@ at most once a minute, because a message that fails 16 times would repeat the sa
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from notify.client.handling.handlers import place_of, reason_of
+from notify.runtime.program_log import program_log
 from notify.runtime.visible import one_line
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 TRACE_SECONDS = 60.0
 MOST_CAUSES = 1_000
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import repeat
+from typing import NoReturn
 
 from msgspec import Struct
 
-from notify.client.handling.handlers import meant_by
+from notify.client.handling.handlers import ends_process, meant_by
 from notify.client.handling.runs import Holder, Run, Waiting, ranges_of
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 IN_HAND = 1_000
 """The most messages in hand of a consumer whose `batch` is not set."""
@@ -44,6 +47,28 @@ START_SECONDS = 1.0
 """When a thread is started again that the system refused."""
 
 
+_forks = 0
+"""How many forks lie between this process and the one that has imported this module."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that a handler has forked, and that came back from the handler. It has its parent's messages and
+    connections, and would handle and settle what its parent does."""
+    log.warning("a handler has forked: its child ends where the handler ends; call os._exit where its work is done")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0 if error is None else 1)
+
+
 class Call(Struct):
     """The call of a handler for a message; times of `perf_counter`, 0: it does not count as one of the handler."""
 
@@ -53,6 +78,8 @@ class Call(Struct):
     ended: float = 0.0
     error: BaseException | None = None
     """The exception that the handler raised."""
+    is_last: bool = False
+    """Whether its caller makes no further call."""
 
 
 class Hand:
@@ -80,6 +107,7 @@ class Hand:
         self._at_once = at_once
         self._least, self._most = (least, max(IN_HAND, least)) if most is None else (most, most)
         self._loop = asyncio.get_running_loop()
+        self._forks = _forks
         self.clock = time.perf_counter
         """The clock of calls."""
         self._singles: deque[Waiting] = deque()
@@ -233,13 +261,15 @@ class Hand:
                 self.wake()
             call = Call(run, place, began)
             yield call
+            if self._forks != _forks:
+                _end_child(call.error)
             began = call.ended = clock()
             if call.error is not None:
                 call.error = self._meant(call.error)
             noted.append(call)  # from now on the loop may settle it
             if not self._is_told:
                 self._tell_of_noted()
-            if began >= until or self._batches:
+            if began >= until or self._batches or call.is_last:
                 return
 
     def lots(self) -> Iterator[list[Waiting]]:
@@ -327,6 +357,8 @@ class Hand:
     def note(self, lot: Sequence[Waiting], error: BaseException | None = None, began: float = 0.0) -> None:
         """Note that the handler of these messages has returned, or that it raised an error. `began`: when it was called
         (`clock`); 0: the call does not count as one of the handler."""
+        if self._forks != _forks:
+            _end_child(error)
         ended = self.clock()
         if error is not None:
             error = self._meant(error)
@@ -337,7 +369,7 @@ class Hand:
     def _meant(self, error: BaseException) -> BaseException:
         """The error that a handler means by the one that it raised. One that ends the process is the last call."""
         error = meant_by(error)
-        if not isinstance(error, Exception | asyncio.CancelledError):
+        if ends_process(error):
             self.end()
         return error
 

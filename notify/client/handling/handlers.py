@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import inspect
 import linecache
@@ -318,6 +319,15 @@ def call_to_the_end(function: Callable[..., Any], *arguments: Any) -> None:
         refuse_unfinished(result)
 
 
+def ends_process(error: BaseException) -> bool:
+    """Whether a handler wants its process to end: it raised SystemExit or KeyboardInterrupt, perhaps in a group.
+
+    Any other error is a failure of the handler, even if it is no Exception, such as the panic of an extension in Rust
+    or gevent's Timeout. If it ended the consumer, its message would end every consumer in turn.
+    """
+    return any(isinstance(leaf, SystemExit | KeyboardInterrupt) for leaf in leaves_of(error))
+
+
 def meant_by(error: BaseException) -> BaseException:
     """The DeadLetter if a group of errors has nothing else: a task of the handler's raised it. Otherwise the error."""
     leaves = leaves_of(error)
@@ -357,7 +367,7 @@ def reason_of(error: BaseException, *, named: bool = True) -> str:
 def _said_by(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failed:
+    except BaseException as failed:
         return f"(the text of the error is unavailable: {type(failed).__name__})"
 
 
@@ -405,9 +415,16 @@ def _frames_of(error: BaseException) -> list[str]:
     for frame in frames:  # Python gives some of them no line number
         code = frame.tb_frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.tb_lineno}, in {code.co_qualname}')
-        if source := linecache.getline(code.co_filename, frame.tb_lineno or 0, frame.tb_frame.f_globals).strip():
+        if source := _source_of(code.co_filename, frame):
             lines.append(f"    {source}")
     return lines
+
+
+def _source_of(file: str, frame: TracebackType) -> str:
+    """The line of source of a frame; empty if it cannot be had: a loader of the program's, which may fail, gives it."""
+    with contextlib.suppress(Exception):
+        return linecache.getline(file, frame.tb_lineno or 0, frame.tb_frame.f_globals).strip()
+    return ""
 
 
 def _plain(text: str, most: int) -> str:

@@ -376,7 +376,9 @@ async def _to_the_end(guard: Guard, session: Any, transaction: SessionTransactio
     try:
         refuse_unfinished(await work)
         await session.run_sync(end)
-    except Exception:
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
         await session.run_sync(lambda _: guard.look())
         raise
 

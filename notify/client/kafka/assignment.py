@@ -4,7 +4,6 @@ Resets, which move partitions to other offsets."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,8 +26,9 @@ from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place as NotedPlace
 from notify.kafka.subscriptions import Subscribed, Subscriptions
 from notify.kafka.topic_ids import TopicIds
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 REVOKE_SECONDS = 120.0
 """The longest wait for the handlers of a revoked partition, if `lease` is longer: the whole group waits for them."""

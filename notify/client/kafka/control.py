@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,9 +15,10 @@ from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import GONE
 from notify.kafka.control import TOPIC, Control
+from notify.runtime.program_log import program_log
 
 T = TypeVar("T")
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 POLL_SECONDS = 0.2
 """How long one call waits for records; a consumer that stops waits for the call."""

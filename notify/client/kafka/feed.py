@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,8 +22,9 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.diagnosis import refuses
 from notify.kafka.groups import RETRY
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 T = TypeVar("T")
 
 ANSWER_SECONDS = 10.0

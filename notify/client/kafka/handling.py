@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
@@ -28,8 +27,9 @@ from notify.protocol.message import REPLAY, ReceivedMessage, received
 from notify.protocol.withdrawal import without_own
 from notify.runtime.backoff import Backoff
 from notify.runtime.clock import steady_clock
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 LOOKED_AT = 1000
 """The most records that are looked at before the loop's other tasks get a turn."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 
 from notify.client.handling.banner import stopping_text
@@ -24,11 +23,13 @@ from notify.client.kafka.topics import Topics
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
+from notify.kafka.diagnosis import BROKER_SETTING
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 POLL_SECONDS = 0.2
 WINDOW_RECORDS = 4_000
@@ -228,7 +229,7 @@ class KafkaLoop:
 
         Also look once for consumers of another mode that started at the same time: by now they see each other.
         """
-        is_alone = False
+        is_alone = self._plan.sharing == "broadcast"
         while True:
             await asyncio.sleep(TOPICS_SECONDS)
             try:
@@ -332,7 +333,11 @@ async def consume(plan: Plan, stopping: asyncio.Event) -> None:
             if loop is not None and loop.has_worked:
                 has_worked = True
                 backoff.reset()
-            is_refusal = not isinstance(error, InvalidRequest) or error.code in ("no_topic", REFUSED_SETTINGS)
+            is_refusal = not isinstance(error, InvalidRequest) or error.code in (
+                "no_topic",
+                REFUSED_SETTINGS,
+                BROKER_SETTING,
+            )
             if not has_worked or not is_refusal:
                 raise
             wait = backoff.next()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -17,8 +16,9 @@ from notify.client.kafka.settling import commit_offsets
 from notify.client.kafka.starting import Starts
 from notify.kafka.progress import Progress
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 T = TypeVar("T")
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0

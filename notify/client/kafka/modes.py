@@ -1,7 +1,9 @@
-"""OtherModes: finds consumers that share the group's partitions in the other way: by one owner, or among members.
+"""OtherModes: finds consumers that share the group's partitions in the other way: by one owner, or among members; and
+another consumer with the name of this instance of a broadcast group.
 
 Kafka does not keep them apart: an owner reads by assignment and commits in transactions, which Kafka accepts even if
-the group has members. Both would handle every message, and overwrite each other's offsets.
+the group has members. Both would handle every message, and overwrite each other's offsets. An instance of a broadcast
+group is a group of its own: two consumers with its name would each get a part of the messages.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
 from notify.errors import Conflict, Unavailable
+from notify.kafka import control
 from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
@@ -38,18 +41,25 @@ class OtherModes:
         self._plan = plan
         self._cluster = cluster
         self._thread = ClientThread("notify-kafka-modes")
-        self._group = plan.kafka_group if plan.sharing == "owner" else owner_topic(plan.group)
+        self._group = owner_topic(plan.group) if plan.sharing == "group" else plan.kafka_group
+        # A topic that exists by now, and that this consumer may read.
+        self._marked = control.TOPIC if plan.sharing == "broadcast" else owner_topic(plan.group)
 
     async def refuse(self) -> None:
-        """Raises Conflict (`mode_in_use`) if there are such consumers and they stay; Unavailable, Unauthorized."""
-        if self._plan.sharing == "broadcast":
-            return  # each instance is a group of its own
+        """Raises Conflict (`mode_in_use`, `topic_is_taken`) if there are such consumers and they stay; Unavailable,
+        Unauthorized. An instance of a broadcast group asks before it joins: later it would find itself."""
         began = time.monotonic()
         while True:
             try:
                 if not await self._thread.call(self._are_there):
                     return
                 if time.monotonic() - began > PASSING_SECONDS:
+                    if self._plan.sharing == "broadcast":
+                        raise Conflict(
+                            f"another consumer is instance {self._plan.instance!r} of group {self._plan.group!r}, and "
+                            "each would get a part of the messages: give each running consumer an instance= of its own",
+                            "topic_is_taken",
+                        )
                     raise Conflict(
                         f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
                     )
@@ -68,7 +78,7 @@ class OtherModes:
         # The session bounds how long a commit waits for the group's coordinator.
         consumer = self._cluster.consumer({"group.id": self._group, "session.timeout.ms": SESSION_SECONDS * 1000})
         try:
-            mark = TopicPartition(owner_topic(self._plan.group), 0, 0)
+            mark = TopicPartition(self._marked, 0, 0)
             error = consumer.commit(offsets=[mark], asynchronous=False)[0].error
         except KafkaException as raised:
             error = error_of(raised)

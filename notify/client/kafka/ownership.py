@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -29,8 +28,9 @@ from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
 from notify.kafka.progress import Progress
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 T = TypeVar("T")
 
 POLL_SECONDS = 0.5

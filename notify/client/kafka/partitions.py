@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from notify.client.kafka.window import Item, Window
 from notify.kafka.progress import Progress
 from notify.runtime.clock import steady_clock
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 Place = tuple[str, int]
 """A topic and a partition."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,8 +11,9 @@ from notify.client.handling.handlers import Handler, handler_of
 from notify.client.handling.runs import Holder
 from notify.errors import InvalidRequest
 from notify.kafka.groups import OWN_TOPICS, kafka_group
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 Sharing = Literal["group", "broadcast", "owner"]
 SHARING: Mapping[str, Sharing] = {
     "shared": "group", "ordered": "group", "broadcast": "broadcast", "exclusive": "owner", "failover": "owner",

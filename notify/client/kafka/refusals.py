@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
+from notify.errors import Conflict, NotifyError, Unavailable
 from notify.kafka import diagnosis, rights
 from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
@@ -27,11 +27,8 @@ def refusal(error: KafkaError, cluster: Cluster, group: str) -> NotifyError:
     missing_right = rights.missing(error, cluster, rights.of_consumer(group.partition("@")[0]))
     if missing_right is not None:
         return missing_right
-    if code == KafkaError.OFFSET_METADATA_TOO_LARGE:
-        return InvalidRequest(
-            f"Kafka at {brokers} allows too little metadata with a group's offsets; set offset.metadata.max.bytes of "
-            "the brokers to 4096, their default, or more"
-        )
+    if (of_setting := diagnosis.bad_setting(error, cluster)) is not None:
+        return of_setting
     if code in FENCED:
         return Conflict(f"another instance owns group {group!r} now", "topic_is_taken")
     if code in AWAY:
@@ -51,5 +48,5 @@ def is_final(error: KafkaError) -> bool:
         error.fatal()
         or diagnosis.refuses(error)
         or error.code() in rights.REFUSED
-        or error.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
+        or error.code() in diagnosis.SETTINGS_OF_BROKERS
     )

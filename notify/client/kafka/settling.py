@@ -26,8 +26,9 @@ from notify.kafka.codes import FENCED, GONE
 from notify.kafka.progress import Progress
 from notify.kafka.rights import REFUSED
 from notify.runtime.backoff import Backoff
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 GATHER_SECONDS, GATHER_MAX_SECONDS = 0.05, 0.5
 """The bounds of the pause between two commits: records that are done within it are committed together."""

@@ -6,7 +6,6 @@ The calls block, and raise KafkaException.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
@@ -24,8 +23,9 @@ from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place as NotedPlace
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 CALL_SECONDS = 10.0
 LEADER_SECONDS = 5.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -16,8 +15,9 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.codes import FENCED, TOO_LARGE
 from notify.kafka.groups import transactional_id
 from notify.kafka.transactional import TransactionalProducer, flush
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.consumer")
+log = program_log("notify.consumer")
 
 CALL_SECONDS = 20.0
 TRANSACTION_SECONDS = 10.0

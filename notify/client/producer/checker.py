@@ -23,8 +23,9 @@ from notify.protocol.wire import Check, Checks, OutcomeItem, Poll
 from notify.runtime import tracing
 from notify.runtime.backoff import Backoff
 from notify.runtime.green import start_thread
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.check")
+log = program_log("notify.check")
 
 POLL_SECONDS = 20.0
 ANSWER_SECONDS = 8.0

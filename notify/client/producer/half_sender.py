@@ -7,7 +7,6 @@ after the commit it sends the outcome. It does not know when transactions and sa
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 import weakref
@@ -42,8 +41,9 @@ from notify.protocol.message import Message
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
 from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite, is_doubled
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 CLOSED = "this producer is closed: make another one"
 MOST_PLACES = 4

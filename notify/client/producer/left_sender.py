@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
@@ -29,8 +28,9 @@ from notify.errors import Forbidden, NotFound, NotifyError, TransactionRefused, 
 from notify.protocol.wire import BridgedTransaction, Item, LeftBehindReport
 from notify.runtime.backoff import Backoff
 from notify.runtime.databases import is_lost, reason_of
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 LOOK_SECONDS = 10.0
 """How often a process looks for what others of its group have left behind."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -37,8 +36,9 @@ from notify.client.threads.loop import LoopThread, home, instance_name, running_
 from notify.errors import BindingRefused, Closed, Timeout
 from notify.protocol.wire import Item, PackedMessage, PackedSchedule
 from notify.runtime.green import patched_by
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 T = TypeVar("T")
 START_SECONDS = 10.0
 """How long the loop's thread may take to start."""

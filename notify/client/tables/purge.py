@@ -4,7 +4,6 @@ without asking, and notes up to which time checks cannot be answered any more.""
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,9 +39,10 @@ from notify.runtime.databases import (
     is_lost,
     reason_of,
 )
+from notify.runtime.program_log import program_log
 from notify.runtime.schemas import found_in, named_by, naming
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 T = TypeVar("T")
 
 IDS_RETENTION_SECONDS = 7 * DAY

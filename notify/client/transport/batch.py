@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, TooLarge, Unavailable
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

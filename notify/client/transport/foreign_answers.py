@@ -7,14 +7,14 @@ for. Whatever the status, such an answer says nothing about the request: the ser
 from __future__ import annotations
 
 import html
-import logging
 import re
 import time
 from collections.abc import Callable
 
 from notify.errors import ForeignAnswer, NotifyError
+from notify.runtime.program_log import program_log
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 SAID_SECONDS = 60.0
 SHORTEST_POLL_SECONDS, SAFE_SHARE = 1.0, 0.75

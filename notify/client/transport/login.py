@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 import time
@@ -10,9 +9,10 @@ from collections.abc import Callable
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.runtime.environment import value_of
+from notify.runtime.program_log import program_log
 from notify.runtime.text_files import text_of
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 TOKEN_SECONDS = 10.0
 """A token from a file or a function is read again after this time, and whenever a server refuses the current token."""

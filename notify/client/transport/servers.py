@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import ssl
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +28,10 @@ from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, Notif
 from notify.protocol.keys import shard_of_key
 from notify.protocol.wire import MSGPACK
 from notify.runtime.environment import value_of
+from notify.runtime.program_log import program_log
 from notify.runtime.urls import refuse_user
 
-log = logging.getLogger("notify.client")
+log = program_log("notify.client")
 
 REFRESH_SECONDS = 1.5
 ALONE_REFRESH_SECONDS = 30.0

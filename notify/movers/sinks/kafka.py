@@ -21,6 +21,7 @@ from notify.errors import Conflict, Forbidden, InvalidRequest, NotifyError, Unau
 from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
 from notify.kafka.codes import TOO_LARGE
+from notify.kafka.diagnosis import BROKER_SETTING
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, opening, positions_topic, standing
 from notify.kafka.records import Headers, due_us, headers_of
@@ -393,7 +394,7 @@ class KafkaSink:
         try:
             return self._with_notify_errors(function)
         except (Unauthorized, Forbidden, InvalidRequest) as refused:
-            may_pass = not isinstance(refused, InvalidRequest) or refused.code == REFUSED_SETTINGS
+            may_pass = not isinstance(refused, InvalidRequest) or refused.code in (REFUSED_SETTINGS, BROKER_SETTING)
             if self._epoch and may_pass:  # it had access before, and continues once it has access again
                 raise Unavailable(str(refused)) from refused
             raise

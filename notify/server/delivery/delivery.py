@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.protocol.limits import LIMITS, check_between, check_count, check_name
@@ -25,6 +26,13 @@ RELEASE_BATCH = 5_000
 RELEASE_SECONDS = 0.25
 """How long a tick releases delayed messages if more and more are due: leases, checks and health wait for its end."""
 FORGET_EVERY_US = 60_000_000
+_REQUEST_OF_SDK = re.compile(r"([0-9a-f]{12})\.[0-9]+").fullmatch
+
+
+def _session_of(request_id: str) -> str:
+    """The consumer of the SDK that has sent a request, by the request's name; "": a program of another kind."""
+    named = _REQUEST_OF_SDK(request_id)
+    return "" if named is None else str(named[1])
 
 
 class Delivery:
@@ -89,7 +97,13 @@ class Delivery:
             if not self.following.has_pattern(name):
                 raise NotFound(f"group {name!r} has no subscription; name its topics, or subscribe it first")
             group = self.followers.made(name)  # no topic matches its pattern yet
-        group.refuse_second(request.instance, topics, self._clock(), may)
+        now_us = self._clock()
+        group.refuse_second(request.instance, topics, now_us, may)
+        if session := _session_of(request_id):
+            if name.endswith(f"@{request.instance}") and topics is not None:
+                group.own_alone(request.instance, topics, now_us + round(request.lease * 1_000_000))
+            if group.refuse_namesake(request.instance, session, topics, now_us, may):
+                self._waiters.leave(name, request.instance)
         waiter = Waiter(request, topics, may, request_id, in_runs=in_runs)
         return await self._waiters.messages(group, waiter, request.wait)
 

@@ -321,6 +321,45 @@ class Group:
                     "topic_is_taken",
                 )
 
+    def own_alone(self, instance: str, topics: Iterable[str], until_us: int) -> None:
+        """Note that the instance alone receives these topics: this is the group of an instance."""
+        for topic in topics:
+            self._owners.keep(topic, instance, until_us)
+
+    def refuse_namesake(
+        self,
+        instance: str,
+        session: str,
+        topics: frozenset[str] | None,
+        now_us: int,
+        may: Callable[[str], bool] | None = None,
+    ) -> bool:
+        """Have the newest of the consumers with an instance's name receive what the instance alone receives.
+
+        Two of them would each get a part of the messages, at the same time, and nobody would know. Returns whether
+        `session`, the one that asks, is a new one behind another one, whose messages are available again. Raises
+        Conflict if a later one has asked. `may`: as for `refuse_second`.
+        """
+        is_replacing = False
+        for topic, owner in self._owners.by_topic.items():
+            if owner.instance != instance or (topics is not None and topic not in topics):
+                continue
+            if may is not None and not may(self.cursors[(topic, 0)].serves):
+                continue
+            is_behind = owner.take(session)
+            if is_behind is None:
+                raise Conflict(
+                    f"another consumer with the name {instance!r} has come, and receives topic {topic!r} of group "
+                    f"{self.name.partition('@')[0]!r} alone: give each running consumer an instance= of its own",
+                    "topic_is_taken",
+                )
+            if is_behind:
+                is_replacing = True
+                # A consumer that is stopping finishes what it holds.
+                held = [(lease, place) for lease, place in self._held.open_of(topic) if not lease.is_interrupted]
+                self._settling.come_back(held, now_us)
+        return is_replacing
+
     def _owns(self, asked: Demand, topic: str) -> bool:
         """Whether the instance owns the topic; it becomes the owner if there is none any more."""
         instance, now_us = asked.instance, asked.now_us

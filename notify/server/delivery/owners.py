@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+MOST_EARLIER = 8
 
 
 @dataclass(slots=True)
@@ -11,6 +13,21 @@ class Owner:
 
     instance: str
     until_us: int
+    session: str = ""
+    """The consumer that has the instance's name; "": unknown."""
+    earlier: list[str] = field(default_factory=list)
+    """The consumers that had this name before, the last one at the end."""
+
+    def take(self, session: str) -> bool | None:
+        """Have a consumer have this name, if it is a new one. Returns whether another one had it, which may hold
+        messages; None: a later one has it."""
+        if session in self.earlier:
+            return None
+        had, self.session = self.session, session
+        if had in ("", session):
+            return False
+        self.earlier = [*self.earlier, had][-MOST_EARLIER:]
+        return True
 
 
 class Owners:
@@ -24,7 +41,9 @@ class Owners:
     def keep(self, topic: str, instance: str, until_us: int) -> None:
         """Have the instance, the present owner or a new one, own the topic at least until `until_us`."""
         owner = self.by_topic.get(topic)
-        self.by_topic[topic] = Owner(instance, until_us if owner is None else max(until_us, owner.until_us))
+        if owner is None or owner.instance != instance:
+            owner = self.by_topic[topic] = Owner(instance, until_us if owner is None else owner.until_us)
+        owner.until_us = max(until_us, owner.until_us)
 
     def prolong(self, topic: str, instance: str, until_us: int) -> None:
         """Extend the ownership of the topic until `until_us` if the instance is its owner."""

@@ -1,0 +1,78 @@
+"""Where an audit runs: paths with signs, and settings of other installations of Spark and Hadoop."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from notify.spark.inputs.columns import CHECKS
+from notify.spark.inputs.copies import LocalCopies, copy_name
+from notify.spark.inputs.log_files import SegmentFile
+from notify.spark.session import drivers
+
+NOWHERE = "hdfs://127.0.0.1:1"
+ODD = "[re]{po,rt} 50%20 #1 ü"
+STARTS = """
+import sys
+from notify.spark.inputs.databases import Database
+from notify.spark.session import open_session
+
+spark = open_session(memory="1g", small=True)
+(row,) = Database(sys.argv[1], "shop").read_query(spark, "(SELECT 7 AS value) q", "value long").collect()
+print("read", row.value)
+"""
+SETTINGS = """
+spark.master yarn
+spark.submit.deployMode cluster
+spark.api.mode connect
+spark.extraListeners com.example.Missing
+spark.sql.extensions com.example.Missing
+spark.eventLog.enabled true
+spark.eventLog.dir hdfs://127.0.0.1:1/events
+"""
+
+
+def test_copies_are_read_at_a_path_with_signs_though_hadoop_names_another_file_system(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Spark takes brackets for a pattern (SPARK-32810), and a path without a scheme for one of `fs.defaultFS`."""
+    copies, segment = LocalCopies(tmp_path / (ODD + "*?\\n")), SegmentFile("0.log", 0, 1, 100, 100, 1)
+    copy = copies.directory / copy_name(segment)
+    copy.mkdir(parents=True)
+    row = {"id": b"i" * 16, "answered": 1, "parked": False, "at_us": 5}
+    pq.write_table(pa.Table.from_pylist([row], CHECKS), copy / "checks.parquet")
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.defaultFS", NOWHERE)
+    try:
+        (read,) = copies.rows(spark, "checks", CHECKS, [(segment, 1)]).collect()
+    finally:
+        hadoop.set("fs.defaultFS", before)
+    assert read["at_us"] == 5
+
+
+@pytest.mark.long
+def test_an_audit_starts_where_other_installations_are_configured(tmp_path: Path) -> None:
+    """A notebook's or a cluster's machine: Spark did not start, and said that Java was too old."""
+    jars, spark, hadoop = tmp_path / f"{ODD}, jars", tmp_path / "spark", tmp_path / "hadoop"
+    shutil.copytree(drivers()[0].parent, jars)
+    spark.mkdir()
+    (spark / "spark-defaults.conf").write_text(SETTINGS)
+    hadoop.mkdir()
+    site = f"<configuration><property><name>fs.defaultFS</name><value>{NOWHERE}</value></property></configuration>"
+    (hadoop / "core-site.xml").write_text(site)
+    environment = {
+        "SPARK_CONF_DIR": str(spark), "HADOOP_CONF_DIR": str(hadoop), "NOTIFY_AUDIT_JARS": str(jars),
+        "SPARK_REMOTE": "sc://127.0.0.1:1", "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+    }  # fmt: skip
+    line = [sys.executable, "-c", STARTS, f"sqlite:///{tmp_path}/shop.db"]
+    ended = subprocess.run(line, env=os.environ | environment, capture_output=True, text=True)
+    assert ended.stdout == "read 7\n", ended.stderr[-2000:]
