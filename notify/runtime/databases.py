@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,37 @@ def mover_options(url: URL, further: Mapping[str, object] | None = None) -> str:
 def set_in_session(settings: Mapping[str, object]) -> str:
     """The statement that sets these settings in a session of PostgreSQL. Commit it, since a rollback would undo it."""
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
+
+
+ALL_ROWS = 9_223_372_036_854_775_807
+"""A limit that no answer reaches."""
+MYSQL_ANY_WORK = (
+    f"sql_select_limit = {ALL_ROWS}, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0 "
+    "/*!50700 , max_execution_time = 0 */ /*M! , max_statement_time = 0 */"
+)
+"""The settings of a session of MySQL or MariaDB, for a statement SET. The first comment is read by MySQL alone, the
+second one by MariaDB alone."""
+_LONG_WAITS = (
+    "wait_timeout = 28800 /*M! , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, "
+    "idle_write_transaction_timeout = 0 */"
+)
+"""The same for a session that waits; the time is the servers' own default."""
+
+
+def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
+    """Give a driver's connection to MySQL or MariaDB the settings that a session of Notify's own needs, not those
+    that the server has for its other clients, which may cut answers short (`sql_select_limit`), end statements, refuse
+    writes, or end the session with each commit. `waits_long`: whether it may wait within a transaction, as a mover does
+    for its target."""
+    with contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute("SET SESSION TRANSACTION READ WRITE")
+        cursor.execute(f"SET SESSION {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
+
+
+def whole(query: sa.Select[Any]) -> sa.Select[Any]:
+    """A query of a service's own session whose answer must not be cut short: with a LIMIT of its own, that of the
+    session (`sql_select_limit` of MySQL and MariaDB) does not hold."""
+    return query.limit(ALL_ROWS)
 
 
 UNSENT, RELAYED, REFUSED, DROPPED, LEFT_BEHIND = 0, 1, 2, 3, 4
