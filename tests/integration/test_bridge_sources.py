@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.binlog.reader import BinlogReader
 from notify.binlog_bridge.binlog.source import findings
 from notify.binlog_bridge.errors import Unfit, Unreadable
@@ -211,6 +212,19 @@ def test_a_key_in_another_character_set_is_refused(url: URL) -> None:
 def test_a_table_that_keeps_its_history_is_refused(odd_source: BinlogServer, url: URL) -> None:
     """Each mark on a row inserted the unsent one once more."""
     _refuses(url, "ADD SYSTEM VERSIONING", "keeps the history of its rows")
+
+
+def test_a_server_that_cannot_name_columns_is_refused(url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MySQL 5.7 or MariaDB 10.4 has no such setting, which the error of its first row asked for."""
+    of_this_server = source.variables
+
+    def variables(connection: sa.Connection) -> dict[str, str]:
+        found = of_this_server(connection)
+        del found["binlog_row_metadata"]
+        return found
+
+    monkeypatch.setattr(source, "variables", variables)
+    _refuses(url, "COMMENT 'as it was'", "cannot name the columns of rows.*MySQL 8.0 or MariaDB 10.5")
 
 
 def _refuses(url: URL, change: str, what: str) -> None:

@@ -137,6 +137,13 @@ def findings(connection: Connection, server_id: int, schemas: Sequence[str] | No
         value = values.get(name)
         if value is not None and not is_right(value):
             all_findings.append(Finding(what.format(value or "empty"), remedy, stops))
+    if "binlog_row_metadata" not in values:
+        all_findings.append(
+            Finding(
+                "this server cannot name the columns of rows in its binlog (it has no binlog_row_metadata)",
+                "upgrade it, at least to MySQL 8.0 or MariaDB 10.5, or run `notify relay`",
+            )
+        )
     if values.get("server_id") == str(server_id):
         all_findings.append(
             Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id")
