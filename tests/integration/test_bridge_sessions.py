@@ -26,7 +26,7 @@ from tests.support.groups import drain, subscribe
 from tests.support.wal import insert
 
 CUTS_SHORT = {"sql_select_limit": 2}
-ODD = CUTS_SHORT | {"max_join_size": 1, "completion_type": 2, "wait_timeout": 25}
+ODD = CUTS_SHORT | {"max_join_size": 1, "completion_type": 1, "wait_timeout": 25}
 ODD_MYSQL = ODD | {"transaction_read_only": 1, "max_execution_time": 60_000}
 ODD_MARIADB = ODD | {"tx_read_only": 1, "max_statement_time": 60, "idle_transaction_timeout": 25}
 

@@ -214,6 +214,33 @@ def test_a_table_that_keeps_its_history_is_refused(odd_source: BinlogServer, url
     _refuses(url, "ADD SYSTEM VERSIONING", "keeps the history of its rows")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("left_out", ["ignore_db", "do_db", "ignore_table", "wild_do_table"])
+def test_a_replica_that_leaves_our_rows_out_is_refused(
+    odd_source: BinlogServer, url: URL, unique: str, left_out: str
+) -> None:
+    """It has the GTIDs of what its filter leaves out, so that a bridge would pass them, and miss the rows."""
+    whose = {"ignore_db": unique, "do_db": "others", "ignore_table": f"{unique}.half_message", "wild_do_table": "o.%"}
+    name, value = f"replicate_{left_out}", whose[left_out]
+    if isinstance(odd_source, MariaDbServer):
+        begin, end = "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'x'", "RESET SLAVE ALL"
+        set_to = f"SET GLOBAL {name} = '{{}}'"
+    else:
+        begin, end = "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_USER = 'x'", "RESET REPLICA ALL"
+        set_to = f"CHANGE REPLICATION FILTER {name} = ({{}})"
+    quoted = f"'{value}'" if "wild" in name and not isinstance(odd_source, MariaDbServer) else value
+    odd_source.execute(begin, set_to.format(quoted))
+    try:
+        _refuses(url, "COMMENT 'as it was'", r"this is a replica, and .* leaves out .*half_message \(Replicate_.*")
+        odd_source.execute(set_to.format(""))
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            assert not [finding for finding in findings(connection, 7) if "leaves out" in finding.what]
+        engine.dispose()
+    finally:
+        odd_source.execute(set_to.format(""), end)
+
+
 def test_a_server_that_cannot_name_columns_is_refused(url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
     """A MySQL 5.7 or MariaDB 10.4 has no such setting, which the error of its first row asked for."""
     of_this_server = source.variables
