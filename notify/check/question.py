@@ -122,7 +122,7 @@ def ask(
         raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
     try:
-        with _own_transaction(connection):
+        with own_transaction(connection):
             with short_lock_waits(connection):
                 connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
             return _read(connection, transaction_id, schema, source)
@@ -133,7 +133,7 @@ def ask(
 
 
 @contextmanager
-def _own_transaction(connection: Connection) -> Iterator[None]:
+def own_transaction(connection: Connection) -> Iterator[None]:
     """A READ COMMITTED transaction that can write, also on a connection that commits each statement by itself.
 
     The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level

@@ -85,11 +85,11 @@ _LONG_WAITS = (
 
 def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
     """Give a driver's connection to MySQL or MariaDB the settings that a session of Notify's own needs, not those
-    that the server has for its other clients, which may cut answers short (`sql_select_limit`), end statements, refuse
-    writes, or end the session with each commit. `waits_long`: whether it may wait within a transaction, as a mover does
-    for its target."""
+    that the server has for its other clients, which may cut answers short (`sql_select_limit`), show what is not
+    committed, lock what is only read, end statements, refuse writes, or end the session with each commit. `waits_long`:
+    whether it may wait within a transaction, as a mover does for its target."""
     with contextlib.closing(connection.cursor()) as cursor:
-        cursor.execute("SET SESSION TRANSACTION READ WRITE")
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
         cursor.execute(f"SET SESSION {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
 
 

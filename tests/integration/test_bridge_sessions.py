@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables import left_rows
+from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import half_message, notify_refused
 from notify.movers.relay.relay import Relay
 from notify.protocol import ids
@@ -29,6 +30,11 @@ CUTS_SHORT = {"sql_select_limit": 2}
 ODD = CUTS_SHORT | {"max_join_size": 1, "completion_type": 1, "wait_timeout": 25}
 ODD_MYSQL = ODD | {"transaction_read_only": 1, "max_execution_time": 60_000}
 ODD_MARIADB = ODD | {"tx_read_only": 1, "max_statement_time": 60, "idle_transaction_timeout": 25}
+UNCOMMITTED = {
+    True: {"transaction_isolation": "'READ-UNCOMMITTED'"},
+    False: {"tx_isolation": "'READ-UNCOMMITTED'"},
+}
+"""By whether the server is a MySQL."""
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def engine(url: str) -> Iterator[sa.Engine]:
 
 
 @contextmanager
-def odd_settings(server: BinlogServer, settings: dict[str, int]) -> Iterator[None]:
+def odd_settings(server: BinlogServer, settings: Mapping[str, object]) -> Iterator[None]:
     """Change global settings, which later sessions have from their beginning."""
     server.execute("SET " + ", ".join(f"GLOBAL {name} = {value}" for name, value in settings.items()))
     try:
@@ -90,6 +96,29 @@ def test_a_mover_sends_whole_transactions(
         assert connection.scalar(sa.select(sa.func.count()).select_from(notify_refused)) == 1
 
 
+def test_a_mover_never_sends_what_is_not_committed(
+    url: str, engine: sa.Engine, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
+    """Where the server shows it: what was rolled back later was sent."""
+    subscribe(server.url, unique, unique)
+    write(engine, unique, transactions=1, messages=1)
+    with odd_settings(binlog_server, UNCOMMITTED[isinstance(binlog_server, MySqlServer)]), engine.connect() as writer:
+        insert(writer, unique, 1)
+        insert(writer, unique, 2, mode="auto", relayed=LEFT_BEHIND)
+        visitor = visitor_engine(url)
+        asyncio.run(Relay(visitor, server.url).run(once=True))
+        visitor.dispose()
+        service = sa.create_engine(url)
+        with service.connect() as connection:
+            assert connection.scalar(sa.select(sa.func.count()).select_from(half_message)) == 3
+        found = asyncio.run(DatabaseCalls(service).call(left_rows.look, "g", schema=""))
+        service.dispose()
+        assert found.places == []
+        writer.rollback()
+    assert numbers(server, unique, 1) == [0]
+    assert drain(server.url, unique, unique, 0) == []
+
+
 def test_sessions_have_settings_of_their_own(url: str, binlog_server: BinlogServer) -> None:
     """A server's storage, and a mover, which waits for its target within a transaction."""
     settings = odd_for(binlog_server)
@@ -97,10 +126,11 @@ def test_sessions_have_settings_of_their_own(url: str, binlog_server: BinlogServ
     query = "SELECT " + ", ".join(f"@@SESSION.{name}" for name in names)
     own = dict.fromkeys(names, 0) | {"sql_select_limit": ALL_ROWS, "completion_type": "NO_CHAIN"}
     own |= {"sql_big_selects": 1}
+    of_a_server = 60 if isinstance(binlog_server, MySqlServer) else settings["wait_timeout"]
     bridge = Bridge([url], "http://127.0.0.1:9")
     with odd_settings(binlog_server, settings):
         for engine, further in (
-            (open_engine(url), {"wait_timeout": 60, "idle_transaction_timeout": 15}),
+            (open_engine(url), {"wait_timeout": of_a_server, "idle_transaction_timeout": 15}),
             (visitor_engine(url), {"wait_timeout": 28_800}),
             (bridge._engine, {"wait_timeout": 28_800}),
         ):
@@ -155,8 +185,8 @@ def test_sessions_are_new_after_the_connection_was_lost(
             return {id_: command for id_, command in connection.exec_driver_sql(listed).tuples() if id_ != own}
 
     def dumping() -> list[int]:
-        found = binlog_server.execute("SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'")
-        return [int(str(row[0])) for row in found]
+        listed = binlog_server.execute("SELECT id, command FROM information_schema.processlist")
+        return [int(str(id_)) for id_, command in listed if str(command).startswith("Binlog Dump")]
 
     async def run() -> None:
         bridge = Bridge([url], server.url)
