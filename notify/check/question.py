@@ -133,8 +133,9 @@ def ask(
 
 
 @contextmanager
-def own_transaction(connection: Connection) -> Iterator[None]:
+def own_transaction(connection: Connection, mysql_level: str = "READ COMMITTED") -> Iterator[None]:
     """A READ COMMITTED transaction that can write, also on a connection that commits each statement by itself.
+    `mysql_level`: another level on MySQL and MariaDB.
 
     The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level
     would leave the session with the database's default, and without the driver's autocommit.
@@ -157,7 +158,7 @@ def own_transaction(connection: Connection) -> Iterator[None]:
                     connection.exec_driver_sql("SET TRANSACTION READ WRITE")  # a standby refuses it
             else:
                 for statement in _MYSQL_BEGINS:
-                    connection.exec_driver_sql(statement)
+                    connection.exec_driver_sql(statement.format(mysql_level))
             yield
         except BaseException:
             if (commits or is_mysql) and not connection.invalidated:
@@ -172,7 +173,7 @@ _AND_NO_MORE = " AND NO CHAIN NO RELEASE"
 same isolation level."""
 _MYSQL_BEGINS = (
     f"ROLLBACK{_AND_NO_MORE}",
-    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET TRANSACTION ISOLATION LEVEL {}",
     "START TRANSACTION READ WRITE",
 )
 

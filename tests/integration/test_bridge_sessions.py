@@ -182,7 +182,7 @@ def test_sessions_are_new_after_the_connection_was_lost(
     def sessions() -> dict[int, str]:
         with engine.connect() as connection:
             own = connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
-            return {id_: command for id_, command in connection.exec_driver_sql(listed).tuples() if id_ != own}
+            return {id_: command for id_, command in connection.exec_driver_sql(listed) if id_ != own}
 
     def dumping() -> list[int]:
         listed = binlog_server.execute("SELECT id, command FROM information_schema.processlist")

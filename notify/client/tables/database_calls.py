@@ -56,9 +56,11 @@ class DatabaseCalls:
 
 
 def _call(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
-    """On MySQL and MariaDB never at a level of the service at which uncommitted rows are seen: they would be sent."""
+    """On MySQL and MariaDB at the servers' own default level: that of the service may show rows that are not committed
+    yet, and they would be sent."""
     is_mysql = connection.dialect.name in ("mysql", "mariadb")
-    with own_transaction(connection) if is_mysql else connection.begin(), naming(connection, schema):
+    transaction = own_transaction(connection, "REPEATABLE READ") if is_mysql else connection.begin()
+    with transaction, naming(connection, schema):
         return function(connection, *arguments)
 
 
