@@ -284,24 +284,3 @@ def test_rows_of_triggers_and_cascades_arrive_once(url: str, kind: str, server: 
     assert move(url, server).totals.rows == 2
     assert sorted(numbers(server, unique, 2)) == [3, 4]
     assert drain(server.url, unique, unique, 0) == []
-
-
-def test_scratch_mixed(url: str, kind: str) -> None:
-    execute(
-        url,
-        "CREATE TABLE audit (n INT) ENGINE=MyISAM",
-        "CREATE TRIGGER told AFTER INSERT ON half_message FOR EACH ROW INSERT INTO audit VALUES (1)",
-        insert(1),
-        "BEGIN", insert(2), "ROLLBACK",
-        "BEGIN", "INSERT INTO audit VALUES (3)", insert(3), "INSERT INTO audit VALUES (3)", "COMMIT",
-    )
-    execute(
-        url,
-        "CREATE TEMPORARY TABLE half_message_copy LIKE half_message",
-        "BEGIN", insert(4), "INSERT INTO half_message_copy SELECT * FROM half_message", "DROP TEMPORARY TABLE half_message_copy", insert(5), "COMMIT",
-        "CREATE TEMPORARY TABLE half_message_copy (n INT)",
-        "DROP TEMPORARY TABLE IF EXISTS half_message_copy",
-        "CREATE TEMPORARY TABLE half_message_copy (n INT)",
-    )
-    execute(url, insert(6))
-    assert numbers_of(url, kind) == [1, 3, 4, 5, 6]
