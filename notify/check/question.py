@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
-from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, reason_of
+from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, is_level_refused, reason_of
 from notify.runtime.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
@@ -121,11 +121,20 @@ def ask(
     if name not in _TOMBSTONES:
         raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
-    try:
-        with own_transaction(connection):
+
+    def asked(level: str) -> LocalRow:
+        with own_transaction(connection, level):
             with short_lock_waits(connection):
                 connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
             return _read(connection, transaction_id, schema, source)
+
+    try:
+        try:
+            return asked("READ COMMITTED")
+        except sa.exc.DBAPIError as error:
+            if not is_level_refused(error.orig):
+                raise
+            return asked("REPEATABLE READ")  # nothing is read before the insert, so that this sees as much
     except sa.exc.SQLAlchemyError as error:
         if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
             raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error

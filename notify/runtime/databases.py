@@ -182,6 +182,15 @@ def is_denied(error: BaseException | None) -> bool:
     return _state_of(error) == _DENIED_STATE or _code_of(error) in _DENIED_CODES
 
 
+_LEVEL_REFUSED_CODE = 1665
+
+
+def is_level_refused(error: BaseException | None) -> bool:
+    """Whether a driver's error says that MySQL or MariaDB takes no writes at READ COMMITTED, because it logs statements
+    (binlog_format)."""
+    return _code_of(error) == _LEVEL_REFUSED_CODE
+
+
 _FULL_STATE = "53100"
 _FULL_CODES = frozenset({1021, 1114})
 

@@ -1,4 +1,4 @@
-"""What a replica of MySQL or MariaDB leaves out: by its filters, and of the changes that fail there."""
+"""Changes that a replica of MySQL or MariaDB leaves out, by its filters, or because they fail there."""
 
 from __future__ import annotations
 

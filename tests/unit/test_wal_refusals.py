@@ -1,4 +1,4 @@
-"""What a PostgreSQL says is understood in its own language (`lc_messages`), as far as no SQLSTATE comes with it."""
+"""Errors of a PostgreSQL are understood in its own language (`lc_messages`), as far as no SQLSTATE comes with them."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def replicates(connection: Connection) -> bool | None:
 
 
 def _channels(connection: Connection) -> list[dict[str, Any]] | None:
-    """What the server shows of each of its connections to a primary; None if its user may not see that."""
+    """The state of each of the server's connections to a primary; None if its user may not see that."""
     every = "ALL " if is_mariadb(connection) else ""  # else MariaDB leaves out connections with a name
     many = "S" if is_mariadb(connection) else ""
     # The second before MySQL 8.0.22 and MariaDB 10.5.

@@ -32,7 +32,7 @@ class Wal:
         self._slot = Slot("", ())
         self._scope = Scope()
         self._published = Published()
-        """What the candidate publishes, as it was looked at last."""
+        """The candidate's publications, as they were looked at last."""
 
     def check(
         self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool

@@ -33,7 +33,7 @@ class Position:
     newest_us: int = 0
     """When the newest transaction was committed, in microseconds by the source's clock; 0: unknown."""
     published: str = ""
-    """What the source published when the place was read: see Published; "": unknown."""
+    """A digest of the source's publications when the place was read: see Published; "": unknown."""
 
     @property
     def shown(self) -> str:

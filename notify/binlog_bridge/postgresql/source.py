@@ -331,8 +331,8 @@ _PUBLISHED = sa.text(
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a slot gives out at one moment: the versions of its publications, and of the tables in them. A row is given
-    out as it was published when it was written, and nobody tells a reader of rows that were not."""
+    """The versions of a slot's publications, and of the tables in them, at one moment. A slot gives a row out as it was
+    published when it was written, and nobody tells a reader of rows that were not."""
 
     publications: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
@@ -352,7 +352,7 @@ class Published:
 
 
 def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Published, list[Finding]]:
-    """What is published, and findings about tables there are now, whose rows, or some of whose rows, the slot does not
+    """The publications as they are now, and findings about tables whose rows, or some of whose rows, the slot does not
     give out."""
     entries_of: dict[tuple[str, str], list[list[Any]]] = {}
     publications: dict[str, str] = {}
