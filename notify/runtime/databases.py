@@ -33,6 +33,9 @@ BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), *_MYSQL)
 INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 """UTC, with microseconds."""
+INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+"""The options of a table, since a server may have another engine as its default; the second one is for addresses with
+mariadb://."""
 
 
 WAKE_CHANNEL = "notify_outbox"

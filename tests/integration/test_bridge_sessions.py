@@ -15,9 +15,11 @@ from notify.client import create_tables
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import half_message, notify_refused
+from notify.errors import StorageFailed
 from notify.movers.relay.relay import Relay
 from notify.protocol import ids
 from notify.runtime.databases import ALL_ROWS, LEFT_BEHIND
+from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine, visitor_engine
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
@@ -134,6 +136,10 @@ def test_a_check_is_answered_where_the_server_logs_statements(
         with pytest.raises(sa.exc.IntegrityError), service.begin() as late:
             insert(late, "topic", 2, transaction_id=in_doubt)
         service.dispose()
+        storage = open_engine(url)
+        with pytest.raises(StorageFailed, match=r"binlog_format is STATEMENT.*SET GLOBAL binlog_format = 'ROW'"):
+            schema.upgrade(storage, "main")
+        storage.dispose()
 
 
 def test_sessions_have_settings_of_their_own(url: str, binlog_server: BinlogServer) -> None:
@@ -178,6 +184,7 @@ def test_tables_are_of_innodb_where_the_server_has_another_default(url: str, bin
     try:
         engine = sa.create_engine(parsed)
         create_tables(engine)
+        schema.upgrade(engine, "main")
         with engine.connect() as connection:
             engines = connection.exec_driver_sql(
                 "SELECT DISTINCT engine FROM information_schema.tables WHERE table_schema = DATABASE()"
