@@ -76,6 +76,8 @@ class Candidates:
             engine.dispose()
 
     def _go_on(self) -> None:
+        # Its address may lead to another server by now, while the old one still serves open sessions.
+        self.engine.dispose()
         self._at = (self._at + 1) % len(self._engines)
 
     def _may_catch_up(self) -> bool:

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
-from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, reason_of
+from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, is_level_refused, reason_of
 from notify.runtime.schemas import named_by, qualified
 
 LOCK_TIMEOUT_MS = 300
@@ -121,11 +121,20 @@ def ask(
     if name not in _TOMBSTONES:
         raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
-    try:
-        with _own_transaction(connection):
+
+    def asked(level: str) -> LocalRow:
+        with own_transaction(connection, level):
             with short_lock_waits(connection):
                 connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
             return _read(connection, transaction_id, schema, source)
+
+    try:
+        try:
+            return asked("READ COMMITTED")
+        except sa.exc.DBAPIError as error:
+            if not is_level_refused(error.orig):
+                raise
+            return asked("REPEATABLE READ")  # nothing is read before the insert, so that this sees as much
     except sa.exc.SQLAlchemyError as error:
         if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
             raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error
@@ -133,8 +142,9 @@ def ask(
 
 
 @contextmanager
-def _own_transaction(connection: Connection) -> Iterator[None]:
+def own_transaction(connection: Connection, mysql_level: str = "READ COMMITTED") -> Iterator[None]:
     """A READ COMMITTED transaction that can write, also on a connection that commits each statement by itself.
+    `mysql_level`: another level on MySQL and MariaDB.
 
     The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level
     would leave the session with the database's default, and without the driver's autocommit.
@@ -157,7 +167,7 @@ def _own_transaction(connection: Connection) -> Iterator[None]:
                     connection.exec_driver_sql("SET TRANSACTION READ WRITE")  # a standby refuses it
             else:
                 for statement in _MYSQL_BEGINS:
-                    connection.exec_driver_sql(statement)
+                    connection.exec_driver_sql(statement.format(mysql_level))
             yield
         except BaseException:
             if (commits or is_mysql) and not connection.invalidated:
@@ -172,7 +182,7 @@ _AND_NO_MORE = " AND NO CHAIN NO RELEASE"
 same isolation level."""
 _MYSQL_BEGINS = (
     f"ROLLBACK{_AND_NO_MORE}",
-    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET TRANSACTION ISOLATION LEVEL {}",
     "START TRANSACTION READ WRITE",
 )
 

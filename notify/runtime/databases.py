@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ BODY = sa.LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
 KEY = sa.String(1024).with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), *_MYSQL)
 INSTANT = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
 """UTC, with microseconds."""
+INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+"""The options of a table, since a server may have another engine as its default; the second one is for addresses with
+mariadb://."""
 
 
 WAKE_CHANNEL = "notify_outbox"
@@ -65,6 +69,37 @@ def mover_options(url: URL, further: Mapping[str, object] | None = None) -> str:
 def set_in_session(settings: Mapping[str, object]) -> str:
     """The statement that sets these settings in a session of PostgreSQL. Commit it, since a rollback would undo it."""
     return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
+
+
+ALL_ROWS = 9_223_372_036_854_775_807
+"""A limit that no answer reaches."""
+MYSQL_ANY_WORK = (
+    f"sql_select_limit = {ALL_ROWS}, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0 "
+    "/*!50700 , max_execution_time = 0 */ /*M! , max_statement_time = 0 */"
+)
+"""The settings of a session of MySQL or MariaDB, for a statement SET. The first comment is read by MySQL alone, the
+second one by MariaDB alone."""
+_LONG_WAITS = (
+    "wait_timeout = 28800 /*M! , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, "
+    "idle_write_transaction_timeout = 0 */"
+)
+"""The same for a session that waits; the time is the servers' own default."""
+
+
+def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
+    """Give a driver's connection to MySQL or MariaDB the settings that a session of Notify's own needs, not those
+    that the server has for its other clients, which may cut answers short (`sql_select_limit`), show what is not
+    committed, lock what is only read, end statements, refuse writes, or end the session with each commit. `waits_long`:
+    whether it may wait within a transaction, as a mover does for its target."""
+    with contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
+        cursor.execute(f"SET SESSION {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
+
+
+def whole(query: sa.Select[Any]) -> sa.Select[Any]:
+    """A query of a service's own session whose answer must not be cut short: with a LIMIT of its own, that of the
+    session (`sql_select_limit` of MySQL and MariaDB) does not hold."""
+    return query.limit(ALL_ROWS)
 
 
 UNSENT, RELAYED, REFUSED, DROPPED, LEFT_BEHIND = 0, 1, 2, 3, 4
@@ -148,6 +183,15 @@ _DENIED_CODES = frozenset({1044, 1142, 1143})
 def is_denied(error: BaseException | None) -> bool:
     """Whether a driver's error says that this user has no right to a database, table or column."""
     return _state_of(error) == _DENIED_STATE or _code_of(error) in _DENIED_CODES
+
+
+_LEVEL_REFUSED_CODE = 1665
+
+
+def is_level_refused(error: BaseException | None) -> bool:
+    """Whether a driver's error says that MySQL or MariaDB takes no writes at READ COMMITTED, because it logs statements
+    (binlog_format)."""
+    return _code_of(error) == _LEVEL_REFUSED_CODE
 
 
 _FULL_STATE = "53100"

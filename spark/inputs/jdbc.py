@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
+from notify.runtime.databases import MYSQL_ANY_WORK
 from notify.spark.inputs.jdbc_urls import DRIVERS, Address
 from notify.spark.inputs.pacing import waiting_sql
 from notify.spark.inputs.query_bounds import READ_SECONDS
@@ -48,5 +49,8 @@ def _properties(address: Address, kind: str, most_lag_us: int = 0) -> dict[str, 
         first.append(f"SET statement_timeout = '{READ_SECONDS}s'")
         if most_lag_us:
             first.append(waiting_sql(most_lag_us))
+    elif kind == "mysql":
+        # One statement, since the driver takes no more. The server's settings for its other clients may cut rows off.
+        first = [f"{address.first}, {MYSQL_ANY_WORK}" if address.first else f"SET SESSION {MYSQL_ANY_WORK}"]
     properties = {**address.properties, "driver": DRIVERS[kind], "fetchsize": str(FETCH_ROWS)}
     return properties | ({"sessionInitStatement": "; ".join(first)} if first else {})

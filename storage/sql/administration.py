@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 
-from notify.runtime.databases import TEXT
+from notify.runtime.databases import INNODB, TEXT
 
 metadata = sa.MetaData()
 
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite increments only columns of the type INTEGER."""
-_INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 _UTF8 = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 _PERSON = sa.String(255).with_variant(mysql.VARCHAR(255, **_UTF8), "mysql", "mariadb")
 """A name in any script, such as an identity provider's subject, whatever the database's own character set is."""
@@ -37,7 +35,7 @@ server_action = sa.Table(
     sa.Column("target", _PERSON, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
     sa.Column("result", TEXT, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """Administrative changes: when, who, what, and why."""
 
@@ -49,7 +47,7 @@ server_revision = sa.Table(
     sa.Column("who", _PERSON, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
     sa.Column("settings", TEXT, nullable=False),  # JSON: every setting that differs from how the servers were started
-    **_INNODB,
+    **INNODB,
 )
 """Complete settings by revision; the newest revision is valid."""
 
@@ -67,7 +65,7 @@ server_credential = sa.Table(
     sa.Column("expires_us", sa.BigInteger, nullable=False),
     sa.Column("revoked_us", sa.BigInteger, nullable=False),
     sa.Column("used_us", sa.BigInteger, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """Credentials of principals. Only the hash of a token is kept."""
 
@@ -79,7 +77,7 @@ server_audit = sa.Table(
     sa.Column("verdict", sa.String(16), nullable=False),
     sa.Column("found", TEXT, nullable=False),  # JSON: counts, totals, reasons, span
     sa.Column("report", TEXT, nullable=False),  # a page, "" for none
-    **_INNODB,
+    **INNODB,
 )
 """Results of audits."""
 
@@ -88,7 +86,7 @@ server_change = sa.Table(
     metadata,
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("version", sa.BigInteger, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """How often settings, credentials and schedules have changed: servers look here every second."""
 
@@ -107,7 +105,7 @@ server_schedule = sa.Table(
     sa.Column("last_sent_us", sa.BigInteger, nullable=False),
     sa.Column("changed_us", sa.BigInteger, nullable=False),
     sa.Column("who", _PERSON, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """Schedules of recurring messages."""
 

@@ -62,7 +62,8 @@ def findings(connection: Connection) -> list[Finding]:
     if connection.dialect.name == "postgresql":
         if str(connection.exec_driver_sql("SHOW synchronous_commit").scalar()) != "off":
             return []
-        return [Finding(f"synchronous_commit is off: {_LOST}", "set it to on")]
+        # A bridge gets only what is on the disk already; a relay, a check and a producer do not.
+        return [Finding(f"synchronous_commit is off: {_LOST}", "set it to on", stops=False)]
     if connection.dialect.name not in ("mysql", "mariadb"):
         return []
     values = variables(connection, [*(row[0] for row in _VARIABLES), *_OF_CLUSTERS])

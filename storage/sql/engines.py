@@ -13,7 +13,14 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.engine.url import URL
 
 from notify.errors import InvalidRequest, StorageFailed
-from notify.runtime.databases import CLIENT_KEEPALIVE, KEEPALIVE, drop_lost_sessions, set_in_session, use_explicit_begin
+from notify.runtime.databases import (
+    CLIENT_KEEPALIVE,
+    KEEPALIVE,
+    drop_lost_sessions,
+    set_in_session,
+    set_up_mysql,
+    use_explicit_begin,
+)
 from notify.runtime.extras import remedy
 from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
 from notify.runtime.urls import check_host, without_secrets
@@ -39,8 +46,9 @@ def make_engine(
 ) -> Engine:
     """An engine for a URL, with the driver of this package and SQLAlchemy's `options` for the parsed URL.
 
-    `named`: the flag or setting that has the URL. `sets_sessions`: its sessions get settings, and connecting raises
-    StorageFailed where a pooler would give each transaction another session.
+    `named`: the flag or setting that has the URL. `sets_sessions`: its sessions get bounds, and connecting raises
+    StorageFailed where a pooler would give each transaction another session. Sessions of MySQL and MariaDB do not have
+    the server's settings for its other clients: see set_up_mysql.
 
     Raises InvalidRequest with what is wrong with the URL, or with the driver that is missing; and what `options`
     raises.
@@ -62,6 +70,12 @@ def make_engine(
     _name_options(engine, named)
     if engine.dialect.name == "sqlite":
         use_explicit_begin(engine)
+    if engine.dialect.name in ("mysql", "mariadb"):
+
+        @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks the server for anything
+        def set_up(connection: Any, _: Any) -> None:
+            set_up_mysql(connection, waits_long=not sets_sessions)
+
     return engine
 
 
@@ -180,7 +194,7 @@ def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     if name in ("mysql", "mariadb"):
         # Only MySQL reads the first comment, and only MariaDB the second.
         bounds = (
-            f"SET SESSION sql_safe_updates = 0, innodb_lock_wait_timeout = {LOCK_SECONDS} "
+            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} "
             f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
             f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
         )

@@ -19,17 +19,16 @@ from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import InvalidRequest, StorageFailed
 from notify.runtime import guarantees
-from notify.runtime.databases import has_table
+from notify.runtime.databases import INNODB, has_table
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.storage.sql import administration
+from notify.storage.sql.checkup import is_on, variables
 from notify.storage.sql.tables import metadata, server_half_message, server_shard
 
 log = structlog.get_logger("notify.sql")
 
 VERSION_TABLE = "server_schema_version"
-_VERSION = sa.Table(
-    VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True), mysql_engine="InnoDB"
-)
+_VERSION = sa.Table(VERSION_TABLE, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True), **INNODB)
 """Alembic's table. Alembic itself would make it with the database's default engine, which may lack transactions."""
 NEEDS = tuple(
     Need(table, "two servers could both write what only one of them may", (SELECT, INSERT, UPDATE, DELETE))
@@ -45,9 +44,11 @@ NEEDS = tuple(
 def upgrade(engine: Engine, shard: str) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
-    Several servers may run it at the same time. Raises StorageFailed for a shard of another name, and UnsafeTable.
+    Several servers may run it at the same time. Raises StorageFailed for a shard of another name, or a database that
+    logs statements, and UnsafeTable.
     """
     verify(engine)  # otherwise a version that this role may not see would seem to be missing
+    _check_binlog(engine)
     with engine.connect() as connection:
         with _alone(connection):
             current = _revision_of(connection)
@@ -65,9 +66,10 @@ def upgrade(engine: Engine, shard: str) -> None:
 
 
 def check(engine: Engine, shard: str) -> None:
-    """Raises StorageFailed if the tables are missing, of a version that cannot be used, or of another shard; and
-    UnsafeTable."""
+    """Raises StorageFailed if the tables are missing, of a version that cannot be used, or of another shard, or if the
+    database logs statements; and UnsafeTable."""
     verify(engine)
+    _check_binlog(engine)
     check_version(engine)
     with engine.connect() as connection:
         name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
@@ -82,6 +84,19 @@ def verify(engine: Engine) -> None:
     """Raises UnsafeTable if an existing table cannot keep a server's guarantees."""
     with engine.connect() as connection:
         guarantees.verify(connection, NEEDS)
+
+
+def _check_binlog(engine: Engine) -> None:
+    """Raises StorageFailed if a MySQL or MariaDB logs statements: it refuses every write of a server (1665)."""
+    if engine.dialect.name not in ("mysql", "mariadb"):
+        return
+    with engine.connect() as connection:
+        values = variables(connection, ("log_bin", "binlog_format"))
+    if is_on(values.get("log_bin")) and values.get("binlog_format", "").upper() == "STATEMENT":
+        raise StorageFailed(
+            "binlog_format is STATEMENT, and the database takes no writes at the level that a server needs (READ "
+            "COMMITTED): SET GLOBAL binlog_format = 'ROW', and in its configuration"
+        )
 
 
 def check_version(engine: Engine, *, exactly: bool = False) -> None:

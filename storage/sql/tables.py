@@ -12,14 +12,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
-from notify.runtime.databases import BODY, DROPPED, ID, INSTANT, KEY, NAME, RELAYED, TEXT
+from notify.runtime.databases import BODY, DROPPED, ID, INNODB, INSTANT, KEY, NAME, RELAYED, TEXT
 
 metadata = sa.MetaData()
 
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _WORD = sa.String(16).with_variant(mysql.VARCHAR(16, **_ASCII), "mysql", "mariadb")
 _LABEL = sa.String(255).with_variant(mysql.VARCHAR(255, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-_INNODB: dict[str, Any] = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
 
 server_half_message = sa.Table(
     "server_half_message",
@@ -47,7 +46,7 @@ server_half_message = sa.Table(
     sa.Column("next_check_us", sa.BigInteger),  # in message 0, while the transaction is undecided
     sa.Column("decided_at", INSTANT),
     sqlite_with_rowid=False,
-    **_INNODB,
+    **INNODB,
 )
 _is_open = server_half_message.c.next_check_us.is_not(sa.null())
 sa.Index(
@@ -84,7 +83,7 @@ server_shard = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),  # always 1: the table has one row
     sa.Column("name", NAME, nullable=False),
     sa.Column("source", ID, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """The name of this database's shard; a server that gives it another name is refused."""
 
@@ -101,7 +100,7 @@ server_member = sa.Table(
     sa.Column("detail", TEXT, nullable=False),
     sa.Column("started_at", INSTANT, nullable=False),
     sa.Column("seen_at", INSTANT, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """The registry: members and their heartbeats. `detail` is JSON."""
 
@@ -111,7 +110,7 @@ server_key_map = sa.Table(
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("shards", TEXT, nullable=False),  # JSON: names in order; a key's hash picks one
     sa.Column("made_at", INSTANT, nullable=False),
-    **_INNODB,
+    **INNODB,
 )
 """The key map by version; the newest version is valid."""
 
@@ -123,6 +122,6 @@ server_key_map_change = sa.Table(
     sa.Column("followed_at", INSTANT),
     sa.Column("settled_at", INSTANT),
     sa.Column("drained_at", INSTANT),
-    **_INNODB,
+    **INNODB,
 )
 """The last recorded step of a change to a version: see storage/sql/key_map.py."""

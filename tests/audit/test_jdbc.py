@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.errors import InvalidRequest
+from notify.runtime.databases import ALL_ROWS
 from notify.spark.inputs.databases import Database, schemas_in
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.postgresql_server import PostgreSqlServer
@@ -242,6 +243,16 @@ def test_mysql_at_an_address_of_ipv6(spark: Any, mysql: BinlogServer) -> None:
         url = of(mysql.url, host="::1", sql_mode="ANSI", **query)
         mode = read(spark, url, "(SELECT concat(current_user(), ' ', @@sql_mode) AS value) q")
         assert mode.startswith("shop@::1") and "ANSI_QUOTES" in mode
+
+
+@pytest.mark.long
+def test_a_limit_of_the_server_for_its_other_clients_cuts_no_rows_off(spark: Any, mysql: BinlogServer) -> None:
+    mysql.execute("SET GLOBAL sql_select_limit = 2")
+    try:
+        for url in (mysql.url, of(mysql.url, sql_mode="ANSI")):
+            assert read(spark, url, "(SELECT @@SESSION.sql_select_limit AS value) q") == str(ALL_ROWS)
+    finally:
+        mysql.execute("SET GLOBAL sql_select_limit = DEFAULT")
 
 
 def test_a_url_without_a_database_needs_a_schema(spark: Any, mysql: BinlogServer) -> None:

@@ -190,6 +190,66 @@ def test_a_compressed_column_that_a_message_has_is_refused_by_name(url: str, kin
         batches_of(url, kind)
 
 
+@pytest.mark.parametrize(
+    ("column", "letters"),
+    [("key", "latin1"), ("key", "gbk"), ("headers", "cp1251"), ("topic", "utf16"), ("tag", "ucs2")],
+)
+def test_a_text_that_was_logged_in_another_character_set_stops_it(
+    url: str, kind: str, column: str, letters: str
+) -> None:
+    """Its bytes may be UTF-8 for other letters, whatever the column has now (PeerDB-io/peerdb#4436)."""
+    execute(
+        url,
+        f"ALTER TABLE half_message MODIFY `{column}` VARCHAR(100) CHARACTER SET {letters}",
+        insert(1),
+        f"ALTER TABLE half_message MODIFY `{column}` VARCHAR(100) CHARACTER SET utf8mb4",
+        insert(2),
+    )
+    what = rf"half_message\.{column} was logged in a character set.*CONVERT TO CHARACTER SET utf8mb4.*--backfill"
+    with pytest.raises(Unreadable, match=what):
+        batches_of(url, kind)
+
+
+@pytest.mark.long
+def test_texts_in_each_encoding_that_is_utf8_are_read(url: str, kind: str) -> None:
+    """Those of other columns do not matter, in front of ours and behind them, nor do words in a set that has ASCII."""
+    types = [f"{name} {type_}" for name, (type_, _) in TYPES[kind].items() if "COMPRESSED" not in type_]
+    added = ", ".join(f"ADD {each}{' FIRST' if n % 2 else ''}" for n, each in enumerate(types))
+    execute(url, f"ALTER TABLE half_message {added}, MODIFY tag VARCHAR(90) CHARACTER SET latin1")
+    name = "collation_name" if kind == "mysql" else "full_collation_name"
+    collations = execute(
+        url,
+        f"SELECT {name} FROM information_schema.collation_character_set_applicability "
+        "WHERE character_set_name IN ('ascii', 'utf8mb3', 'utf8mb4')",
+    )
+    assert len(collations) > 100
+    for n, (collation,) in enumerate(collations):
+        letters = "ascii" if str(collation).startswith("ascii") else "é"
+        execute(
+            url,
+            "DELETE FROM half_message",
+            f"ALTER TABLE half_message MODIFY `key` VARCHAR(90) COLLATE {collation}",
+            insert(n, key=letters),
+        )
+    found = messages_of(url, kind)
+    assert [json.loads(message.body)["n"] for message in found] == [*range(len(collations))]
+    assert {message.key for message in found} == {"ascii", "é"}
+
+
+def test_rows_that_mariadb_keeps_of_changed_rows_are_no_messages(url: str, kind: str) -> None:
+    """Each mark of a relay, and each purge, inserts the old row again: a target that knows no ids would publish it."""
+    only_on(kind, "mariadb")
+    execute(
+        url,
+        insert(1),
+        "ALTER TABLE half_message ADD SYSTEM VERSIONING",
+        "UPDATE half_message SET relayed = 1",
+        "ALTER TABLE half_message DROP SYSTEM VERSIONING",
+    )
+    with pytest.raises(Unreadable, match=r"SYSTEM VERSIONING.*DROP SYSTEM VERSIONING.*--backfill"):
+        batches_of(url, kind)
+
+
 def test_partitions_of_a_table_of_ours_are_read(url: str, kind: str) -> None:
     """MySQL then writes the partition in front of the rows."""
     execute(url, "ALTER TABLE half_message PARTITION BY KEY (transaction_id) PARTITIONS 4")

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
+from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.binlog.reader import BinlogReader
 from notify.binlog_bridge.binlog.source import findings
 from notify.binlog_bridge.errors import Unfit, Unreadable
@@ -211,6 +212,46 @@ def test_a_key_in_another_character_set_is_refused(url: URL) -> None:
 def test_a_table_that_keeps_its_history_is_refused(odd_source: BinlogServer, url: URL) -> None:
     """Each mark on a row inserted the unsent one once more."""
     _refuses(url, "ADD SYSTEM VERSIONING", "keeps the history of its rows")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("left_out", ["ignore_db", "do_db", "ignore_table", "wild_do_table"])
+def test_a_replica_that_leaves_our_rows_out_is_refused(
+    odd_source: BinlogServer, url: URL, unique: str, left_out: str
+) -> None:
+    """It has the GTIDs of what its filter leaves out, so that a bridge would pass them, and miss the rows."""
+    whose = {"ignore_db": unique, "do_db": "others", "ignore_table": f"{unique}.half_message", "wild_do_table": "o.%%"}
+    name, value = f"replicate_{left_out}", whose[left_out]
+    if isinstance(odd_source, MariaDbServer):
+        begin, end = "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'x'", "RESET SLAVE ALL"
+        set_to = f"SET GLOBAL {name} = '{{}}'"
+    else:
+        begin, end = "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_USER = 'x'", "RESET REPLICA ALL"
+        set_to = f"CHANGE REPLICATION FILTER {name} = ({{}})"
+    quoted = f"'{value}'" if "wild" in name and not isinstance(odd_source, MariaDbServer) else value
+    odd_source.execute(begin, set_to.format(quoted))
+    try:
+        _refuses(url, "COMMENT 'as it was'", r"this is a replica, and .* leaves out .*half_message \(Replicate_.*")
+        odd_source.execute(set_to.format(""))
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            assert not [finding for finding in findings(connection, 7) if "leaves out" in finding.what]
+        engine.dispose()
+    finally:
+        odd_source.execute(set_to.format(""), end)
+
+
+def test_a_server_that_cannot_name_columns_is_refused(url: URL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A MySQL 5.7 or MariaDB 10.4 has no such setting, which the error of its first row asked for."""
+    of_this_server = source.variables
+
+    def variables(connection: sa.Connection) -> dict[str, str]:
+        found = of_this_server(connection)
+        del found["binlog_row_metadata"]
+        return found
+
+    monkeypatch.setattr(source, "variables", variables)
+    _refuses(url, "COMMENT 'as it was'", "cannot name the columns of rows.*MySQL 8.0 or MariaDB 10.5")
 
 
 def _refuses(url: URL, change: str, what: str) -> None:

@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from notify.binlog_bridge import announcing
 from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.postgresql import replication
+from notify.binlog_bridge.postgresql import slot as slots
 from notify.binlog_bridge.postgresql.slot import Slot, current_position
 from notify.binlog_bridge.postgresql.stream import WalStream
 from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import notify_refused
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 from notify.storage.sql import schema
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
@@ -156,6 +157,7 @@ def test_a_message_that_no_queue_takes_does_not_hold_the_slot(
         ("ALTER PUBLICATION {name} SET (publish = 'update')", "only a part"),
         ("ALTER PUBLICATION {name} SET TABLE half_message WHERE (message_no = 0)", "only a part"),
         ("ALTER PUBLICATION {name} SET TABLE half_message (transaction_id, message_no, topic)", "only a part"),
+        ("BEGIN; {away}; {back}; COMMIT", "was changed since"),
     ],
 )
 def test_a_publication_without_all_rows_stops_a_bridge_that_runs(
@@ -170,11 +172,46 @@ def test_a_publication_without_all_rows_stops_a_bridge_that_runs(
         bridge = Bridge([url], server.url)
         task = asyncio.ensure_future(bridge.run())
         await eventually_async(lambda: bridge.totals.connections, "the bridge to read")
-        await asyncio.to_thread(execute, engine, statement.format(name=f'"{name}"'))
+        away, back = (f'ALTER PUBLICATION "{name}" {which} TABLE half_message' for which in ("DROP", "ADD"))
+        await asyncio.to_thread(execute, engine, statement.format(name=f'"{name}"', away=away, back=back))
         with pytest.raises(Unfit, match=f"{what}.*--backfill"):
             await asyncio.wait_for(task, PATIENCE_SECONDS)
 
     asyncio.run(run())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("away", "back"),
+    [
+        ("ALTER PUBLICATION {name} DROP TABLE half_message", "ALTER PUBLICATION {name} ADD TABLE half_message"),
+        ("ALTER PUBLICATION {name} SET (publish = 'update')", "ALTER PUBLICATION {name} SET (publish = 'insert')"),
+        (
+            "ALTER PUBLICATION {name} SET TABLE half_message WHERE (message_no > 0)",
+            "ALTER PUBLICATION {name} SET TABLE half_message",
+        ),
+        ("DROP TABLE half_message", "ALTER PUBLICATION {name} SET TABLE half_message"),
+    ],
+)
+def test_what_was_published_otherwise_while_it_was_away_stops_it(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str, away: str, back: str
+) -> None:
+    """The slot lacks what was written in between, and all looks right again (MaterializeInc/materialize#26281)."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    name = f'"{slot(engine)["slot_name"]}"'
+    execute(engine, away.format(name=name))
+    outbox(url, unique, range(4, 6))
+    execute(engine, back.format(name=name))
+    outbox(url, unique, range(6, 7))
+    for _ in range(2):
+        with pytest.raises(Purged, match=r"what the source publishes was changed.*Nothing was skipped.*--backfill"):
+            move(url, server)
+    move(url, server, fill=True)
+    outbox(url, unique, range(8, 10))
+    assert move(url, server).totals.rows == 2
+    assert numbers(server, unique, 7) == [0, 1, 4, 5, 6, 8, 9]
 
 
 @pytest.mark.long
@@ -266,6 +303,7 @@ def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
         "CREATE ROLE hurried LOGIN SUPERUSER",
         *(f"ALTER ROLE hurried SET {name} = '1ms'" for name in bounds),
         "ALTER ROLE hurried SET default_transaction_read_only = on",
+        "ALTER ROLE hurried SET synchronous_commit = off",
     )
     hurried = sa.make_url(url).set(username="hurried").render_as_string(hide_password=False)
     try:
@@ -293,6 +331,22 @@ def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
         assert slot(engine)["active"]
         eventually(lambda: not slot(engine)["active"], "the source to give the slot free")
         stream._release()
+
+
+@pytest.mark.long
+def test_a_slot_that_waits_for_a_transaction_is_given_up_by_the_source_too(
+    url: str, engine: sa.Engine, wal_server: PostgreSqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would notice only after that transaction that nobody waits any more, and keep the log (rocicorp/mono#5874)."""
+    monkeypatch.setattr(slots, "MAKE_SECONDS", 1.0)
+    mine = "FROM pg_replication_slots WHERE slot_name IN ('notify_waits', 'notify_waits_fill')"
+    with engine.connect() as writer:
+        writer.exec_driver_sql("SELECT pg_current_xact_id()")
+        for make in (slots.make, slots.snapshot):
+            with pytest.raises(Unavailable, match="waits for the end of transactions that write"):
+                make(engine, "notify_waits")
+            with engine.connect() as connection:
+                assert connection.exec_driver_sql(f"SELECT slot_name {mine}").all() == []
 
 
 @pytest.mark.long

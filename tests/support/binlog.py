@@ -34,6 +34,9 @@ COLUMNS: list[tuple[str, int, bytes]] = [
     ("created_at", DATETIME2, b"\x06"),
     ("digest", LONGLONG, b""),
 ]
+COLLATIONS = dict.fromkeys(("transaction_id", "producer_group", "topic", "tag"), 65) | {"key": 46, "body": 63}
+"""The numbers of the collations of texts; of others it is the default."""
+DEFAULT_COLLATION = 255
 NULLABLE = ("key", "tag", "headers", "body", "delay", "deliver_at", "ttl", "digest", "decided_at")
 
 
@@ -77,6 +80,9 @@ def mapped(
     nullable = sum(1 << n for n, column in enumerate(columns) if column[0] in NULLABLE)
     body += nullable.to_bytes((len(columns) + 7) // 8, "little")
     body += b"\1\1\0"  # which columns are unsigned: none
+    texts = [c[0] for c in columns if c[1] in (STRING, VARCHAR, BLOB)]
+    collations = b"".join(lenenc(COLLATIONS.get(name, DEFAULT_COLLATION)) for name in texts)
+    body += b"\3" + lenenc(len(collations)) + collations
     if names:
         listed = b"".join(bytes((len(c[0]),)) + c[0].encode() for c in columns)
         body += b"\4" + lenenc(len(listed)) + listed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from notify.spark.inputs.replicas import left_out
+from notify.storage.sql.replication_filters import left_out
 
 TABLES = ("half_message", "notify_inbox")
 

@@ -26,9 +26,13 @@ _KINDS = {_COMPRESSED_BLOB: "compressed", _COMPRESSED_VARCHAR: "compressed"} | d
     (_JSON, _GEOMETRY, _VECTOR), "something else"
 )
 """The kinds of values whose types are stored like texts, but are not texts."""
+_COMPRESSED = frozenset((_COMPRESSED_BLOB, _COMPRESSED_VARCHAR))
+_TEXTS = frozenset((_BLOB, _VAR_STRING, _STRING, _VARCHAR))
+"""The types of columns that have a collation, also those of bytes. ENUM and SET are logged as a STRING, too."""
 _INTEGERS, _FLOATS = (1, 2, 3, 8, 9), (4, 5)
 _DECIMAL_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-_COLUMN_NAMES = 4
+_DEFAULT_CHARSET, _COLUMN_CHARSET, _COLUMN_NAMES = 2, 3, 4
+"""Fields of a table map's metadata."""
 _PARTIAL_JSON = 1
 """The option of an updated row that has only the changed parts of JSON values."""
 
@@ -70,6 +74,8 @@ class Column:
     width: int
     fraction: int = 0
     nullable: bool = False
+    collation: int = 0
+    """The number of a text's collation, by which its character set is known; 0: unknown, or no text."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,10 +120,13 @@ def table_map(data: bytes) -> TableMap:
     nullable = int.from_bytes(data[at : at + (count + 7) // 8], "little")
     at += (count + 7) // 8
     names: list[str] = []
+    collations: Mapping[int, int] = {}
     while at < len(data):
         kind = data[at]
         size, at = length_encoded(data, at + 1)
-        if kind == _COLUMN_NAMES:
+        if kind in (_DEFAULT_CHARSET, _COLUMN_CHARSET):
+            collations = _collations(kind, data[at : at + size], types, shapes)
+        elif kind == _COLUMN_NAMES:
             inside, end = at, at + size
             while inside < end:
                 length, inside = length_encoded(data, inside)
@@ -134,7 +143,7 @@ def table_map(data: bytes) -> TableMap:
         schema,
         table,
         tuple(
-            Column(name, *shape, nullable=bool(nullable >> n & 1))
+            Column(name, *shape, nullable=bool(nullable >> n & 1), collation=collations.get(n, 0))
             for n, (name, shape) in enumerate(zip(names, shapes, strict=True))
         ),
     )
@@ -177,6 +186,25 @@ def column_shapes(types: bytes, meta: bytes) -> list[tuple[int, int, int]]:
             )
         shapes.append((kind, width, fraction))
     return shapes
+
+
+def _collations(kind: int, data: bytes, types: bytes, shapes: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """The number of each text column's collation, by the column's index. The metadata counts columns of texts and bytes
+    only: either all of them, or those that differ from a default. Where a table has compressed columns, MariaDB's
+    versions count in different ways, and nothing is taken from it."""
+    if not _COMPRESSED.isdisjoint(types):
+        return {}
+    texts = [n for n, (type_, width, _) in enumerate(shapes) if type_ in _TEXTS and (type_ != _STRING or width < 0)]
+    numbers: list[int] = []
+    at = 0
+    while at < len(data):
+        number, at = length_encoded(data, at)
+        numbers.append(number)
+    if kind == _COLUMN_CHARSET:
+        return dict(zip(texts, numbers, strict=True)) if len(texts) == len(numbers) else {}
+    default, *others = numbers
+    different = dict(zip(others[::2], others[1::2], strict=True))
+    return {n: different.get(at, default) for at, n in enumerate(texts)}
 
 
 def _decimal_bytes(precision: int, scale: int) -> int:
@@ -243,6 +271,36 @@ def family(column: Column) -> str:
         return _KINDS.get(column.type, "text")
     families = dict.fromkeys(_INTEGERS, "integer") | dict.fromkeys(_FLOATS, "float") | {_DATETIME2: "datetime"}
     return families.get(column.type, "something else")
+
+
+_AS_UTF8 = (
+    (11, 11), (33, 33), (45, 46), (63, 63), (65, 65), (76, 76), (83, 83), (192, 247), (255, 323), (576, 639),
+)  # fmt: skip
+_WIDE = ((35, 35), (54, 56), (60, 62), (90, 90), (101, 183), (640, 767))
+_MOST_KNOWN, _NOPAD, _UCA_1400 = 767, 1024, 2048
+
+
+def is_read_as_utf8(collation: int) -> bool:
+    """Whether the texts of a collation are ASCII, UTF-8 or bytes; True for numbers that no server has so far.
+
+    MariaDB adds 1024 to a number for NO PAD, and numbers those of UCA 14.0.0 from 2048 on: 256 for each of utf8mb3,
+    utf8mb4, ucs2, utf16 and utf32.
+    """
+    if collation >= _UCA_1400:
+        return not _UCA_1400 + 2 * 256 <= collation < _UCA_1400 + 5 * 256
+    base = collation % _NOPAD
+    return base == 0 or 324 <= base <= 575 or base > _MOST_KNOWN or _is_in(base, _AS_UTF8)
+
+
+def is_wide(collation: int) -> bool:
+    """Whether the texts of a collation differ from UTF-8 even where they are ASCII (UTF-16, UTF-32, UCS-2)."""
+    if collation >= _UCA_1400:
+        return not is_read_as_utf8(collation)
+    return _is_in(collation % _NOPAD, _WIDE)
+
+
+def _is_in(number: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(first <= number <= last for first, last in ranges)
 
 
 def double(value: bytes) -> float:

@@ -15,9 +15,11 @@ from notify.binlog_bridge.errors import Unfit
 from notify.binlog_bridge.rows import COLUMNS
 from notify.movers.outbox import LOCAL, MOVES, SERVER
 from notify.protocol.wire import microseconds
+from notify.runtime.databases import has_table
 from notify.runtime.guarantees import faults
 from notify.storage.sql import checkup
 from notify.storage.sql.checkup import Finding, is_mariadb, is_on
+from notify.storage.sql.replication_filters import left_out, skipped_errors
 
 _READ_AS_UTF8 = ("ascii", "utf8", "utf8mb3", "utf8mb4")
 """Character sets of MySQL and MariaDB whose bytes are UTF-8."""
@@ -137,6 +139,13 @@ def findings(connection: Connection, server_id: int, schemas: Sequence[str] | No
         value = values.get(name)
         if value is not None and not is_right(value):
             all_findings.append(Finding(what.format(value or "empty"), remedy, stops))
+    if "binlog_row_metadata" not in values:
+        all_findings.append(
+            Finding(
+                "this server cannot name the columns of rows in its binlog (it has no binlog_row_metadata)",
+                "upgrade it, at least to MySQL 8.0 or MariaDB 10.5, or run `notify relay`",
+            )
+        )
     if values.get("server_id") == str(server_id):
         all_findings.append(
             Finding(f"server id {server_id} is the source's own", "give this bridge another --server-id")
@@ -146,7 +155,9 @@ def findings(connection: Connection, server_id: int, schemas: Sequence[str] | No
     all_findings += _replica_findings(connection, values)
     all_findings += _order_findings(connection, values)
     all_findings += unseen_replica(connection) if is_mariadb(connection) else []  # MySQL has one right for both
-    all_findings += _filter_findings(connection, schemas if schemas is not None else [database(connection)])
+    names = schemas if schemas is not None else [database(connection)]
+    all_findings += _filter_findings(connection, names)
+    all_findings += _left_out_findings(connection, names)
     for schema in where:
         all_findings += _table_findings(connection, schema)
     return sorted(all_findings, key=lambda f: not f.stops)
@@ -213,18 +224,47 @@ def is_replica(connection: Connection, values: dict[str, str]) -> bool:
 
 def replicates(connection: Connection) -> bool | None:
     """Whether a MySQL or MariaDB replicates from another server; None if its user may not see that."""
+    seen = _channels(connection)
+    return None if seen is None else bool(seen)
+
+
+def _channels(connection: Connection) -> list[dict[str, Any]] | None:
+    """The state of each of the server's connections to a primary; None if its user may not see that."""
     every = "ALL " if is_mariadb(connection) else ""  # else MariaDB leaves out connections with a name
     many = "S" if is_mariadb(connection) else ""
     # The second before MySQL 8.0.22 and MariaDB 10.5.
     for statement in (f"SHOW {every}REPLICA{many} STATUS", f"SHOW {every}SLAVE{many} STATUS"):
         try:
-            return bool(connection.exec_driver_sql(statement).all())
+            return [dict(row) for row in connection.exec_driver_sql(statement).mappings()]
         except sa.exc.DBAPIError as error:
             if rights.is_refusal(error):
                 break
             if rights.code_of(error) != _NO_SUCH_STATEMENT:
                 raise
     return None
+
+
+def _left_out_findings(connection: Connection, names: Sequence[str]) -> list[Finding]:
+    """Findings if a replica does not take all rows of the tables of these schemas: their GTIDs are passed all the same,
+    and nobody tells a reader of its binlog."""
+    channels = _channels(connection)
+    if not channels:
+        return []
+    found = []
+    for name in names:
+        tables = [outbox.table.name for outbox in (LOCAL, SERVER) if has_table(connection, outbox.table.name, name)]
+        if why := left_out(channels, name, tables):
+            remedy = "name another candidate; or remove the filter, and make this replica again from its primary"
+            found.append(Finding(f"this is a replica, and {why}", remedy))
+    if errors := skipped_errors(connection):
+        found.append(
+            Finding(
+                f"this is a replica, and its replication leaves out what fails ({errors})",
+                "remove the setting from its configuration, and restart it",
+                stops=False,
+            )
+        )
+    return found
 
 
 def unseen_replica(connection: Connection) -> list[Finding]:

@@ -21,6 +21,7 @@ from notify.binlog_bridge.binlog.history import check_continues, check_executed
 from notify.binlog_bridge.binlog.position import MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit
 from notify.errors import Unavailable
+from notify.runtime.databases import set_up_mysql
 from notify.storage.sql.engines import with_driver
 
 HEARTBEAT_SECONDS = 1.0
@@ -81,6 +82,7 @@ class BinlogStream:
         try:
             connection = pymysql.connect(**self._settings)
             try:
+                set_up_mysql(connection, waits_long=True)
                 command, request = self._requested(connection)
                 with connection.cursor() as cursor:
                     cursor.execute(_AGREED)

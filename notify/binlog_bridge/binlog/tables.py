@@ -86,6 +86,8 @@ class TableRows:
         self._wanted = (*COLUMNS, self._written)
         decoder.check_columns(table, self._wanted)
         _check_families(table, self._written)
+        _check_texts(table)
+        _check_history(table)
         self._time_fraction = decoder.column(table, self._written).fraction
         self._known_from = 0.0, b""
         """The time that was last given to `add`, and its bytes."""
@@ -195,6 +197,39 @@ def _check_families(table: TableMap, written: str) -> None:
                 f"column {table.schema}.{table.table}.{name} has another type than Notify gives it ({family}, not "
                 f"{FAMILIES[name]}): alter it back, then start this bridge with --backfill"
             )
+
+
+_ANY_LETTERS = ("key", "headers")
+"""The columns of texts that may have characters other than ASCII."""
+
+
+def _check_texts(table: TableMap) -> None:
+    """Raises Unreadable if a text's bytes would be read as other letters than it has: the present character set says
+    nothing about that with which a row was logged."""
+    for column in table.columns:
+        if column.name not in FAMILIES or FAMILIES[column.name] != "text" or column.name == "body":
+            continue
+        if decoder.is_wide(column.collation) or (
+            column.name in _ANY_LETTERS and not decoder.is_read_as_utf8(column.collation)
+        ):
+            raise Unreadable(
+                f"{table.schema}.{table.table}.{column.name} was logged in a character set whose bytes are not those "
+                f"of UTF-8 (that of the collation with the number {column.collation}): ALTER TABLE {table.table} "
+                "CONVERT TO CHARACTER SET utf8mb4, then start this bridge with --backfill"
+            )
+
+
+_HISTORY = {"row_start", "row_end"}
+
+
+def _check_history(table: TableMap) -> None:
+    """Raises Unreadable if MariaDB keeps the rows that are changed: it logs each of them as one more insert."""
+    if {column.name for column in table.columns} >= _HISTORY:
+        raise Unreadable(
+            f"{table.schema}.{table.table} keeps the history of its rows (SYSTEM VERSIONING), and each change of a row "
+            f"inserts the old one again: ALTER TABLE {table.table} DROP SYSTEM VERSIONING, then start this bridge with "
+            "--backfill"
+        )
 
 
 class Tables:

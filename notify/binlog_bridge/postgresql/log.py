@@ -14,6 +14,8 @@ from notify.binlog_bridge.postgresql import rights, slot, source
 from notify.binlog_bridge.postgresql.position import Position
 from notify.binlog_bridge.postgresql.reader import WalReader
 from notify.binlog_bridge.postgresql.slot import Slot
+from notify.binlog_bridge.postgresql.source import Published
+from notify.binlog_bridge.postgresql.stream import published_anew
 from notify.binlog_bridge.scope import Scope
 from notify.storage.sql.checkup import Finding
 
@@ -29,6 +31,8 @@ class Wal:
         self._accept_unbounded_wal = accept_unbounded_wal
         self._slot = Slot("", ())
         self._scope = Scope()
+        self._published = Published()
+        """The candidate's publications, as they were looked at last."""
 
     def check(
         self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
@@ -37,18 +41,23 @@ class Wal:
         found = source.findings(connection, self._slot, scope, accept_unbounded_wal=self._accept_unbounded_wal)
         refuse(finding for finding in found if finding.stops)
         if not fill and slot.states(connection, self._slot.name):
-            refuse(source.uncovered(connection, self._slot, scope))
+            self._published, uncovered = source.published(connection, self._slot, scope)
+            refuse(uncovered)
 
     def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
         ours = source.slot_of(connection, name, scope)
         found = source.findings(connection, ours, scope, accept_unbounded_wal=self._accept_unbounded_wal)
         if slot.states(connection, ours.name):  # else its bridge has not begun, and will make what is missing
-            found += source.uncovered(connection, ours, scope)
+            found += source.published(connection, ours, scope)[1]
         return sorted([*found, *source.slots_without_a_bridge(connection)], key=lambda finding: not finding.stops)
 
     def watch(self, engine: Engine) -> Retained | None:
         with engine.connect() as connection:
-            refuse(source.uncovered(connection, self._slot, self._scope))
+            now, uncovered = source.published(connection, self._slot, self._scope)
+            refuse(uncovered)
+            if changed := now.changed_since(self._published):
+                raise Unfit(published_anew(", ".join(changed[:3])))
+            self._published = now
             state = next(iter(slot.states(connection, self._slot.name)), None)
         return Retained(state.retained, state.left, state.age) if state is not None else None
 
@@ -73,14 +82,22 @@ class Wal:
     ) -> WalReader:
         if position is None:
             raise Purged("the queue has no position for this source: start with --backfill")
-        return WalReader(engine.url, self._slot, position, scope=scope, known_seconds=known_seconds)
+        return WalReader(
+            engine.url,
+            self._slot,
+            position,
+            scope=scope,
+            known_seconds=known_seconds,
+            published=lambda: self._published.digest(is_many=scope.is_many),
+        )
 
     def prepare_backfill(self, engine: Engine) -> None:
         # A publication that is made after the slot lacks what was written in between: so it is made here only.
         with engine.connect() as connection:
             refuse(source.prepare(connection, self._slot, self._scope))
-            refuse(source.uncovered(connection, self._slot, self._scope))
+            self._published, uncovered = source.published(connection, self._slot, self._scope)
+            refuse(uncovered)
         slot.make(engine, self._slot.name)
 
     def snapshot(self, engine: Engine) -> LogSnapshot:
-        return slot.snapshot(engine, self._slot.name)
+        return slot.snapshot(engine, self._slot.name, self._published.digest(is_many=self._scope.is_many))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import msgspec
 
@@ -32,6 +32,8 @@ class Position:
     """The history in which the place was read: each promotion begins a new one. 0: unknown."""
     newest_us: int = 0
     """When the newest transaction was committed, in microseconds by the source's clock; 0: unknown."""
+    published: str = ""
+    """A digest of the source's publications when the place was read: see Published; "": unknown."""
 
     @property
     def shown(self) -> str:
@@ -40,7 +42,8 @@ class Position:
     @property
     def text(self) -> str:
         fields = {"lsn": lsn_text(self.lsn), "system": self.system, "timeline": self.timeline}
-        return msgspec.json.encode(fields | {"newest_us": self.newest_us}).decode()
+        further = {"published": self.published} if self.published else {}
+        return msgspec.json.encode(fields | {"newest_us": self.newest_us} | further).decode()
 
     def reaches(self, other: Position) -> bool:
         """Whether it is at another position of the same history, or beyond it. After a failover places of the two
@@ -62,8 +65,9 @@ class Position:
         if not isinstance(stored, dict) or _FIRST not in stored:
             return None
         try:
-            numbers = (int(stored.get(name, 0)) for name in _NUMBERS)
-            return cls(lsn_of(str(stored[_FIRST])), str(stored.get("system", "")), *numbers)
+            system, published = (str(stored.get(name, "")) for name in ("system", "published"))
+            numbers = (int(stored.get(name, 0)) for name in ("timeline", "newest_us"))
+            return cls(lsn_of(str(stored[_FIRST])), system, *numbers, published)
         except (ValueError, TypeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "
@@ -71,4 +75,4 @@ class Position:
             ) from None
 
 
-_FIRST, _, *_NUMBERS = (field.name for field in fields(Position))
+_FIRST = "lsn"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
 from sqlalchemy.engine.url import URL
@@ -34,10 +34,12 @@ class WalReader:
         *,
         scope: Scope,
         known_seconds: float = IDS_RETENTION_SECONDS,
+        published: Callable[[], str] = str,
     ) -> None:
-        """`scope`: whose tables are read. `known_seconds`: see Assembly."""
-        self._stream = WalStream(url, slot, position)
-        self._assembly = Assembly(scope, position, known_seconds=known_seconds)
+        """`scope`: whose tables are read. `known_seconds`: see Assembly. `published`: what the source publishes, as it
+        was looked at last: see Position."""
+        self._stream = WalStream(url, slot, position, published())
+        self._assembly = Assembly(scope, position, known_seconds=known_seconds, published=published)
 
     @property
     def caught_up_us(self) -> int:
@@ -69,11 +71,19 @@ class Assembly(Batching):
     prepared (PREPARE TRANSACTION) is sent when it is committed, too.
     """
 
-    def __init__(self, scope: Scope, position: Position, *, known_seconds: float = IDS_RETENTION_SECONDS) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        position: Position,
+        *,
+        known_seconds: float = IDS_RETENTION_SECONDS,
+        published: Callable[[], str] = str,
+    ) -> None:
         """`scope`: the schemas whose tables are read; `position`: where the messages begin. `known_seconds`: a row that
         was written so long before its commit has come back with a dump, and the target may have it already: its
-        transaction is a `Returned`."""
+        transaction is a `Returned`. `published`: see WalReader."""
         super().__init__()
+        self._published = published
         self._scope = scope
         self._tables = Tables(scope)
         self._known_us = round(known_seconds * 1e6)
@@ -123,7 +133,7 @@ class Assembly(Batching):
                 raise Unreadable(f"the source sent a message of a kind ({chr(kind)!r}) that was not asked for")
 
     def _position(self) -> str:
-        return Position(self._lsn, self._system, self._timeline, self._newest_us).text
+        return Position(self._lsn, self._system, self._timeline, self._newest_us, self._published()).text
 
     def _note_progress(self, kept: Kept) -> None:
         """The source has sent everything before a place, at which no transaction of ours may have ended."""

@@ -30,12 +30,14 @@ _SESSION = {"bytea_output": "hex", "wal_sender_timeout": "60s"}
 class Replication:
     """A connection for one owner. A context manager closes it."""
 
-    def __init__(self, url: URL) -> None:
-        """Connects. Raises Unavailable if the source does not answer, Unfit if it refuses this user."""
+    def __init__(self, url: URL, *, lock_seconds: float = 0.0) -> None:
+        """Connects. `lock_seconds`: how long the source waits for each lock, and for each other transaction; 0: without
+        a bound. Raises Unavailable if the source does not answer, Unfit if it refuses this user."""
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
         self._settings: dict[str, Any] = {"connect_timeout": 5} | CLIENT_KEEPALIVE | dict(arguments)
-        self._settings |= {"client_encoding": "utf8", "options": mover_options(url, _SESSION)}
+        settings = _SESSION | {"lock_timeout": f"{round(lock_seconds * 1000)}ms"}
+        self._settings |= {"client_encoding": "utf8", "options": mover_options(url, settings)}
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
 
@@ -84,7 +86,8 @@ class Replication:
                 if result is None:
                     break
                 if result.status not in _GOOD:
-                    raise refusal(psycopg.errors.error_from_result(result))
+                    error = psycopg.errors.error_from_result(result)
+                    raise Unavailable(late) if late and error.sqlstate == _LOCKED else refusal(error)
                 results.append(result)
                 if result.status == pq.ExecStatus.COPY_BOTH:
                     break
@@ -122,7 +125,7 @@ def lost_history(replication: Replication, timeline: int, lsn: int, now: int) ->
     )
 
 
-_BUSY, _NO_SUCH, _NOT_READY, _NO_FILE = "55006", "42704", "55000", "58P01"
+_BUSY, _NO_SUCH, _NOT_READY, _NO_FILE, _LOCKED = "55006", "42704", "55000", "58P01", "55P03"
 _BROKEN = ("22", "42", "54", "XX")
 """The classes of errors with which the source ends a stream at the same place each time."""
 
@@ -133,12 +136,13 @@ def refusal(error: psycopg.Error) -> Exception:
     state = error.sqlstate or ""
     if state == _BUSY:
         return Unavailable(f"the slot is read by another connection, perhaps this bridge's own last one ({text})")
-    if state == _NO_SUCH and "publication" in text:
+    is_of_slot = "slot" in text.lower()  # also in the languages of many servers
+    if state == _NO_SUCH and not is_of_slot:
         return Unfit(
             f"{text}: the publication was dropped, or made after the slot. Start this bridge with --backfill, which "
             "makes both, and takes from the tables what is missing"
         )
-    if state in (_NO_SUCH, _NOT_READY) and "slot" in text:
+    if state in (_NO_SUCH, _NOT_READY) and is_of_slot:
         return Purged(
             f"the source does not have what follows this bridge's position ({text}). Nothing was skipped: start with "
             "--backfill, which makes the slot, sends the missing messages from the tables, and then continues"

@@ -16,7 +16,8 @@ _DENIED = {
     "(`notify doctor --dsn … --bridge` names them)",
 }
 """By SQLSTATE."""
-_NO_WALSENDER = "number of requested standby connections exceeds"
+_NO_WALSENDER = "max_wal_senders"
+"""The part of the text that is the same in every language (`lc_messages`)."""
 _POOLERS = ("unsupported startup parameter", "replication connections are not", "pgbouncer", "rds proxy")
 POOLED = "this is a pooler such as PgBouncer, and a bridge needs the database itself: name its own host and port"
 
@@ -39,7 +40,7 @@ def _state_in(text: str) -> Any:
     """The SQLSTATE of an error while connecting, which libpq tells as a text only."""
     if "password authentication failed" in text or "no password supplied" in text:
         return "28P01"
-    if "no pg_hba.conf entry" in text or "is not permitted to log in" in text or "authentication failed" in text:
+    if "pg_hba.conf" in text or "is not permitted to log in" in text or "authentication failed" in text:
         return "28000"
     if "permission denied" in text or "must be superuser or replication role" in text:
         return "42501"

@@ -28,7 +28,10 @@ SERVER_SUFFIX = "_server"
 """The suffix of the publication of a server's table."""
 _NAME_BYTES = 63
 MAKE_SECONDS = 60.0
-"""How long a slot may take to be made: PostgreSQL waits for the end of every transaction that writes."""
+"""How long a slot may take to be made: PostgreSQL waits for the end of every transaction that writes. It has the bound,
+too: it would notice only after that wait that nobody wants the slot any more, and keep the log until then."""
+ANSWER_SECONDS = 5.0
+"""How much later the bridge itself gives up."""
 _WRITERS = "transactions that write: see pg_stat_activity and pg_prepared_xacts"
 _FAILOVER_SINCE = 17_00_00
 
@@ -116,10 +119,10 @@ def make(engine: Engine, name: str) -> None:
             connection.commit()
             log.warning("slot %s was lost (%s), and is recreated", name, state.why)
     options = "(SNAPSHOT 'nothing', FAILOVER true)" if version >= _FAILOVER_SINCE else "NOEXPORT_SNAPSHOT"
-    with Replication(engine.url) as replication:
+    with Replication(engine.url, lock_seconds=MAKE_SECONDS) as replication:
         replication.command(
             f'CREATE_REPLICATION_SLOT "{name}" LOGICAL pgoutput {options}',
-            seconds=MAKE_SECONDS,
+            seconds=MAKE_SECONDS + ANSWER_SECONDS,
             late=f"slot {name} waits for the end of {_WRITERS}",
         )
     log.info("%s has the slot %s for this bridge now", without_secrets(str(engine.url)), name)
@@ -165,17 +168,17 @@ def drop(connection: Connection, kept: Kept) -> Kept:
     return kept._replace(left="; ".join(left))
 
 
-def snapshot(engine: Engine, name: str) -> LogSnapshot:
+def snapshot(engine: Engine, name: str, published: str = "") -> LogSnapshot:
     """A transaction that sees exactly what committed before a place in the log. `name`: the bridge's slot, which has to
-    be there already.
+    be there already. `published`: see Position.
 
     A temporary slot tells that place, and lends its snapshot. Raises Unavailable, Unfit.
     """
-    with Replication(engine.url) as replication:
+    with Replication(engine.url, lock_seconds=MAKE_SECONDS) as replication:
         system, timeline = replication.identity()
         made = replication.command(
             f'CREATE_REPLICATION_SLOT "{name}_fill" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT',
-            seconds=MAKE_SECONDS,
+            seconds=MAKE_SECONDS + ANSWER_SECONDS,
             late=f"the backfill waits for the end of {_WRITERS}",
         )
         _, consistent_point, exported, _ = made[0]
@@ -190,7 +193,7 @@ def snapshot(engine: Engine, name: str) -> LogSnapshot:
         except BaseException:
             connection.close()
             raise
-    position = Position(lsn_of(consistent_point), system, timeline, microseconds(now.replace(tzinfo=UTC)))
+    position = Position(lsn_of(consistent_point), system, timeline, microseconds(now.replace(tzinfo=UTC)), published)
     return LogSnapshot(connection, position, position)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -313,26 +315,59 @@ def _table_findings(table: Table) -> list[Finding]:
     return []
 
 
-# The entry as JSON: row filters and lists of columns are there from PostgreSQL 15 on.
+# The entry as JSON: row filters and lists of columns are there from PostgreSQL 15 on. A row of the catalogue that is
+# changed is replaced by one with another xmin; a table that is made again has another oid, and needs an entry unless
+# all tables are published.
 _PUBLISHED = sa.text(
-    "SELECT t.schemaname, t.tablename, p.pubinsert, p.pubupdate, p.pubviaroot, "
-    "(SELECT to_jsonb(r) FROM pg_publication_rel r WHERE r.prpubid = p.oid "
-    "AND r.prrelid = (quote_ident(t.schemaname) || '.' || quote_ident(t.tablename))::regclass) "
-    "FROM pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname WHERE p.pubname = ANY(:names)"
+    "SELECT p.pubname, concat_ws(' ', p.oid, p.xmin), t.schemaname, t.tablename, "
+    "CASE WHEN r.prrelid IS NULL THEN '' ELSE concat_ws(' ', r.prrelid, r.xmin) END, "
+    "p.pubinsert, p.pubupdate, p.pubviaroot, to_jsonb(r) "
+    "FROM pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname "
+    "JOIN pg_namespace n ON n.nspname = t.schemaname "
+    "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename "
+    "LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE p.pubname = ANY(:names)"
 )
 
 
-def uncovered(connection: Connection, slot: Slot, scope: Scope) -> list[Finding]:
-    """Findings about tables there are now, whose rows, or some of whose rows, the slot does not give out."""
-    published: dict[tuple[str, str], list[Any]] = {}
-    for schema, name, *rest in connection.execute(_PUBLISHED, {"names": list(slot.publications)}):
-        published.setdefault((str(schema), str(name)), []).append(rest)
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The versions of a slot's publications, and of the tables in them, at one moment. A slot gives a row out as it was
+    published when it was written, and nobody tells a reader of rows that were not."""
+
+    publications: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    def changed_since(self, earlier: Published) -> list[str]:
+        """The publications and tables of an earlier moment that were changed, or removed and added again."""
+        pairs = ((self.publications, earlier.publications), (self.tables, earlier.tables))
+        return [name for now, before in pairs for name, version in now.items() if before.get(name, version) != version]
+
+    def digest(self, *, is_many: bool) -> str:
+        """A text that is another one after a change; "": nothing is published. `is_many`: schemas come and go, so that
+        their tables do not count."""
+        if not self.publications:
+            return ""
+        versions = sorted(self.publications.items()), [] if is_many else sorted(self.tables.items())
+        return hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
+
+
+def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Published, list[Finding]]:
+    """The publications as they are now, and findings about tables whose rows, or some of whose rows, the slot does not
+    give out."""
+    entries_of: dict[tuple[str, str], list[list[Any]]] = {}
+    publications: dict[str, str] = {}
+    versions: dict[str, list[str]] = {}
+    for publication, version, schema, name, of_table, *rest in connection.execute(
+        _PUBLISHED, {"names": list(slot.publications)}
+    ):
+        entries_of.setdefault((str(schema), str(name)), []).append(rest)
+        publications[str(publication)] = str(version)
+        versions.setdefault(f"{schema}.{name}", []).append(f"{publication} {of_table}")
     found = []
-    for table in tables(connection, scope):
-        if table.kind not in "rp" or table.persistence != "p":
-            continue
+    found_here = [table for table in tables(connection, scope) if table.kind in "rp" and table.persistence == "p"]
+    for table in found_here:
         publication = slot.name + (SERVER_SUFFIX if table.is_server else "")
-        entries = published.get((table.schema, table.name), [])
+        entries = entries_of.get((table.schema, table.name), [])
         if not any(_is_whole(table, *entry) for entry in entries):
             what = "only a part of its rows, columns or changes" if entries else "nothing"
             found.append(
@@ -348,7 +383,8 @@ def uncovered(connection: Connection, slot: Slot, scope: Scope) -> list[Finding]
                     f"ALTER TABLE {table.shown} REPLICA IDENTITY FULL",
                 )
             )
-    return found
+    ours = {f"{table.schema}.{table.name}" for table in found_here}
+    return Published(publications, {name: " ".join(sorted(versions[name])) for name in ours & versions.keys()}), found
 
 
 def _is_whole(table: Table, inserts: bool, updates: bool, via_root: bool, entry: dict[str, Any] | None) -> bool:

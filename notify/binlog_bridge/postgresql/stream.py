@@ -37,6 +37,14 @@ _REMEDY = (
 )
 
 
+def published_anew(names: str) -> str:
+    """Why a slot may lack rows after a change of publications or tables with these names."""
+    return (
+        f"what the source publishes was changed since this bridge looked last ({names}: altered, or removed and added "
+        f"again): the slot lacks rows that were written in between. {_REMEDY}"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The source's word on its progress: everything before `sent_to` has been sent. `caught_up_us`: when there was no
@@ -49,10 +57,12 @@ class Kept:
 class WalStream:
     """A connection that reads a slot from a position on, until it ends."""
 
-    def __init__(self, url: URL, slot: Slot, position: Position) -> None:
+    def __init__(self, url: URL, slot: Slot, position: Position, published: str = "") -> None:
+        """`published`: what the source publishes now; "": that is not compared with the position."""
         self._url = url
         self._slot = slot
         self._position = position
+        self._published = published
         self._replication: Replication | None = None
         self._asking: psycopg.Connection[tuple[str]] | None = None
         """A plain connection, which tells where the log ends."""
@@ -80,6 +90,8 @@ class WalStream:
         system, timeline = replication.identity()
         self._check_history(replication, system, timeline)
         self._check_slot(replication)
+        if self._published and self._position.published not in ("", self._published):
+            raise Purged(published_anew(", ".join(self._slot.publications)))
         names = ",".join(f'"{name}"' for name in self._slot.publications)
         replication.command(
             f'START_REPLICATION SLOT "{self._slot.name}" LOGICAL {self._position.shown} '

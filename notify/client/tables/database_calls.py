@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
 
+from notify.check.question import own_transaction
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
-from notify.runtime.databases import in_transaction, in_transaction_async
 from notify.runtime.schemas import naming
 
 T = TypeVar("T")
@@ -29,10 +29,8 @@ class DatabaseCalls:
     async def call(self, function: Callable[..., T], *arguments: Any, schema: str) -> T:
         """Call `function(connection, *arguments)` in a new transaction, in a schema, and return the result."""
         if hasattr(self._engine, "sync_engine"):
-            return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
-        return await self._to_its_end(
-            asyncio.to_thread(_without_fork, self._engine, _named, schema, function, *arguments)
-        )
+            return await self._to_its_end(_call_async(self._engine, schema, function, *arguments))
+        return await self._to_its_end(asyncio.to_thread(_without_fork, self._engine, schema, function, *arguments))
 
     async def look(self) -> None:
         """Look for the schemas with Notify's tables."""
@@ -57,9 +55,19 @@ class DatabaseCalls:
             await asyncio.wait([self._current_call], timeout=CLOSE_SECONDS)
 
 
-def _named(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
-    with naming(connection, schema):
+def _call(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    """On MySQL and MariaDB at the servers' own default level: that of the service may show rows that are not committed
+    yet, and they would be sent."""
+    is_mysql = connection.dialect.name in ("mysql", "mariadb")
+    transaction = own_transaction(connection, "REPEATABLE READ") if is_mysql else connection.begin()
+    with transaction, naming(connection, schema):
         return function(connection, *arguments)
+
+
+async def _call_async(engine: Any, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    async with engine.connect() as connection:
+        result: T = await connection.run_sync(_call, schema, function, *arguments)
+        return result
 
 
 def _look(engine: Engine, sources: Sources) -> None:
@@ -72,9 +80,9 @@ async def _look_async(engine: Any, sources: Sources) -> None:
         await connection.run_sync(sources.look)
 
 
-def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
-    with no_fork():
-        return in_transaction(engine, function, *arguments)
+def _without_fork(engine: Engine, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    with no_fork(), engine.connect() as connection:
+        return _call(connection, schema, function, *arguments)
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.runtime.databases import BODY, ID, INSTANT, KEY, LEFT_BEHIND, NAME, TEXT
+from notify.runtime.databases import BODY, ID, INNODB, INSTANT, KEY, LEFT_BEHIND, NAME, TEXT
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.runtime.schemas import SQLITE, named_by, qualified, text_of
 
@@ -52,7 +52,7 @@ half_message = sa.Table(
     sa.Column("relayed", sa.SmallInteger, nullable=False),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Column("digest", sa.BigInteger),
-    mysql_engine="InnoDB",
+    **INNODB,
     sqlite_with_rowid=False,
 )
 is_waiting = half_message.c.relayed == sa.literal_column("0")
@@ -88,7 +88,7 @@ notify_source = sa.Table(
     sa.Column("purged_before", sa.BigInteger, nullable=False),  # milliseconds since 1970, like the next two
     sa.Column("rows_from", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("inbox_from", sa.BigInteger, nullable=False, server_default="0"),
-    mysql_engine="InnoDB",
+    **INNODB,
 )
 """`purged_before`: rows with ids up to this time were purged by force, so that a check for a half without a row cannot
 be answered any more. `rows_from` and `inbox_from`: older rows of half_message and notify_inbox may have been purged, so
@@ -104,7 +104,7 @@ notify_inbox = sa.Table(
     sa.Column("replay", sa.Integer, primary_key=True, autoincrement=False, server_default="0"),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Index("notify_inbox_created_at", "created_at"),
-    mysql_engine="InnoDB",
+    **INNODB,
 )
 """One row for each effect. `replay` is 0, except after resets and redrives that repeat effects; an SDK that does not
 know the column leaves it at 0."""
@@ -123,7 +123,7 @@ notify_refused = sa.Table(
     sa.Column("tries", sa.Integer, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
     sa.Column("refused_at", INSTANT, nullable=False),
-    mysql_engine="InnoDB",
+    **INNODB,
 )
 """One row for each transaction that its target refuses, with the target's last answer (`status`, `code`, `detail`) and
 the decision of an operator (`state`, `reason`): see notify/movers/refused.py."""

@@ -24,7 +24,7 @@ from notify.client.tables.outbox import Place as Waiting
 from notify.client.tables.schemas import Place
 from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction, LeftBehindReport, PackedMessage
-from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED
+from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED, whole
 from notify.runtime.schemas import holding, within
 
 LEFT = Outbox(half_message, is_left_behind, half_message.c.created_at, (LEFT_BEHIND,))
@@ -148,7 +148,7 @@ def waiting_keys(connection: Connection, group: str, messages: Sequence[PackedMe
     columns = within(half_message, place.schema).c if place.is_named else _c
     keys = [message.key for message in messages if message.key is not None]
     query = sa.select(columns.key).where(left_behind_with(columns, group, keys)).distinct()
-    left = {str(key) for key in connection.scalars(query)}
+    left = {str(key) for key in connection.scalars(whole(query))}
     return frozenset((message.topic, message.key) for message in messages if message.key in left)
 
 
@@ -197,7 +197,7 @@ def shards_of(connection: Connection, transaction_ids: Sequence[str]) -> dict[st
     query = sa.select(_c.transaction_id, _c.shards).where(
         among(connection, _c.transaction_id, transaction_ids), is_left_behind, _c.message_no == 0
     )
-    return {str(name): str(shards) for name, shards in connection.execute(query)}
+    return {str(name): str(shards) for name, shards in connection.execute(whole(query))}
 
 
 def waiting_of(connection: Connection, transaction_ids: Sequence[str], source: str) -> Collection[str] | None:

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from notify.protocol.wire import BridgedTransaction, PackedMessage
-from notify.runtime.databases import INSTANT, REFUSED, UNSENT
+from notify.runtime.databases import INSTANT, REFUSED, UNSENT, whole
 
 ALL = sa.true()
 _MESSAGE = ("topic", "body", "key", "tag", "headers", "delay", "deliver_at", "ttl")
@@ -89,17 +89,18 @@ class Outbox:
             .where(columns.transaction_id == transaction_id)
             .order_by(columns.message_no)
         )
-        rows = connection.execute(query).all()
+        rows = connection.execute(whole(query)).all()
         return str(rows[0][0]), str(rows[0][1]), len(rows)
 
     def read(self, connection: Connection, transaction_ids: Sequence[str]) -> list[BridgedTransaction]:
         """These transactions with all their messages, in this order."""
         columns = self.table.c
-        rows = connection.execute(
+        query = (
             sa.select(*[columns[name] for name in _READ])
             .where(among(connection, columns.transaction_id, transaction_ids))
             .order_by(columns.transaction_id, columns.message_no)
-        ).mappings()
+        )
+        rows = connection.execute(whole(query)).mappings()
         by_id: dict[str, BridgedTransaction] = {}
         for row in rows:
             row_id = str(row["transaction_id"])
