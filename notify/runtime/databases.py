@@ -150,6 +150,23 @@ def is_denied(error: BaseException | None) -> bool:
     return _state_of(error) == _DENIED_STATE or _code_of(error) in _DENIED_CODES
 
 
+_READ_ONLY_STATE, _READ_ONLY_CODE = "25006", 1792
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Whether a driver's error says that the transaction may only read."""
+    return _state_of(error) == _READ_ONLY_STATE or _code_of(error) == _READ_ONLY_CODE
+
+
+_STATEMENT_FORMAT_CODE = 1665
+
+
+def needs_repeatable_read(error: BaseException | None) -> bool:
+    """Whether a driver's error says that a write needs at least REPEATABLE READ: a MySQL or MariaDB with
+    `binlog_format = STATEMENT` refuses it at a lower isolation level."""
+    return _code_of(error) == _STATEMENT_FORMAT_CODE
+
+
 _FULL_STATE = "53100"
 _FULL_CODES = frozenset({1021, 1114})
 
@@ -167,8 +184,10 @@ _UNSTORABLE_CODES = frozenset({1265, 1300, 1366, 1406, 3854, 3988})
 
 def is_unstorable(error: BaseException | None) -> bool:
     """Whether a driver's error says that a text is too long for its column, or has characters that the connection or
-    the database cannot have."""
-    return _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES
+    the database cannot have. psycopg itself refuses NUL, with a DataError that has no SQLSTATE."""
+    if _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES:
+        return True
+    return type(error).__name__ == "DataError" and "NUL" in str(error)
 
 
 _LOGIN_STATE = "28"
@@ -258,6 +277,14 @@ def is_column_missing(error: BaseException | None) -> bool:
     return _state_of(error) == _NO_COLUMN_STATE or _code_of(error) == _NO_COLUMN_CODE
 
 
+def is_database_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that MySQL or MariaDB, or SQLite, has no such database. Texts of errors are in the
+    language of the server."""
+    if isinstance(error, sqlite3.Error):
+        return "unknown database" in str(error)
+    return _code_of(error) == _NO_SUCH_DATABASE
+
+
 def is_table_missing(error: BaseException | None) -> bool:
     """Whether a driver's error says that a table, or its schema, does not exist."""
     if isinstance(error, sqlite3.Error):
@@ -289,7 +316,7 @@ def has_table(connection: Connection | Engine, name: str, schema: str | None = N
         # An underscore stands for any character here, so there may be others.
         found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))
     except sa.exc.OperationalError as error:
-        if schema and _code_of(error.orig) == _NO_SUCH_DATABASE:
+        if schema and is_database_missing(error.orig):
             return False
         raise
     return name in found.scalars().all()
@@ -369,11 +396,17 @@ def use_explicit_begin(engine: Any) -> None:
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
             driver.isolation_level = None  # the connection's last user may have set an isolation level
-        if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
-            return
+        # An empty transaction without the lock: of sqlite3 with autocommit=False, or of a hook of the service's own.
+        has_begun = getattr(connection.connection.driver_connection, "in_transaction", False)
         try:
+            if has_begun:
+                tell(connection, "ROLLBACK")
+            if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
+                return
             tell(connection, _BEGIN)
         except Exception as error:
+            if has_begun:
+                tell(connection, "BEGIN")  # sqlite3 takes it for open, and fails to roll back what is not
             raise as_sqlalchemys(connection, _BEGIN, error) from error
 
 

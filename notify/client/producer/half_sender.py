@@ -26,7 +26,7 @@ from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
 from notify.client.tables.left_rows import waiting_keys
 from notify.client.tables.log_rows import LogRows
-from notify.client.tables.schemas import Place, Places
+from notify.client.tables.schemas import Place, Places, unstorable
 from notify.errors import (
     Backpressure,
     BindingRefused,
@@ -276,6 +276,8 @@ class HalfSender:
                 f"nothing is committed: the connection to the database is in an encoding that lacks a character of the "
                 f"message's key or headers: {error}"
             ) from error
+        except ValueError as error:  # psycopg2's, for a text with NUL
+            raise unstorable(error) from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and pending.shard is not None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
-from notify.runtime.databases import in_transaction, in_transaction_async
+from notify.runtime.databases import in_transaction, in_transaction_async, is_read_only
 from notify.runtime.schemas import naming
 
 T = TypeVar("T")
@@ -29,10 +30,8 @@ class DatabaseCalls:
     async def call(self, function: Callable[..., T], *arguments: Any, schema: str) -> T:
         """Call `function(connection, *arguments)` in a new transaction, in a schema, and return the result."""
         if hasattr(self._engine, "sync_engine"):
-            return await self._to_its_end(in_transaction_async(self._engine, _named, schema, function, *arguments))
-        return await self._to_its_end(
-            asyncio.to_thread(_without_fork, self._engine, _named, schema, function, *arguments)
-        )
+            return await self._to_its_end(_call_async(self._engine, schema, function, *arguments))
+        return await self._to_its_end(asyncio.to_thread(_call, self._engine, schema, function, *arguments))
 
     async def look(self) -> None:
         """Look for the schemas with Notify's tables."""
@@ -72,9 +71,30 @@ async def _look_async(engine: Any, sources: Sources) -> None:
         await connection.run_sync(sources.look)
 
 
-def _without_fork(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
+def _call(engine: Engine, schema: str, function: Callable[..., T], *arguments: Any) -> T:
     with no_fork():
-        return in_transaction(engine, function, *arguments)
+        try:
+            return in_transaction(engine, _named, schema, function, *arguments)
+        except DBAPIError as error:
+            if not is_read_only(error.orig):
+                raise
+        return in_transaction(engine, _writing, schema, function, *arguments)
+
+
+async def _call_async(engine: Any, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return await in_transaction_async(engine, _named, schema, function, *arguments)
+    except DBAPIError as error:
+        if not is_read_only(error.orig):
+            raise
+    return await in_transaction_async(engine, _writing, schema, function, *arguments)
+
+
+def _writing(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
+    """`_named` where transactions only read unless they say otherwise (`default_transaction_read_only`, or the same
+    setting of a session of MySQL and MariaDB). A standby refuses this, too."""
+    connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+    return _named(connection, schema, function, *arguments)
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
