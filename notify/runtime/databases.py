@@ -432,8 +432,19 @@ def tell(connection: Connection, statement: str, parameters: Sequence[Any] = ())
     SQLAlchemy and the driver do around a statement on a savepoint costs more than the database's part. Begins a
     transaction where the driver does.
 
-    Raises the driver's error, of any class: see `as_sqlalchemys`.
+    Raises the driver's error, of any class: see `as_sqlalchemys`. If the caller is cancelled meanwhile, the connection
+    is not used again, as with a statement of SQLAlchemy's: nobody knows what it has begun.
     """
+    try:
+        return _told(connection, statement, parameters)
+    except Exception:
+        raise
+    except BaseException:
+        connection.invalidate()
+        raise
+
+
+def _told(connection: Connection, statement: str, parameters: Sequence[Any]) -> int:
     pooled: Any = connection.connection
     if has_threaded_driver(connection):
         cursor = pooled.dbapi_connection.run_async(lambda connection: connection.execute(statement, parameters))
@@ -516,6 +527,26 @@ def commits_by_itself(connection: Connection) -> bool:
     if not any(map(_autocommits, drivers)):
         return False
     return connection.dialect.name not in _MYSQL or bool(_asked(pooled.dbapi_connection, "SELECT @@SESSION.autocommit"))
+
+
+def drop_if_nested(connection: Connection) -> bool:
+    """Whether what SQLAlchemy takes for a transaction is a savepoint within another one, which its commit would leave
+    open. The connection is not used again then, so that nothing of it is committed.
+
+    asyncpg nests so after a BEGIN that was cancelled in a listener of the service's own, which SQLAlchemy does not
+    notice (https://github.com/sqlalchemy/sqlalchemy/issues/13381).
+    """
+    transaction = getattr(connection.connection.dbapi_connection, "_transaction", None)
+    if not getattr(transaction, "_nested", False):
+        return False
+    connection.invalidate()
+    return True
+
+
+NESTED = (
+    "the connection came from its pool with an open transaction of somebody who was cancelled, which its commit would "
+    "not end; the connection is dropped: repeat the transaction"
+)
 
 
 def _asked(driver: Any, query: str) -> Any:

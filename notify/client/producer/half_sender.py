@@ -41,7 +41,7 @@ from notify.protocol.limits import LIMITS, check_delay
 from notify.protocol.message import Message
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
-from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite, is_doubled
+from notify.runtime.databases import NESTED, commits_by_itself, drop_if_nested, has_ended_on_sqlite, is_doubled
 
 log = logging.getLogger("notify.client")
 
@@ -263,6 +263,8 @@ class HalfSender:
         is_written = False
         try:
             is_inserted = self._insert(connection, pending, messages, place)
+            if drop_if_nested(connection):
+                raise _nested()
             if is_inserted and pending.stored is not None:
                 pending.stored.check()
             is_written = is_inserted
@@ -368,6 +370,12 @@ class HalfSender:
             self._left_behind.ended(pending.id)
         else:
             self._outgoing.outcome_soon(pending.id, pending.shard, "COMMIT")
+
+
+def _nested() -> TransactionRefused:
+    refused = TransactionRefused(f"nothing is committed: {NESTED}")
+    refused.retryable = True
+    return refused
 
 
 def _trace(messages: list[PackedMessage]) -> None:
