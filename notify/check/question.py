@@ -1,9 +1,9 @@
 """The atomic question whether a transaction committed in this database; if it did not, asking prevents its commit.
 
-In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
-ignored. Then the row is read. All statements name one schema, whose source id is compared in the same transaction. A
-running transaction holds the row's lock, so that the question waits for it, or gives up after a lock timeout without an
-answer. The answer comes from the SELECT, never from the row count.
+In a new READ COMMITTED transaction on the primary (REPEATABLE READ where the binlog has statements), a tombstone with
+the transaction's id is inserted; a conflict is ignored. Then the row is read. All statements name one schema, whose
+source id is compared in the same transaction. A running transaction holds the row's lock, so that the question waits
+for it, or gives up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
 https://www.postgresql.org/docs/15/sql-insert.html
 """
 

@@ -544,8 +544,8 @@ def drop_if_nested(connection: Connection) -> bool:
 
 
 NESTED = (
-    "the connection came from its pool with an open transaction of somebody who was cancelled, which its commit would "
-    "not end; the connection is dropped: repeat the transaction"
+    "the connection already had an open transaction, of somebody who was cancelled or of the driver's own, which the "
+    "commit would not end; the connection is dropped: repeat the transaction"
 )
 
 
@@ -629,6 +629,9 @@ def roll_back_driver(connection: Connection) -> None:
         connection.dialect.do_rollback(connection.connection)
     except Exception:
         connection.invalidate()
+    except BaseException:  # cancelled once more, as anyio does at each step: the transaction may still be open
+        connection.invalidate()
+        raise
 
 
 class database_now(FunctionElement[Any]):

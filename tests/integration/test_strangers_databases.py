@@ -33,7 +33,7 @@ from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import half_message, notify_source
 from notify.client.tables.old_rows import instant_before, note_purged
 from notify.client.tables.purge import purge_by_force
-from notify.errors import BindingRefused, InvalidRequest, TransactionRefused
+from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
 from notify.protocol.message import ReceivedMessage
 from notify.runtime.databases import begins_explicitly, database_now
 from notify.testing import InMemoryServer
@@ -153,18 +153,27 @@ def on_asyncpg(url: str) -> Any:
     return create_async_engine(asynchronous, pool_size=1, max_overflow=0)
 
 
-async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any]) -> None:
-    """Begin a piece of work, and cancel it after so many steps of the event loop, or let it end."""
+async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any], again: bool) -> None:
+    """Begin a piece of work, and cancel it after so many steps of the event loop, or let it end. `again`: cancel it at
+    each further step too, as the cancel scopes of anyio do."""
     task = asyncio.ensure_future(work)
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    while again and not task.done():
+        await asyncio.sleep(0)
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, NotifyError, sa.exc.SQLAlchemyError):
         await task
 
 
+@pytest.fixture(params=[False, True], ids=["once", "again at each step"])
+def again(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("database", ["postgresql"])
-def test_a_claim_that_is_cancelled_at_any_step_leaves_no_transaction_open(url: str) -> None:
+def test_a_claim_that_is_cancelled_at_any_step_leaves_no_transaction_open(url: str, again: bool) -> None:
     """The next message was acknowledged, although nothing of its effect was committed: asyncpg took its transaction for
     a savepoint within the cancelled one."""
     execute(url, "CREATE TABLE effects (id TEXT)")
@@ -178,7 +187,7 @@ def test_a_claim_that_is_cancelled_at_any_step_leaves_no_transaction_open(url: s
         inbox = Inbox(engine)
         await inbox.run_async("g", given(), handle)
         for steps in range(1, 24):
-            await cancelled_after(steps, inbox.run_async("g", given(), handle))
+            await cancelled_after(steps, inbox.run_async("g", given(), handle), again)
             received = given()
             assert await inbox.run_async("g", received, handle)
             with plain.connect() as connection:
@@ -193,7 +202,7 @@ def test_a_claim_that_is_cancelled_at_any_step_leaves_no_transaction_open(url: s
 
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_no_message_of_a_transaction_within_one_that_was_left_open(
-    url: str, memory: InMemoryServer, unique: str
+    url: str, memory: InMemoryServer, unique: str, again: bool
 ) -> None:
     """A listener of the service's own is cancelled while it begins the transaction, as in
     https://github.com/sqlalchemy/sqlalchemy/issues/13381: the next commit ended a savepoint only, and its message was
@@ -224,7 +233,7 @@ def test_no_message_of_a_transaction_within_one_that_was_left_open(
         async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
             await order(producer, "first")
             for steps in range(1, 16):
-                await cancelled_after(steps, order(producer, f"cancelled {steps}"))
+                await cancelled_after(steps, order(producer, f"cancelled {steps}"), again)
                 try:
                     await order(producer, f"next {steps}")
                 except (TransactionRefused, sa.exc.DBAPIError):
