@@ -62,7 +62,8 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
         sources.freshen(connection)
         asked = sources.schemas_of(half.source)
         # A copied schema has the same source id: the row is in one of them, and a tombstone in each of the others. A
-        # committed row proves the commit, whatever is wrong in the others; without one, each of them has to answer.
+        # committed row proves the commit, also where no tombstone can be placed (a column of the service's own that is
+        # NOT NULL, a trigger that refuses changes); without one, each of them has to answer.
         answered: list[str] = []
         denied: MayNotAsk | None = None
         doubt: CheckUnavailable | None = None
@@ -74,8 +75,6 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
                 denied = error
                 continue
             except CheckUnavailable as error:
-                if len(asked) == 1:
-                    raise
                 doubt = error
                 continue
             answered.append(schema)

@@ -1,9 +1,9 @@
 """The atomic question whether a transaction committed in this database; if it did not, asking prevents its commit.
 
-In a new READ COMMITTED transaction on the primary, a tombstone with the transaction's id is inserted; a conflict is
-ignored. Then the row is read. All statements name one schema, whose source id is compared in the same transaction. A
-running transaction holds the row's lock, so that the question waits for it, or gives up after a lock timeout without an
-answer. The answer comes from the SELECT, never from the row count.
+In a new READ COMMITTED transaction on the primary (REPEATABLE READ where the binlog has statements), a tombstone with
+the transaction's id is inserted; a conflict is ignored. Then the row is read. All statements name one schema, whose
+source id is compared in the same transaction. A running transaction holds the row's lock, so that the question waits
+for it, or gives up after a lock timeout without an answer. The answer comes from the SELECT, never from the row count.
 https://www.postgresql.org/docs/15/sql-insert.html
 """
 
@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
 from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, is_level_refused, reason_of
-from notify.runtime.schemas import named_by, qualified
+from notify.runtime.schemas import named_by, qualified, text_of
 
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
@@ -55,8 +55,8 @@ class LocalRow:
     @staticmethod
     def of(state: object, shards: object, relayed: object) -> LocalRow:
         """The row of these columns."""
-        names = tuple(shard for shard in str(shards).split(",") if shard)
-        return LocalRow(str(state), names, relayed == LEFT_BEHIND)
+        names = tuple(shard for shard in text_of(shards).split(",") if shard)
+        return LocalRow(text_of(state), names, relayed == LEFT_BEHIND)
 
     def commits(self, shard: str) -> bool:
         """Whether the half of a shard is committed. Raises CheckUnavailable while the row is left behind, unless
@@ -91,8 +91,8 @@ def read_source(connection: Connection, schema: str | None = None) -> tuple[str,
     if not rows:
         raise CheckUnavailable("the table notify_source is empty: run create_tables on this database")
     if len(rows) > 1:
-        raise CheckUnavailable(several_sources(sorted(str(row[0]) for row in rows)))
-    return str(rows[0][0]), int(rows[0][1])
+        raise CheckUnavailable(several_sources(sorted(text_of(row[0]) for row in rows)))
+    return text_of(rows[0][0]), int(rows[0][1])
 
 
 def several_sources(ids: Sequence[str]) -> str:
@@ -121,30 +121,34 @@ def ask(
     if name not in _TOMBSTONES:
         raise CheckUnavailable(f"checks do not support {name}: write a CheckMessageListener")
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
+    parameters = {"id": transaction_id, "producer_group": producer_group}
 
     def asked(level: str) -> LocalRow:
         with own_transaction(connection, level):
             with short_lock_waits(connection):
-                connection.execute(tombstone, {"id": transaction_id, "producer_group": producer_group})
+                connection.execute(tombstone, parameters)
             return _read(connection, transaction_id, schema, source)
 
     try:
         try:
-            return asked("READ COMMITTED")
+            return asked(READ_COMMITTED)
         except sa.exc.DBAPIError as error:
             if not is_level_refused(error.orig):
                 raise
-            return asked("REPEATABLE READ")  # nothing is read before the insert, so that this sees as much
+        # As good here: the first read, which makes the snapshot, comes after the insert.
+        return asked(REPEATABLE_READ)
     except sa.exc.SQLAlchemyError as error:
         if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
             raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error
         raise CheckUnavailable(f"the database did not answer: {reason_of(error)}") from error
 
 
+READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
+
+
 @contextmanager
-def own_transaction(connection: Connection, mysql_level: str = "READ COMMITTED") -> Iterator[None]:
-    """A READ COMMITTED transaction that can write, also on a connection that commits each statement by itself.
-    `mysql_level`: another level on MySQL and MariaDB.
+def own_transaction(connection: Connection, level: str) -> Iterator[None]:
+    """A transaction at an isolation level that can write, also on a connection that commits each statement by itself.
 
     The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level
     would leave the session with the database's default, and without the driver's autocommit.
@@ -161,13 +165,14 @@ def own_transaction(connection: Connection, mysql_level: str = "READ COMMITTED")
                 if commits:
                     connection.exec_driver_sql("BEGIN")
                 # Nothing is set where nothing changes: a listener of the service may have run a query already.
-                if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != "read committed":
-                    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != level.lower():
+                    connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
                 if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
                     connection.exec_driver_sql("SET TRANSACTION READ WRITE")  # a standby refuses it
             else:
-                for statement in _MYSQL_BEGINS:
-                    connection.exec_driver_sql(statement.format(mysql_level))
+                connection.exec_driver_sql(f"ROLLBACK{_AND_NO_MORE}")
+                connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+                connection.exec_driver_sql("START TRANSACTION READ WRITE")
             yield
         except BaseException:
             if (commits or is_mysql) and not connection.invalidated:
@@ -180,11 +185,6 @@ def own_transaction(connection: Connection, mysql_level: str = "READ COMMITTED")
 _AND_NO_MORE = " AND NO CHAIN NO RELEASE"
 """Ends a transaction of MySQL or MariaDB whatever its completion_type, which may begin the next one at once, at the
 same isolation level."""
-_MYSQL_BEGINS = (
-    f"ROLLBACK{_AND_NO_MORE}",
-    "SET TRANSACTION ISOLATION LEVEL {}",
-    "START TRANSACTION READ WRITE",
-)
 
 
 @contextmanager

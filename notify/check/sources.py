@@ -21,7 +21,7 @@ from notify.errors import UnsafeTable
 from notify.runtime.databases import commits_by_itself, is_held_up
 from notify.runtime.guarantees import verify_once
 from notify.runtime.program_log import program_log
-from notify.runtime.schemas import database_of, found_in, kinds_of, qualified
+from notify.runtime.schemas import database_of, found_in, kinds_of, qualified, text_of
 
 log = program_log("notify.check")
 
@@ -139,7 +139,7 @@ class Sources:
         unread: list[str] = []
         for part in _parts(wanted):
             for schema, source in _read(connection, part, _SOURCES, unread, must=len(wanted) == 1):
-                by_schema[str(schema)] = str(source)
+                by_schema[str(schema)] = text_of(source)
         with_tables = {source for schema, source in by_schema.items() if schema not in views}
         by_schema = {
             schema: source for schema, source in by_schema.items() if schema not in views or source not in with_tables

@@ -45,7 +45,7 @@ MOST_NAMED = 3
 """The most schemas that an error or warning names for one reason."""
 SERVERS, SCHEMAS, LOOK = "servers", "schemas", "look"
 """The subjects of warnings: see `complain`."""
-NEEDS = (Need(half_message, sees=(SELECT, UPDATE)), Need(notify_source, sees=(SELECT,)))
+NEEDS = (Need(half_message, sees=(SELECT, UPDATE), times=True), Need(notify_source, sees=(SELECT,)))
 """The needs of a mover that sends what was left behind."""
 NOT_TO_KAFKA = "Kafka knows no ids, and a server may have the half"
 NOT_PAST_SERVERS = (

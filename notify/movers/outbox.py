@@ -25,7 +25,7 @@ SERVER = Outbox(
 )
 OUTBOXES = (LOCAL, SERVER)
 MOVES = (
-    *(Need(outbox.table, sees=(SELECT, UPDATE)) for outbox in OUTBOXES),
+    *(Need(outbox.table, sees=(SELECT, UPDATE), times=True) for outbox in OUTBOXES),
     Need(local.notify_source, sees=(SELECT,)),
     local.LISTS_REFUSED,
 )

@@ -194,6 +194,14 @@ def is_level_refused(error: BaseException | None) -> bool:
     return _code_of(error) == _LEVEL_REFUSED_CODE
 
 
+_READ_ONLY_STATE, _READ_ONLY_CODE = "25006", 1792
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Whether a driver's error says that the transaction may only read."""
+    return _state_of(error) == _READ_ONLY_STATE or _code_of(error) == _READ_ONLY_CODE
+
+
 _FULL_STATE = "53100"
 _FULL_CODES = frozenset({1021, 1114})
 
@@ -211,8 +219,10 @@ _UNSTORABLE_CODES = frozenset({1265, 1300, 1366, 1406, 3854, 3988})
 
 def is_unstorable(error: BaseException | None) -> bool:
     """Whether a driver's error says that a text is too long for its column, or has characters that the connection or
-    the database cannot have."""
-    return _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES
+    the database cannot have. psycopg itself refuses NUL, with a DataError that has no SQLSTATE."""
+    if _code_of(error) in _UNSTORABLE_CODES or _state_of(error) in _UNSTORABLE_STATES:
+        return True
+    return type(error).__name__ == "DataError" and "NUL" in str(error)
 
 
 _LOGIN_STATE = "28"
@@ -302,6 +312,14 @@ def is_column_missing(error: BaseException | None) -> bool:
     return _state_of(error) == _NO_COLUMN_STATE or _code_of(error) == _NO_COLUMN_CODE
 
 
+def is_database_missing(error: BaseException | None) -> bool:
+    """Whether a driver's error says that MySQL or MariaDB, or SQLite, has no such database. Texts of errors are in the
+    language of the server."""
+    if isinstance(error, sqlite3.Error):
+        return "unknown database" in str(error)
+    return _code_of(error) == _NO_SUCH_DATABASE
+
+
 def is_table_missing(error: BaseException | None) -> bool:
     """Whether a driver's error says that a table, or its schema, does not exist."""
     if isinstance(error, sqlite3.Error):
@@ -333,7 +351,7 @@ def has_table(connection: Connection | Engine, name: str, schema: str | None = N
         # An underscore stands for any character here, so there may be others.
         found = connection.exec_driver_sql(f"SHOW TABLES{of_schema} LIKE '{name}'".replace("%", "%%"))
     except sa.exc.OperationalError as error:
-        if schema and _code_of(error.orig) == _NO_SUCH_DATABASE:
+        if schema and is_database_missing(error.orig):
             return False
         raise
     return name in found.scalars().all()
@@ -413,11 +431,17 @@ def use_explicit_begin(engine: Any) -> None:
         driver: Any = connection.connection.dbapi_connection
         if driver.isolation_level is not None:
             driver.isolation_level = None  # the connection's last user may have set an isolation level
-        if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
-            return
+        # An empty transaction without the lock: of sqlite3 with autocommit=False, or of a hook of the service's own.
+        has_begun = getattr(connection.connection.driver_connection, "in_transaction", False)
         try:
+            if has_begun:
+                tell(connection, "ROLLBACK")
+            if isinstance(driver, sqlite3.Connection) and patched_by() and _has_begun(driver):
+                return
             tell(connection, _BEGIN)
         except Exception as error:
+            if has_begun:
+                tell(connection, "BEGIN")  # sqlite3 takes it for open, and fails to roll back what is not
             raise as_sqlalchemys(connection, _BEGIN, error) from error
 
 
@@ -443,8 +467,19 @@ def tell(connection: Connection, statement: str, parameters: Sequence[Any] = ())
     SQLAlchemy and the driver do around a statement on a savepoint costs more than the database's part. Begins a
     transaction where the driver does.
 
-    Raises the driver's error, of any class: see `as_sqlalchemys`.
+    Raises the driver's error, of any class: see `as_sqlalchemys`. If the caller is cancelled meanwhile, the connection
+    is not used again, as with a statement of SQLAlchemy's: nobody knows what it has begun.
     """
+    try:
+        return _told(connection, statement, parameters)
+    except Exception:
+        raise
+    except BaseException:
+        connection.invalidate()
+        raise
+
+
+def _told(connection: Connection, statement: str, parameters: Sequence[Any]) -> int:
     pooled: Any = connection.connection
     if has_threaded_driver(connection):
         cursor = pooled.dbapi_connection.run_async(lambda connection: connection.execute(statement, parameters))
@@ -529,6 +564,26 @@ def commits_by_itself(connection: Connection) -> bool:
     return connection.dialect.name not in _MYSQL or bool(_asked(pooled.dbapi_connection, "SELECT @@SESSION.autocommit"))
 
 
+def drop_if_nested(connection: Connection) -> bool:
+    """Whether what SQLAlchemy takes for a transaction is a savepoint within another one, which its commit would leave
+    open. The connection is not used again then, so that nothing of it is committed.
+
+    asyncpg nests so after a BEGIN that was cancelled in a listener of the service's own, which SQLAlchemy does not
+    notice (https://github.com/sqlalchemy/sqlalchemy/issues/13381).
+    """
+    transaction = getattr(connection.connection.dbapi_connection, "_transaction", None)
+    if not getattr(transaction, "_nested", False):
+        return False
+    connection.invalidate()
+    return True
+
+
+NESTED = (
+    "the connection already had an open transaction, of somebody who was cancelled or of the driver's own, which the "
+    "commit would not end; the connection is dropped: repeat the transaction"
+)
+
+
 def _asked(driver: Any, query: str) -> Any:
     """A query's value on a driver's connection, with no transaction of SQLAlchemy's."""
     cursor = driver.cursor()
@@ -609,6 +664,9 @@ def roll_back_driver(connection: Connection) -> None:
         connection.dialect.do_rollback(connection.connection)
     except Exception:
         connection.invalidate()
+    except BaseException:  # cancelled once more, as anyio does at each step: the transaction may still be open
+        connection.invalidate()
+        raise
 
 
 class database_now(FunctionElement[Any]):

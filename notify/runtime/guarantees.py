@@ -34,13 +34,15 @@ class Need(NamedTuple):
 
     `excludes`: what happens without a key that excludes a second row; "": nothing, if no row can be there twice.
     `sees`: the commands that must reach every row. `keeps`: whether the caller's own rows must last, so that the kind
-    of the table matters, and its key; an audit only reads.
+    of the table matters, and its key; an audit only reads. `times`: whether rows are moved in the order of their times,
+    and deliver at them.
     """
 
     table: sa.Table
     excludes: str = ""
     sees: tuple[Command, ...] = ()
     keeps: bool = True
+    times: bool = False
 
 
 class Fault(NamedTuple):
@@ -117,6 +119,8 @@ class _Column:
     nullable: bool
     flaw: str = ""
     """Why names that differ may compare as the same one; "" if they do not."""
+    is_zoned: bool = False
+    """Whether the database converts its times from and to the session's time zone."""
 
 
 @dataclass(slots=True)
@@ -159,6 +163,15 @@ def _read(connection: Connection, needs: Sequence[Need], schema: str) -> dict[st
     return read(connection, [need.table.name for need in needs], schema) if read is not None and needs else {}
 
 
+def _refuse_bytes(text: object) -> None:
+    """Raises UnsafeTable if a text comes as bytes, which are equal to no id, state or name."""
+    if isinstance(text, bytes | bytearray):
+        raise UnsafeTable(
+            "the driver gives texts as bytes, in which no id and no state can be recognised: leave out use_unicode=0 "
+            "(MySQL, MariaDB), text_factory (SQLite) or a loader of your own"
+        )
+
+
 def _asked(found: sa.TextClause, named: sa.TextClause, names: Sequence[str], schema: str) -> tuple[sa.TextClause, Any]:
     """The statement for a named schema, or for the one that the database finds, with its parameters."""
     return (named, {"names": list(names), "schema": schema}) if schema else (found, {"names": list(names)})
@@ -174,7 +187,7 @@ SELECT n.nspname, c.relname, current_user, c.relkind, c.relpersistence,
      WHERE c.relkind = 'p' AND (p.relpersistence <> 'p' OR p.relkind = 'f')),
   pg_catalog.row_security_active(c.oid),
   (SELECT CAST(json_agg(json_build_array(a.attname, a.attnotnull, CASE WHEN t.typname = 'citext' THEN 'citext'
-       WHEN to_jsonb(o) ->> 'collisdeterministic' = 'false' THEN o.collname END)) AS text)
+       WHEN to_jsonb(o) ->> 'collisdeterministic' = 'false' THEN o.collname END, t.typname)) AS text)
      FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
      LEFT JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation
      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -205,6 +218,7 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
     found = {}
     for row in connection.execute(*_asked(_POSTGRESQL_FOUND, _POSTGRESQL_NAMED, names, schema)):
         where, name, role, kind, persistence, has_children, rule, volatile, secured, columns, indexes, policies = row
+        _refuse_bytes(where)
         table = found[str(name)] = _Table(str(where), str(name), _KINDS[text_of(kind)], role=str(role))
         table.is_partitioned = text_of(kind) == "p"
         table.secured = bool(secured)
@@ -222,9 +236,9 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
         elif rule is not None:
             table.flaw = f"has the rule {rule}, which may replace its inserts by other statements"
             table.mends = f"DROP RULE {rule} ON {table.shown}"
-        for column_name, is_not_null, folding in json.loads(columns or "[]"):
+        for column_name, is_not_null, folding, kind_of_column in json.loads(columns or "[]"):
             flaw = f"{folding} treats different names as equal" if folding else ""
-            table.columns[column_name] = _Column(column_name, not is_not_null, flaw)
+            table.columns[column_name] = _Column(column_name, not is_not_null, flaw, kind_of_column == "timestamptz")
         for index_name, immediate, valid, partial, with_nulls, of in json.loads(indexes or "[]"):
             index = _Index(index_name, of or [None], with_nulls=bool(with_nulls))
             if not immediate:
@@ -242,12 +256,15 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
 # --- MySQL and MariaDB --------------------------------------------------------------------------------------------
 
 _MYSQL = """
-SELECT 'table', t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_TYPE, t.ENGINE, e.TRANSACTIONS, 0, t.CREATE_OPTIONS
+SELECT 'table', t.TABLE_SCHEMA, t.TABLE_NAME, t.TABLE_TYPE, t.ENGINE, e.TRANSACTIONS, CAST('' IS NULL AS SIGNED),
+  t.CREATE_OPTIONS
 FROM information_schema.TABLES t LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE
 WHERE t.TABLE_SCHEMA = {schema} AND t.TABLE_NAME IN :names
-UNION ALL SELECT 'column', TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLLATION_NAME, IS_NULLABLE, ORDINAL_POSITION, NULL
+UNION ALL SELECT 'column', TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLLATION_NAME, IS_NULLABLE,
+  CAST(ORDINAL_POSITION AS SIGNED), DATA_TYPE
 FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = {schema} AND TABLE_NAME IN :names
-UNION ALL SELECT 'index', TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART, SEQ_IN_INDEX, NULL
+UNION ALL SELECT 'index', TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART,
+  CAST(SEQ_IN_INDEX AS SIGNED), NULL
 FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = {schema} AND TABLE_NAME IN :names AND NON_UNIQUE = 0
 ORDER BY 1, 3, 4, 7
 """
@@ -258,16 +275,24 @@ _MYSQL_KINDS = {"BASE TABLE": "table", "SYSTEM VERSIONED": "table", "TEMPORARY":
 
 def _read_mysql(connection: Connection, names: Sequence[str], schema: str) -> dict[str, _Table]:
     asked = _asked(_MYSQL_FOUND, _MYSQL_NAMED, names, schema)
-    rows = [tuple(_decoded(value) for value in row) for row in connection.execute(*asked)]
+    rows = []
+    for row in connection.execute(*asked):
+        _refuse_bytes(row[0])  # a literal: some drivers give texts of information_schema as bytes
+        rows.append(tuple(_decoded(value) for value in row))
     found: dict[str, _Table] = {}
-    for what, where, name, kind, engine, has_transactions, _, options in rows:
+    for what, where, name, kind, engine, has_transactions, is_empty_null, options in rows:
         if what == "table":
+            if is_empty_null:
+                raise UnsafeTable(
+                    "the session takes '' for NULL, so that rows without a shard are refused, or not found when they "
+                    "are looked for: leave EMPTY_STRING_IS_NULL out of its sql_mode"
+                )
             table = found[name] = _Table(where, name, _MYSQL_KINDS.get(kind, str(kind).lower()))
             table.is_partitioned = "partitioned" in str(options or "").lower()
             if engine is not None and has_transactions != "YES":
                 table.flaw = f"has the engine {engine}, which has no transactions: a rollback would keep its rows"
                 table.mends = f"ALTER TABLE {table.shown} ENGINE=InnoDB"
-    for what, _, name, of, value, detail, _, _ in rows:
+    for what, _, name, of, value, detail, _, kind in rows:
         if name not in found or what == "table":
             continue
         table = found[name]
@@ -277,7 +302,7 @@ def _read_mysql(connection: Connection, names: Sequence[str], schema: str) -> di
                 if value is None or value.endswith("_bin") or value == "binary"
                 else (f"the collation {value} treats different names as equal")
             )
-            table.columns[of] = _Column(of, detail == "YES", flaw)
+            table.columns[of] = _Column(of, detail == "YES", flaw, str(kind).lower() == "timestamp")
             continue
         if not table.indexes or table.indexes[-1].name != of:
             table.indexes.append(_Index(of))
@@ -310,7 +335,10 @@ _RESOLVES = re.compile(r"ON\s+CONFLICT\s+(REPLACE|IGNORE|ROLLBACK|FAIL)", re.IGN
 
 def _read_sqlite(connection: Connection, names: Sequence[str], schema: str) -> dict[str, _Table]:
     schema = schema or "main"
-    if schema not in {row[1] for row in connection.exec_driver_sql("PRAGMA database_list")}:
+    attached = {row[1] for row in connection.exec_driver_sql("PRAGMA database_list")}
+    for name in attached:
+        _refuse_bytes(name)
+    if schema not in attached:
         return {}  # no file is attached under this name, so that it has no tables
     quoted = connection.dialect.identifier_preparer.quote(schema)
     query = sa.text(_SQLITE.format(schema=quoted)).bindparams(_NAMES)
@@ -375,6 +403,8 @@ def _faults_of(connection: Connection, need: Need, table: _Table | None) -> Iter
         if table.flaw:
             yield Fault(f"the table {table.shown} {table.flaw}", table.mends)
         yield from _key_faults(connection, need, table)
+    if need.times:
+        yield from _time_faults(connection, need, table)
     if table.secured:
         yield from _hidden(need, table)
 
@@ -406,6 +436,18 @@ def _key_faults(connection: Connection, need: Need, table: _Table) -> Iterator[F
             yield Fault(
                 f"in the column {name} of the table {table.shown} {column.flaw}",
                 f"give it the type {_type_of(connection, need.table.c[name])} again",
+            )
+
+
+def _time_faults(connection: Connection, need: Need, table: _Table) -> Iterator[Fault]:
+    """A fault if the session's time zone, or its summer time, changes the order of rows and the times in them."""
+    for column in need.table.columns:
+        there = table.columns.get(column.name)
+        if there is not None and there.is_zoned and isinstance(column.type, sa.DateTime):
+            yield Fault(
+                f"the column {column.name} of the table {table.shown} has a time zone, so that times in UTC are taken "
+                "for those of each session's zone: rows overtake each other, and delays end at other times",
+                f"give it the type {_type_of(connection, column)} again, with its times in UTC",
             )
 
 

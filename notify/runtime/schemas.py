@@ -62,10 +62,10 @@ def found_in(connection: Connection, table: str, schema: str | None = None) -> s
         return named
     if connection.dialect.name == "postgresql":
         name = connection.dialect.identifier_preparer.quote(table)
-        return str(connection.execute(_POSTGRESQL_FINDS, {"name": name}).scalar() or "")
+        return text_of(connection.execute(_POSTGRESQL_FINDS, {"name": name}).scalar() or "")
     if connection.dialect.name == "sqlite":
         return SQLITE
-    return str(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
+    return text_of(connection.exec_driver_sql("SELECT DATABASE()").scalar() or "")
 
 
 def with_table(connection: Connection, table: str, patterns: str = "*") -> list[str]:
@@ -79,7 +79,7 @@ def kinds_of(connection: Connection, table: str, patterns: str = "*") -> dict[st
     """The kind of the table in each schema of `with_table`."""
     found: dict[str, Kind]
     if connection.dialect.name == "sqlite":
-        attached = [str(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
+        attached = [text_of(row[1]) for row in connection.exec_driver_sql("PRAGMA database_list")]
         found = {name: "table" for name in attached if sa.inspect(connection).has_table(table, schema=name)}
     else:
         statement = _POSTGRESQL_HAS if connection.dialect.name == "postgresql" else _MYSQL_HAS

@@ -458,12 +458,12 @@ def _check_purge(older_than: float, batch: int) -> None:
 def check(connection: sa.Connection, make_tables: str = MAKE_TABLES) -> None:
     """Raises InvalidRequest if an inbox cannot work in this database; `make_tables` says how to create the tables."""
     check_transactions(connection)
+    verify(connection, CLAIMS)
     for table in (notify_inbox, notify_source):
         if not has_table(connection, table.name):
             schema = named_by(connection)
             where = f"schema {schema!r}" if schema and table is notify_source else "database"
             raise InvalidRequest(f"the inbox's {where} has no table {table.name}: {make_tables}", "no_inbox_table")
-    verify(connection, CLAIMS)
     if not has_replay(connection):
         raise InvalidRequest(
             f"the table {notify_inbox.name} was made by an older version and has no column replay: call "

@@ -21,10 +21,12 @@ from notify.errors import InvalidRequest
 from notify.protocol.limits import digits
 from notify.protocol.message import REPLAY, ReceivedMessage
 from notify.runtime.databases import (
+    NESTED,
     as_sqlalchemys,
     begins_explicitly,
     commits_by_itself,
     database_now,
+    drop_if_nested,
     has_threaded_driver,
     is_doubled,
     is_of_aborted,
@@ -232,6 +234,8 @@ def _open(connection: sa.Connection) -> None:
         tell(connection, _SAVEPOINT)
     except Exception:
         connection.exec_driver_sql(_SAVEPOINT)
+    if drop_if_nested(connection):
+        raise sa.exc.InterfaceError(_SAVEPOINT, None, Exception(NESTED), connection_invalidated=True)
 
 
 @contextlib.contextmanager

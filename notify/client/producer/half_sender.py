@@ -25,7 +25,7 @@ from notify.client.tables.definitions import MAKE_TABLES, SENDS
 from notify.client.tables.half_rows import HalfRows
 from notify.client.tables.left_rows import waiting_keys
 from notify.client.tables.log_rows import LogRows
-from notify.client.tables.schemas import Place, Places
+from notify.client.tables.schemas import Place, Places, unstorable
 from notify.errors import (
     Backpressure,
     BindingRefused,
@@ -40,7 +40,7 @@ from notify.protocol.limits import LIMITS, check_delay
 from notify.protocol.message import Message
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
-from notify.runtime.databases import commits_by_itself, has_ended_on_sqlite, is_doubled
+from notify.runtime.databases import NESTED, commits_by_itself, drop_if_nested, has_ended_on_sqlite, is_doubled
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.client")
@@ -263,6 +263,8 @@ class HalfSender:
         is_written = False
         try:
             is_inserted = self._insert(connection, pending, messages, place)
+            if drop_if_nested(connection):
+                raise _nested()
             if is_inserted and pending.stored is not None:
                 pending.stored.check()
             is_written = is_inserted
@@ -276,6 +278,8 @@ class HalfSender:
                 f"nothing is committed: the connection to the database is in an encoding that lacks a character of the "
                 f"message's key or headers: {error}"
             ) from error
+        except ValueError as error:  # psycopg2's, for a text with NUL
+            raise unstorable(error) from error
         finally:
             # No COMMIT follows for a half without its rows, so the outcome is ROLLBACK.
             if not is_written and pending.shard is not None:
@@ -366,6 +370,12 @@ class HalfSender:
             self._left_behind.ended(pending.id)
         else:
             self._outgoing.outcome_soon(pending.id, pending.shard, "COMMIT")
+
+
+def _nested() -> TransactionRefused:
+    refused = TransactionRefused(f"nothing is committed: {NESTED}")
+    refused.retryable = True
+    return refused
 
 
 def _trace(messages: list[PackedMessage]) -> None:

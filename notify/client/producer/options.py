@@ -109,8 +109,11 @@ class ProducerPlan:
             raise InvalidRequest("rows=False is for mode outbox on PostgreSQL, whose log a bridge reads")
         if self.mode == "outbox" and self.wait_for_outcome:
             raise InvalidRequest("wait_for_outcome is not for mode outbox: its commits have no outcome")
-        if self.engine is not None and (self.answer_checks or self.mode == "auto"):
-            _check_pool(getattr(getattr(self.engine, "sync_engine", self.engine), "pool", None))
+        if self.engine is not None:
+            pool = getattr(getattr(self.engine, "sync_engine", self.engine), "pool", None)
+            _check_reset(pool)
+            if self.answer_checks or self.mode == "auto":
+                _check_pool(pool)
         if self.mode == "auto":
             self.left_behind = LeftBehind()
         self.bodies = large_bodies(
@@ -132,6 +135,17 @@ class ProducerPlan:
         if inspect.iscoroutinefunction(listener.check):
             raise InvalidRequest(f"{name}.check is a coroutine function; it is called in a thread: write `def check`")
         self.listeners.append(listener)
+
+
+def _check_reset(pool: object) -> None:
+    """Raises InvalidRequest for a pool that commits what a session leaves that was never closed: its changes without
+    its messages."""
+    if getattr(getattr(pool, "_reset_on_return", None), "name", "") == "reset_commit":
+        raise InvalidRequest(
+            "the engine has pool_reset_on_return='commit', which commits the changes of a session that nobody closed, "
+            "and not its messages: leave the option out, so that such changes are rolled back",
+            "invalid_engine",
+        )
 
 
 def _check_pool(pool: object) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
-from notify.check.question import own_transaction
+from notify.check.question import REPEATABLE_READ, own_transaction
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
+from notify.runtime.databases import is_read_only
 from notify.runtime.schemas import naming
 
 T = TypeVar("T")
@@ -56,11 +58,20 @@ class DatabaseCalls:
 
 
 def _call(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
-    """On MySQL and MariaDB at the servers' own default level: that of the service may show rows that are not committed
-    yet, and they would be sent."""
-    is_mysql = connection.dialect.name in ("mysql", "mariadb")
-    transaction = own_transaction(connection, "REPEATABLE READ") if is_mysql else connection.begin()
-    with transaction, naming(connection, schema):
+    """Call in a transaction that may write, also where transactions only read unless they say otherwise
+    (`default_transaction_read_only`; a standby refuses that, too). On MySQL and MariaDB at the servers' own default
+    level: that of the service may show rows that are not committed yet, and they would be sent."""
+    if connection.dialect.name in ("mysql", "mariadb"):
+        with own_transaction(connection, REPEATABLE_READ), naming(connection, schema):
+            return function(connection, *arguments)
+    try:
+        with connection.begin(), naming(connection, schema):
+            return function(connection, *arguments)
+    except DBAPIError as error:
+        if not is_read_only(error.orig):
+            raise
+    with connection.begin(), naming(connection, schema):
+        connection.exec_driver_sql("SET TRANSACTION READ WRITE")
         return function(connection, *arguments)
 
 

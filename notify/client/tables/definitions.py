@@ -45,7 +45,7 @@ half_message = sa.Table(
     sa.Column("key", KEY),
     sa.Column("tag", NAME),
     sa.Column("headers", TEXT),
-    sa.Column("body", BODY),
+    sa.Column("body", BODY, quote=True),  # reserved where MariaDB's sql_mode is ORACLE
     sa.Column("delay", sa.Float),
     sa.Column("deliver_at", INSTANT),
     sa.Column("ttl", sa.Float),
@@ -181,8 +181,8 @@ _TWICE = "a message that is delivered again would take effect again"
 _SOURCE = Need(notify_source, sees=(SELECT,))
 SENDS = {
     "half": (Need(half_message, _LATE), _SOURCE),
-    "outbox": (Need(half_message), _SOURCE),
-    "auto": (Need(half_message, _LATE, (SELECT, UPDATE)), _SOURCE),
+    "outbox": (Need(half_message, times=True), _SOURCE),
+    "auto": (Need(half_message, _LATE, (SELECT, UPDATE), times=True), _SOURCE),
 }
 """A producer's needs, by its mode. Only in mode auto does it read its rows: the role that checks or moves them does."""
 CHECKS = (Need(half_message, _LATE, (SELECT, INSERT)), _SOURCE)
@@ -192,7 +192,7 @@ PURGES_INBOX = (Need(notify_inbox, sees=(SELECT, DELETE)), Need(notify_source, s
 MAKES = (Need(notify_source, sees=(SELECT, INSERT, UPDATE, DELETE), keeps=False),)
 LISTS_REFUSED = Need(notify_refused, "a refused message could be listed twice", (SELECT, INSERT, UPDATE, DELETE))
 EVERYTHING = (
-    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE)),
+    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE), times=True),
     Need(notify_source, sees=(SELECT, UPDATE)),
     Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE)),
     LISTS_REFUSED,

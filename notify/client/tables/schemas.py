@@ -23,7 +23,14 @@ from notify.check.question import read_source
 from notify.check.sources import Sources
 from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_message, notify_source
 from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
-from notify.runtime.databases import is_column_missing, is_table_missing, is_unstorable, quoted, reason_of
+from notify.runtime.databases import (
+    is_column_missing,
+    is_database_missing,
+    is_table_missing,
+    is_unstorable,
+    quoted,
+    reason_of,
+)
 from notify.runtime.guarantees import Need, pool_of, verify
 from notify.runtime.schemas import SQLITE, database_of, found_in, named_by, qualified
 
@@ -115,11 +122,7 @@ class Places:
             self._guesses = False
             return self._no_table("where this transaction is, the connection", half_message.name, None)
         if is_unstorable(error.orig):
-            return InvalidRequest(
-                f"nothing is committed: the database cannot store the message as it is: {reason_of(error)}; the "
-                "connection needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), "
-                "and half_message the column types that create_tables gives it"
-            )
+            return unstorable(error)
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
         self._guesses = False
@@ -163,7 +166,7 @@ class Places:
             try:
                 has_digest = half_message.c.digest.name in columns_of(connection, half_message, found)
             except (NoSuchTableError, OperationalError) as error:
-                if isinstance(error, OperationalError) and "unknown database" not in str(error.orig).lower():
+                if isinstance(error, OperationalError) and not is_database_missing(error.orig):
                     raise
                 raise self._no_table(self._where(schema), half_message.name, schema) from None
             source = self._read_source(connection, found, schema)
@@ -207,6 +210,15 @@ class Places:
     def _no_table(self, where: str, table: str, schema: str | None) -> BindingRefused:
         remedy = self._make_in.format(repr(schema)) if schema and schema != SQLITE else self._make_tables
         return BindingRefused(f"nothing is committed: {where} has no table {table}; {remedy}")
+
+
+def unstorable(error: Exception) -> InvalidRequest:
+    """The error for a message that the database, or its driver, cannot store."""
+    return InvalidRequest(
+        f"nothing is committed: the database cannot store the message as it is: {reason_of(error)}; the connection "
+        "needs an encoding with all characters (charset=utf8mb4 in the URL of MySQL and MariaDB), half_message the "
+        "column types that create_tables gives it, and a key has no NUL in PostgreSQL"
+    )
 
 
 _TABLE = sa.text("SELECT CAST(pg_catalog.to_regclass('half_message') AS oid)")
