@@ -146,8 +146,17 @@ async def _topics(api: Api, request: Request) -> dict[str, Any]:
     query = request.query_params
     sort = query.get("sort", "name")
     conditions = {"prefix": query.get("prefix"), "max": ROWS, "internal": "true" if query.get("internal") else "false"}
-    conditions |= {"after": query.get("after")} if sort == "name" else {"sort": sort}
-    return await api.get("topics", **conditions) | {"rows": ROWS, "internal": bool(query.get("internal")), "sort": sort}
+    unsorted = ""
+    try:
+        place = {"after": query.get("after")} if sort == "name" else {"sort": sort}
+        answer = await api.get("topics", **conditions, **place)
+    except NotifyError as error:
+        if sort == "name" or error.code != "invalid_query":
+            raise
+        sort, unsorted = "name", str(error)  # there are too many to sort
+        answer = await api.get("topics", **conditions)
+    shown = {"rows": ROWS, "internal": bool(query.get("internal")), "sort": sort, "unsorted": unsorted}
+    return answer | shown
 
 
 async def _groups(api: Api, request: Request) -> dict[str, Any]:
