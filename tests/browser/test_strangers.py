@@ -1,25 +1,23 @@
-"""The console as others run it: below a proxy's path, without JavaScript, enlarged, with the keyboard alone, on paper."""
+"""The console as others run it: below a path of nginx, without JavaScript, enlarged, by keyboard alone, on paper."""
 
 from __future__ import annotations
 
-import http.client
-import http.server
-import threading
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS
+from notify.testing.reachable import NotAvailable
 from tests.support.groups import Caller, die, publish, subscribe
 from tests.support.http import admin
+from tests.support.nginx import nginx
 
 TOPIC, GROUP = "order.placed", "points"
 LONG = "a." + "very-long-name." * 8
 PREFIX = "/ops/notify"
-PASSED_ON = ("accept", "content-type", "content-length", "cookie", "host", "origin", "sec-fetch-site")
 
 
 @pytest.fixture(scope="module")
@@ -33,41 +31,16 @@ def server() -> Iterator[InMemoryServer]:
 
 
 @pytest.fixture(scope="module")
-def below(server: InMemoryServer) -> Iterator[str]:
-    """The server's address behind a proxy that removes PREFIX, as nginx does."""
-    target = urlsplit(server.url)
-
-    class Proxy(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if not self.path.startswith(PREFIX + "/"):
-                self.send_error(404)
-                return
-            connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=PATIENCE_SECONDS)
-            headers = {name: value for name, value in self.headers.items() if name.lower() in PASSED_ON}
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            sent = headers | {"X-Forwarded-Prefix": PREFIX}
-            connection.request(self.command, self.path.removeprefix(PREFIX), body or None, sent)
-            answer = connection.getresponse()
-            content = answer.read()
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in ("content-length", "connection", "date", "server", "transfer-encoding"):
-                    self.send_header(name, value)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-            connection.close()
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{proxy.server_port}{PREFIX}"
-    proxy.shutdown()
-    proxy.server_close()
+def below(server: InMemoryServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server's address behind nginx, as docs/proxy.md has it, but for names and ports."""
+    page = (Path(__file__).parents[2] / "docs" / "proxy.md").read_text()
+    (location,) = re.findall(r"(location /notify/ \{.*?\n\})", page, re.DOTALL)
+    location = location.replace("http://127.0.0.1:7400", server.url).replace("/notify", PREFIX)
+    try:
+        with nginx(tmp_path_factory.mktemp("nginx"), server.url, location=location) as proxy:
+            yield proxy.url + PREFIX
+    except NotAvailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.long
