@@ -201,3 +201,17 @@ def test_a_message_says_who_closed_its_dead_letter(memory: InMemoryServer, uniqu
 
         page = eventually(shown, f"who closed letter {n}")  # a job does the last one
         assert f'href="/actions?what=dead_letter&amp;target={unique}">user-{n}</a>' in page and why[n] in page
+
+
+@pytest.mark.long
+def test_a_groups_dead_letters_are_counted_beside_many_groups_of_like_names() -> None:
+    """The count was looked for among the 100 groups with the most dead letters: beyond, the page said 0."""
+    with InMemoryServer() as server:
+        groups = ["points", *(f"points.{n}" for n in range(100))]
+        for group in groups:
+            subscribe(server.url, group, "order.placed", max_attempts=1)
+        publish(server.url, "order.placed", ["1", "2"])
+        for group in groups:
+            die(Caller(server.url, group, "i"), "order.placed", 1 if group == "points" else 2, "no such customer")
+        page = str(ask(server.url, "GET", "/groups/points", headers=HTML)[1])
+        assert 'aria-label="Dead letters: 1"' in page

@@ -18,6 +18,8 @@ from notify.server.console.story import drawn, trace_id
 ROWS = 100
 MOST_TENANTS = 10
 """The most tenants that a group's page shows."""
+MOST_OF_A_PREFIX = 10_000
+"""The most groups whose names begin with that of the group whose dead letters a page counts."""
 WORST = 50
 """The most groups that the overview shows."""
 CAUSES, ACTIONS = 3, 5
@@ -182,7 +184,7 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     push = (await api.get("pushes"))["pushes"].get(name)
     dead = None
     if priorities:  # dead letters in Kafka are counted only on their own page
-        counted = (await api.get("dead-letters", prefix=name))["groups"]
+        counted = (await api.get("dead-letters", prefix=name, max=MOST_OF_A_PREFIX))["groups"]
         dead = next((row["count"] for row in counted if row["group"] == name), 0)
     held = None
     if priorities:  # keys are held in the own queues only
