@@ -6,6 +6,7 @@ import html
 import http.client
 import re
 from collections.abc import Iterator
+from email.message import Message
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
@@ -84,33 +85,38 @@ def test_a_page_offers_the_writes_that_its_reader_may_do(room: Room) -> None:
     assert not any(room.foreign.group in link for link in some)
 
 
-def raw(url: str, method: str, path: str, body: str | None = None, **headers: str) -> http.client.HTTPResponse:
+def raw(url: str, method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, Message, str]:
+    """One request; (the answer's status, its headers, its text)."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS)
     fields = {"content-type": "application/x-www-form-urlencoded"} if body is not None else {}
     connection.request(method, path, body, fields | {name.replace("_", "-"): text for name, text in headers.items()})
-    return connection.getresponse()
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, answer.headers, text
 
 
 def test_behind_a_prefix_every_address_has_it(room: Room) -> None:
     """nginx: `location /notify/ { proxy_pass http://127.0.0.1:7400/; proxy_set_header X-Forwarded-Prefix /notify; }`"""
     url, token, prefix = room.server.url, room.server.admin, {"x-forwarded-prefix": "/ops/notify/"}
+    search, ops = "/topics?prefix=order.&sort=lag", {"x_forwarded_prefix": "/ops/notify"}
+    sign_in = "/login?" + urlencode({"next": search})
     for path in [*LISTS, *pages_of(room, room.own), f"/do/group.pause?group={room.own.group}", "/groups/nobody"]:
         page = str(ask(url, "GET", path, token=token, headers=HTML | prefix)[1])
         addresses = re.findall(r' (?:href|src|action|formaction|data-source)="(/[^"]*)"', page)
         assert len(addresses) > 15 and 'data-prefix="/ops/notify"' in page
         assert [a for a in addresses if not a.startswith("/ops/notify/")] == []
-    login = raw(url, "GET", "/topics?prefix=order.&sort=lag", accept="text/html", x_forwarded_prefix="/ops/notify")
-    assert login.headers["location"] == "/ops/notify/login?next=%2Ftopics%3Fprefix%3Dorder.%26sort%3Dlag"
-    page = raw(url, "GET", "/login?next=%2Ftopics%3Fprefix%3Dorder.%26sort%3Dlag", **{"x-forwarded-prefix": "/ops"})
-    text = page.read().decode()
+    _, login, _ = raw(url, "GET", search, accept="text/html", **ops)
+    assert login["location"] == "/ops/notify" + sign_in
+    _, _, text = raw(url, "GET", sign_in, x_forwarded_prefix="/ops")
     assert 'action="/ops/login"' in text and 'value="/topics?prefix=order.&amp;sort=lag"' in text
-    form = urlencode({"token": token, "next": "/topics?prefix=order.&sort=lag"})
-    signed_in = raw(url, "POST", "/login", form, x_forwarded_prefix="/ops/notify")
-    assert signed_in.headers["location"] == "/ops/notify/topics?prefix=order.&sort=lag"
-    assert "Path=/ops/notify;" in signed_in.headers["set-cookie"]
-    report = raw(url, "GET", "/audits/7/report", authorization=f"Bearer {token}", x_forwarded_prefix="/ops/notify")
-    assert report.headers["location"] == "/ops/notify/v1/admin/audits/7/report"
+    form = urlencode({"token": token, "next": search})
+    _, signed_in, _ = raw(url, "POST", "/login", form, **ops)
+    assert signed_in["location"] == "/ops/notify" + search
+    assert "Path=/ops/notify;" in signed_in["set-cookie"]
+    _, report, _ = raw(url, "GET", "/audits/7/report", authorization=f"Bearer {token}", **ops)
+    assert report["location"] == "/ops/notify/v1/admin/audits/7/report"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +131,8 @@ def test_a_prefix_leads_to_this_server_only(room: Room, prefix: str) -> None:
 
 def test_a_form_that_is_sent_after_the_session_ended_is_not_lost(room: Room) -> None:
     """It led to the page to sign in, and from there to an empty form."""
-    answer = raw(room.server.url, "POST", "/do/group.pause", "group=g&reason=r&step=do", accept="text/html")
-    page = answer.read().decode()
-    assert answer.status == 401 and "your browser sends the form again" in page and 'href="/login"' in page
+    status, _, page = raw(room.server.url, "POST", "/do/group.pause", "group=g&reason=r&step=do", accept="text/html")
+    assert status == 401 and "your browser sends the form again" in page and 'href="/login"' in page
 
 
 def test_no_page_has_styles_or_scripts_within(room: Room) -> None:
