@@ -67,8 +67,12 @@ def _login_page(is_refused: bool) -> str:
 
 
 def own_path(text: str) -> str:
-    """`text` if it is a path of this server, else `/`, so that signing in never redirects to another site."""
-    return text if len(text) <= PATH_CHARACTERS and _OWN_PATH.match(text) else "/"
+    """`text` if it is a path of this server, with a plain query or without; else `/`, so that signing in never
+    redirects to another site."""
+    for target in (text, text.partition("?")[0]):
+        if len(target) <= PATH_CHARACTERS and _OWN_PATH.match(target):
+            return target
+    return "/"
 
 
 def _next_of(query: bytes) -> str:
