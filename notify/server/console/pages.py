@@ -24,8 +24,9 @@ WORST = 50
 """The most groups that the overview shows."""
 CAUSES, ACTIONS = 3, 5
 """The most causes of dead letters, and the most actions, that a group's page shows."""
-MOST_GROUPS_CLOSED, ACTIONS_LOOKED_AT = 5, 50
-"""How many groups of a message, and how many newest actions of each, are searched for who closed its dead letter."""
+MOST_GROUPS_CLOSED, ACTIONS_LOOKED_AT, JOBS_LOOKED_AT = 5, 50, 5
+"""How many groups of a message, how many of the newest actions on each, and how many jobs that these began, are searched
+for who closed its dead letter."""
 LETTERS = {
     "dead_letter": "dead letter", "redriven": "dead letter, sent again", "dropped": "dead letter, dropped",
 }  # fmt: skip
@@ -120,14 +121,17 @@ def _has_closed(result: Any, message: str) -> bool:
 
 async def _job_that_closed(api: Api, actions: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any] | None:
     """The action whose job ran at the time of an event; None if there are several, since any of them may be it."""
-    fits = []
     wanted = {"redriven": "dead_letter.redrive", "dropped": "dead_letter.drop"}[event["kind"]]
-    for action in actions:
-        job = action["result"].get("job") if isinstance(action["result"], dict) else None
-        if job is None or action["what"] != wanted or action["at"] > event["at"]:
-            continue
+    begun = [
+        action
+        for action in actions
+        if action["what"] == wanted and action["at"] <= event["at"] and isinstance(action["result"], dict)
+        if "job" in action["result"]
+    ]
+    fits = []
+    for action in begun[:JOBS_LOOKED_AT]:
         try:
-            ran = await api.get(path_of("jobs/{id}", id=str(job)), max=1)
+            ran = await api.get(path_of("jobs/{id}", id=str(action["result"]["job"])), max=1)
         except NotifyError:
             continue
         if ran["ended_at"] is None or ran["ended_at"] >= event["at"]:
