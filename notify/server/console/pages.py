@@ -25,8 +25,8 @@ WORST = 50
 CAUSES, ACTIONS = 3, 5
 """The most causes of dead letters, and the most actions, that a group's page shows."""
 MOST_GROUPS_CLOSED, ACTIONS_LOOKED_AT, JOBS_LOOKED_AT = 5, 50, 5
-"""How many groups of a message, how many of the newest actions on each, and how many jobs that these began, are searched
-for who closed its dead letter."""
+"""How many groups of a message, how many of the newest actions on each, and how many of the jobs that these began, are
+searched for who closed its dead letter."""
 LETTERS = {
     "dead_letter": "dead letter", "redriven": "dead letter, sent again", "dropped": "dead letter, dropped",
 }  # fmt: skip
