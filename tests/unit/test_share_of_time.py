@@ -53,7 +53,7 @@ def test_a_turn_that_fails_or_is_cancelled_frees_the_next() -> None:
                 await asyncio.Event().wait()
 
         held = asyncio.create_task(wait())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the task begins its turn
         held.cancel()
         with pytest.raises(ValueError):
             async with searches.turn():
