@@ -28,6 +28,7 @@ from notify.object_store.store import NEXT, Entry, Store
 from notify.protocol import ids
 from notify.protocol.large_bodies import FOLDER, NAME, PLACE, mentioned
 from notify.protocol.wire import JSON
+from notify.runtime import measures
 from notify.runtime.databases import is_table_missing, within_schema
 from notify.runtime.guarantees import SELECT, Need, verify
 from notify.runtime.schemas import check_choice, hidden_with_table, with_table
@@ -105,7 +106,10 @@ def sweep_store(
     """
     check_choice(schema, schemas)
     sweep = Sweep(Store(store), group_name, min_age, gone=gone, logs=logs)
-    swept = sweep.run(url, dsn, schema, schemas, dry_run=dry_run)
+    with contextlib.nullcontext() if dry_run else _counted():
+        swept = sweep.run(url, dsn, schema, schemas, dry_run=dry_run)
+        if not dry_run:
+            _count(swept)
     if as_json:
         say_json(swept)
         return
@@ -117,6 +121,24 @@ def sweep_store(
     show_rows(swept, as_json, "groups", {name: itemgetter(name) for name in COLUMNS})
     for name in swept["names"][:SHOWN] if dry_run else ():
         say(name)
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Count a sweep, and export the count."""
+    with measures.exported():
+        outcome = "failed"
+        try:
+            yield
+            outcome = "done"
+        finally:
+            measures.add(measures.SWEEPS, 1, outcome=outcome)
+
+
+def _count(swept: Mapping[str, Any]) -> None:
+    for outcome, name in (("deleted", "swept"), ("named", "named"), ("young", "young")):
+        measures.add(measures.SWEPT, swept[name], outcome=outcome)
+    measures.add(measures.FREED, swept["bytes"])
 
 
 COLUMNS = ("group", "mode", "objects", "swept", "bytes")

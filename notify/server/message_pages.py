@@ -84,6 +84,8 @@ def backwards(store: Store, topic: str, queue: int, end: int, from_us: int = 0) 
 def _back(store: Store, topic: str, queue: int, start: int, end: int) -> int:
     """The offset of the CHUNK-th message before `end`, or of the first message; offsets have gaps."""
     low, high = start, end - 1
+    if end - start > CHUNK and store.count(topic, queue, end - CHUNK, end) == CHUNK:
+        return end - CHUNK  # without gaps, as in most queues
     while low < high:
         middle = (low + high + 1) // 2
         if store.count(topic, queue, middle, end) >= CHUNK:

@@ -1,12 +1,22 @@
-"""Rate limits: a token bucket that fills at a steady rate and holds the tokens of one second."""
+"""Rate limits: a token bucket, and a share of the server's time for work that can wait."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
 from notify.errors import Backpressure
+
+MOST_PAUSE_SECONDS = 1.0
+"""The longest pause before a turn of work that has a share of the time."""
 
 
 class TokenBucket:
-    """Allows `per_second` messages a second, with bursts of one second's messages. The caller gives the time."""
+    """A bucket of tokens that fills at a steady rate, and holds those of one second.
+
+    Allows `per_second` messages a second, with bursts of one second's messages. The caller gives the time."""
 
     __slots__ = ("_at_us", "_tokens", "per_second")
 
@@ -42,3 +52,39 @@ class TokenBucket:
         """When the next message may be taken, in microseconds."""
         self._fill(now_us)
         return now_us + max(0, round((1 - self._tokens) / self.per_second * 1e6)) + 1
+
+
+class ShareOfTime:
+    """Gives work of one kind its turns, one after the other, so that it takes at most a share of the server's time.
+
+    A turn begins with the pause that the turns before it owe: the caller whose turn ends can answer at once.
+    """
+
+    def __init__(self, share: float, monotonic: Callable[[], float] = time.perf_counter) -> None:
+        """`monotonic`: a clock in seconds."""
+        self._share = share
+        self._monotonic = monotonic
+        self._lock = asyncio.Lock()
+        self._free_at = 0.0
+        self._waited = 0.0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for the other turns and for the pause, which lasts at most MOST_PAUSE_SECONDS."""
+        async with self._lock:
+            await asyncio.sleep(min(MOST_PAUSE_SECONDS, max(0.0, self._free_at - self._monotonic())))
+            self._waited, began = 0.0, self._monotonic()
+            try:
+                yield
+            finally:
+                ended = self._monotonic()
+                self._free_at = ended + max(0.0, ended - began - self._waited) * (1 / self._share - 1)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time within is not the turn's work, such as the sync of a frame that others have filled."""
+        began = self._monotonic()
+        try:
+            yield
+        finally:
+            self._waited += self._monotonic() - began

@@ -27,12 +27,12 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def window(chromium: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A function that makes windows: `window(url, width, dark)`."""
+    """A function that makes windows: `window(url, width, dark)`, and further options of a context."""
     contexts = []
 
-    def make(url: str, width: int = 1280, dark: bool = False) -> Window:
+    def make(url: str, width: int = 1280, dark: bool = False, **options: Any) -> Window:
         context = chromium.new_context(
-            viewport={"width": width, "height": 860}, color_scheme="dark" if dark else "light"
+            viewport={"width": width, "height": 860}, color_scheme="dark" if dark else "light", **options
         )
         contexts.append(context)
         return Window(context.new_page(), url)

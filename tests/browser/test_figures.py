@@ -6,7 +6,9 @@ The server's clock stands still and is moved by the test, so that each message t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -148,3 +150,18 @@ def test_lists_say_what_metrics_say(url: str, window: Any) -> None:
 
 def test_every_kind_of_a_group_is_compared(url: str) -> None:
     assert set(LABELS.values()) == {kind.name for kind in KINDS if kind.label == "group"}
+
+
+@pytest.mark.long
+def test_a_browser_elsewhere_shows_the_same_figures(url: str, window: Any) -> None:
+    """In its own time zone, which it names, and in no other language."""
+    w = window(url, timezone_id="Asia/Kolkata", locale="de-DE")
+    w.go(f"/groups/{GROUP}")
+    w.page.wait_for_selector("#chart7 canvas")
+    told = w.page.inner_text("#chart-told5")
+    assert "(times are UTC+05:30)" in told
+    newest = w.page.evaluate("fetch('/groups/points/history').then((answer) => answer.json())")["at"][0]
+    assert datetime.fromtimestamp(newest, ZoneInfo("Asia/Kolkata")).strftime("Since %Y-%m-%d %H:%M") in told
+    drawn = under_the_cursor(w, "#chart5")
+    assert_alike({("commit_to_ack", share): text for share, text in zip(SHARES, drawn, strict=True)}, url)
+    assert w.wrong == []

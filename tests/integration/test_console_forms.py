@@ -8,8 +8,11 @@ import shlex
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+import pytest
+
 from notify.admin_api.groups import EFFECTS_AGAIN, EFFECTS_KEPT
 from notify.admin_api.writes import FORMS
+from notify.server.admin import topics
 from notify.testing import InMemoryServer
 from tests.support.commands import cli
 from tests.support.http import admin, ask, post
@@ -199,3 +202,44 @@ def test_a_place_for_the_trace_is_asked_for(memory: InMemoryServer) -> None:
         assert status == 422 and "must begin with http:// or https:// and contain {trace}" in page
     url = "https://traces.example/{trace}"
     assert send(memory, "settings.put", "preview", setting="trace_url", trace_url=url)[0] == 200
+
+
+def test_a_form_that_is_sent_twice_acts_once(memory: InMemoryServer, unique: str) -> None:
+    """A double click on "Do it", or a reload of the result, sent a message twice."""
+    admin(memory.url, "PUT", f"topics/{unique}", {})
+
+    def end() -> int:
+        return int(sum(queue["end"] for queue in admin(memory.url, "GET", f"topics/{unique}")["queues"]))
+
+    page = send(memory, "message.send", "preview", topic=unique, body="1")[1]
+    (number,) = re.findall(r'name="once" value="([0-9a-f]{16})"', page)
+    for said in ("Done, and recorded", "Nothing was done again", "Nothing was done again"):
+        status, page = send(memory, "message.send", "do", topic=unique, body="1", once=number)
+        assert status == 200 and said in page
+    assert end() == 1
+    assert "Done, and recorded" in send(memory, "message.send", "do", topic=unique, body="2", once=number)[1]
+    assert end() == 2, "another text is another message"
+    status, page = send(memory, "topic.delete", "do", topic=f"{unique}x", once=number)
+    assert status == 404
+    admin(memory.url, "PUT", f"topics/{unique}x", {})
+    assert send(memory, "topic.delete", "do", topic=f"{unique}x", once=number)[0] == 200, "it was refused before"
+
+
+def test_a_token_is_shown_once(memory: InMemoryServer, unique: str) -> None:
+    form = {"name": unique, "rights": "view", "reason": "r", "step": "do", "once": "0123456789abcdef"}
+    first, again = (
+        str(ask(memory.url, "POST", "/do/credential.add", urlencode(form).encode(), kind=FORM)[1]) for _ in range(2)
+    )
+    assert 'id="token"' in first
+    assert 'id="token"' not in again and "Nothing was done again" in again
+
+
+def test_many_topics_are_listed_by_name_if_they_cannot_be_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A click on a heading led to an error."""
+    monkeypatch.setattr(topics, "MOST_SORTED", 3)
+    with InMemoryServer() as server:
+        for n in range(4):
+            admin(server.url, "PUT", f"topics/t{n}", {})
+        status, page = ask(server.url, "GET", "/topics?sort=lag")
+        assert status == 200 and "sorted by name" in page and "more than 3 topics cannot be sorted" in page
+        assert re.findall(r'data-key="(t\d)"', page) == ["t0", "t1", "t2", "t3"]

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from notify.kafka import rights
+from notify.runtime.measures import MEASURES
 from notify.server.app import App
 from notify.server.latency import KINDS
 from notify.server.management import Management
@@ -26,7 +27,7 @@ def pages() -> dict[Path, str]:
     """Each page with generated parts, as it should be."""
     reference = DOCS / "reference.md"
     tables = {
-        reference: [_settings(), _admin_routes(), _metrics(), _histograms()],
+        reference: [_settings(), _admin_routes(), _metrics(), _histograms(), _measures()],
         DOCS / "audit-findings.md": [_findings()],
         DOCS / "kafka-rights.md": [_rights_at_kafka()],
     }
@@ -72,6 +73,13 @@ def _metrics() -> list[str]:
 def _histograms() -> list[str]:
     rows = ["| histogram | |", "|---|---|"]
     return rows + [f"| `notify_{kind.name}_seconds{{{kind.label}}}` | {kind.text} |" for kind in KINDS]
+
+
+def _measures() -> list[str]:
+    rows = ["| metric of OpenTelemetry | unit | |", "|---|---|---|"]
+    for name, unit, attributes, text in MEASURES:
+        rows.append(f"| `{name}{{{', '.join(attributes)}}}` | {unit.strip('{}')} | {text} |".replace("{}`", "`"))
+    return rows
 
 
 def _findings() -> list[str]:

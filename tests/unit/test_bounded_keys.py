@@ -49,6 +49,7 @@ BOUNDS = {
         cli/api.py:_Answer
         client/consumer/session.py:_polls server/management.py:_routes server/watch/alarms.py:waiting
         cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
+        runtime/measures.py:_instrument
         protocol/wire.py:_to_the_second
         server/data/answer.py:_HEADS server/data/routes.py:_plain server/data/routes.py:_named
         kafka/cluster.py:_LOGGED binlog_bridge/announcing.py:_logged_at storage/sql/rows.py:_second
@@ -74,7 +75,7 @@ BOUNDS = {
         server/delivery/instances.py:Instances
         server/access/gate.py:_verified_lately server/access/gate.py:_quotas server/access/lookup.py:_until
         server/access/principal.py:_answers server/access/oidc.py:_keys server/core/bridges.py:_reports
-        server/latency.py:_by_name
+        server/latency.py:_by_name server/console/forms.py:_answers
         server/core/check_log.py:_entries server/core/checks.py:_polled_us server/core/reports.py:_received
         server/core/subscriptions.py:_fresh server/delivery/instances.py:bounds
         server/core/subscriptions.py:_changes

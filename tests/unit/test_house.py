@@ -177,7 +177,7 @@ READ_A_CLOCK = {
         "client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
-        "server.groups.own_letters server.watch.chart_file server.watch.figures server.watch.history "
+        "server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.release movers.sinks.showing spark.watch.alarms "
         "object_store.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
     ),
@@ -188,7 +188,7 @@ READ_A_CLOCK = {
         "client.producer.blocking server.workers.acceptor server.workers.parent storage.sql.placing"
     ),
     "it measures how long something took, and tells it": (
-        "client.bodies.sending client.handling.runs server.data.routes "
+        "client.bodies.reading client.bodies.sending client.handling.runs server.data.routes "
         "spark.audit storage.log.store storage.log.threads"
     ),
     "one look sees a part, the next one goes on; a test looks until it has seen all": (

@@ -25,6 +25,15 @@ def test_signing_in_leads_to_a_path_of_this_server_only(text: str) -> None:
     assert own_path(text) == "/"
 
 
+def test_signing_in_leads_back_to_a_search() -> None:
+    """The search was gone, and a selection of it."""
+    search = "/topics?prefix=order.&sort=lag"
+    assert own_path(search) == search
+    assert own_path('/topics?prefix="><script>') == own_path("/topics?" + "a" * 2000) == "/topics"
+    page = open_page("/login", b"next=%2Ftopics%3Fprefix%3Dorder.%26sort%3Dlag", [(b"x-forwarded-prefix", b"/ops")])
+    assert b'value="/topics?prefix=order.&amp;sort=lag"' in page.body and b'action="/ops/login"' in page.body
+
+
 def test_a_refusal_is_escaped() -> None:
     assert b"&lt;b&gt;" in open_pages.login_page("/", "no <b>") and b"<b>" not in open_pages.login_page("/", "no <b>")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import time
 from collections.abc import Sequence
 
 from notify.client.bodies.stores import Stores
@@ -27,6 +28,7 @@ from notify.protocol.large_bodies import (
 )
 from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage
+from notify.runtime import measures
 
 BODY_BYTES = 64 << 20
 """The default of `body_bytes`."""
@@ -63,7 +65,7 @@ class BodyReader:
             reference = reference_of(body)
             if reference is None:
                 raise DeadLetter(f"the header {PLACE} says that the body is in a store, but it is not a reference")
-            body = self._fetched(reference)
+            body = self._counted(reference)
         if headers.get(ENCODING) == ZSTD:
             try:
                 body = decompressed(body, self._most)
@@ -72,6 +74,18 @@ class BodyReader:
             return dataclasses.replace(message, body=body, headers=plain_headers(headers))
         kept = {name: value for name, value in headers.items() if name != PLACE}
         return dataclasses.replace(message, body=body, headers=kept)
+
+    def _counted(self, reference: Reference) -> bytes:
+        began = time.monotonic()
+        try:
+            data = self._fetched(reference)
+        except Exception as error:
+            measures.add(measures.READS, 1, outcome=str(getattr(error, "code", "failed")))
+            raise
+        measures.add(measures.READS, 1, outcome="read")
+        measures.add(measures.READ, len(data))
+        measures.add(measures.READ_SECONDS, time.monotonic() - began)
+        return data
 
     def _fetched(self, reference: Reference) -> bytes:
         from notify.object_store.store import ObjectMissing, digest_of

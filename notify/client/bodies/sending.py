@@ -21,6 +21,7 @@ from notify.protocol.large_bodies import ENCODING, FOLDER, PLACE, STORED, STORED
 from notify.protocol.limits import LIMITS, check_between, check_whole
 from notify.protocol.message import number_of_seconds
 from notify.protocol.wire import PackedMessage
+from notify.runtime import measures
 
 STORE_ABOVE = 256 << 10
 """The default of `store_above`."""
@@ -53,6 +54,7 @@ class LargeBodies:
         if compress_above is not None:
             check_whole("compress_above", compress_above, 0, LIMITS.message_bytes)
             library()
+        self._group = group
         self._folder = f"{FOLDER}/{group}/{mode}"
         self._stores = Stores([] if store is None else [store], self.seconds)
         self._url = "" if store is None else self._stores.urls[0]
@@ -117,11 +119,13 @@ class LargeBodies:
         failed: BaseException | None = None
         is_late = False
         for upload in uploads:
+            outcome = "stored"
             if upload.cancelled() or not upload.done():
                 upload.cancel()
-                is_late = True
-            else:
-                failed = failed or upload.exception()
+                is_late, outcome = True, "late"
+            elif (error := upload.exception()) is not None:
+                failed, outcome = failed or error, "failed"
+            measures.add(measures.UPLOADS, 1, group=self._group, outcome=outcome)
         if failed is not None:
             raise failed
         if is_late:
@@ -142,10 +146,13 @@ class LargeBodies:
         reference = self._reference(*digest_of(data))
         store = self._stores.of(self._url)
         assert store is not None
+        began = time.monotonic()
         store.replace(reference.name, data)
         if (size := store.size(reference.name)) != len(data):
             raise ObjectStoreFailed(f"{reference.url} has {size} bytes, not the {len(data)} that were written")
         message.headers, message.body = headers, reference.encoded()
+        measures.add(measures.UPLOADED, len(data), group=self._group)
+        measures.add(measures.UPLOAD_SECONDS, time.monotonic() - began, group=self._group)
 
     def close(self) -> None:
         """End the threads."""

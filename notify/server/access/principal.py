@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from notify.errors import Backpressure, Forbidden, Unauthorized
 from notify.protocol.limits import NAME_CHARACTERS
@@ -135,6 +135,26 @@ class Principal:
             self.refuse_if_over()
             what = action if name is None else f"{action}:{name[:NAME_CHARACTERS]}"
             raise Forbidden(f"{self.name} lacks every right to {what}: an administrator can grant one")
+
+    def check_write(self, path: str, names: Collection[str] = ()) -> None:
+        """Raises as `check` does unless it may send an administrative write. `path`: that under /v1/admin; `names`: the
+        topic and the group in it, for both of which it needs the right (a subscription keeps the topic's messages); if
+        there are none yet, any right will do."""
+        if path.startswith(("topics/", "groups/")) and names:
+            for name in names:
+                self.check("admin", name)
+        elif path.startswith(("topics/", "groups/", "transactions/", "jobs/")):
+            self.check_some("admin")  # the route checks the group once it has read the transaction or job
+        else:
+            self.check("admin")
+
+    def may_write(self, path: str, names: Collection[str] = ()) -> bool:
+        """Whether `check_write` would raise nothing."""
+        try:
+            self.check_write(path, names)
+        except (Forbidden, Unauthorized):
+            return False
+        return True
 
     def refuse_if_over(self) -> None:
         """Raises Unauthorized if its credential expired, or was revoked or changed, while the request ran."""

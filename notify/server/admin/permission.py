@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fastapi import Request
 
 from notify.server.access.principal import Principal
@@ -12,23 +10,17 @@ from notify.server.access.principal import Principal
 def check_admin(request: Request) -> None:
     """Reading needs the right `view`, a write `admin` for the topic or group in its path. Raises Forbidden."""
     principal: Principal = request.state.principal
-    path = request.scope["path"]
     if request.method in ("GET", "HEAD"):
         principal.check("view")
-    elif path.startswith(("/v1/admin/topics/", "/v1/admin/groups/")):
-        _check_admin_of_named(principal, request.path_params)
-    elif path.startswith(("/v1/admin/transactions/", "/v1/admin/jobs/")):
-        principal.check_some("admin")  # the route checks the group once it has read the transaction or job
     else:
-        principal.check("admin")
+        _check_write(principal, request)
 
 
 def check_subscriber(request: Request) -> None:
     """A consumer may change its group's subscription; others need `admin` for group and topic. Raises Forbidden."""
     principal: Principal = request.state.principal
-    path_params = request.path_params
-    if not principal.may("consume", path_params["name"], path_params["topic"]):
-        _check_admin_of_named(principal, path_params)
+    if not principal.may("consume", request.path_params["name"], request.path_params["topic"]):
+        _check_write(principal, request)
 
 
 def check_topic_reader(request: Request) -> None:
@@ -38,10 +30,6 @@ def check_topic_reader(request: Request) -> None:
         principal.check("view")
 
 
-def _check_admin_of_named(principal: Principal, path_params: Mapping[str, str]) -> None:
-    """Raises Forbidden without `admin` for all names in the path.
-
-    A subscription needs the right for both its group and its topic, because it keeps the topic's messages.
-    """
-    for name in {path_params["name"], path_params.get("topic", path_params["name"])}:
-        principal.check("admin", name)
+def _check_write(principal: Principal, request: Request) -> None:
+    names = {request.path_params[name] for name in ("name", "topic") if name in request.path_params}
+    principal.check_write(request.scope["path"].removeprefix("/v1/admin/"), names)

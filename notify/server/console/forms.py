@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import hashlib
 import re
+import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -15,12 +19,14 @@ from notify.admin_api.declaration import AdminWrite, Input
 from notify.admin_api.description import Description
 from notify.admin_api.groups import class_inputs
 from notify.admin_api.writes import FORMS, described
-from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge
+from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unavailable
 from notify.runtime.threads import in_thread
 from notify.server.console.api import Api, path_of, status_of
 from notify.server.console.responses import failed, page
 
 FORM_FIELDS = 5000
+MOST_ONCE = 100
+"""The most forms whose answers are kept, for browsers that send them again."""
 LARGE_FORM_BYTES = 64 << 10
 """Larger forms are decoded in a thread: a megabyte of escapes takes 0.2 s."""
 
@@ -44,8 +50,40 @@ def _unquoted(text: bytes) -> str:
     return unquote_to_bytes(text.replace(b"+", b" ")).decode("utf-8", "replace")
 
 
+class Once:
+    """Carries out a form once, although a browser sends it again: after a double click, or to reload the result."""
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, asyncio.Future[dict[str, Any]]] = {}
+
+    async def do(self, sent: bytes, act: Callable[[], Awaitable[dict[str, Any]]]) -> tuple[dict[str, Any], bool]:
+        """(the answer of `act`, whether it is that of an earlier call with the same `sent`). `sent`: a hash of who sent
+        a form, of its preview's number and of its fields; empty if it has no number. One that was refused is carried
+        out when it is sent again."""
+        if not sent:
+            return await act(), False
+        earlier = self._answers.get(sent)
+        if earlier is not None:
+            return await asyncio.shield(earlier), True
+        answered = self._answers[sent] = asyncio.get_running_loop().create_future()
+        if len(self._answers) > MOST_ONCE:
+            del self._answers[next(iter(self._answers))]
+        try:
+            answer = await act()
+        except BaseException as error:
+            self._answers.pop(sent, None)
+            answered.set_exception(
+                error if isinstance(error, NotifyError) else Unavailable("the write was interrupted")
+            )
+            answered.exception()  # nobody else may be waiting
+            raise
+        answered.set_result({name: value for name, value in answer.items() if name != "token"})
+        return answer, False
+
+
 def add_routes(routes: APIRouter, api: ASGIApp) -> None:
     """Add the routes that show each write's form and carry the write out; `api` serves the admin routes."""
+    once = Once()
 
     @routes.get("/do/{name}", response_model=None)
     async def form(request: Request, name: str) -> Response:
@@ -72,8 +110,15 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
         except NotifyError as error:
             return failed(request, error)
         targets = {target: fields.get(target, "") for target in change.targets}
+        number = fields.pop("once", "")
+        content = repr((request.state.principal.name, number, name, sorted(fields.items()))).encode()
+        sent = hashlib.sha256(content).digest() if number else b""
+
+        async def act() -> dict[str, Any]:
+            return await _carried_out(admin, change, targets, fields, is_preview)
+
         try:
-            answer = await _carried_out(admin, change, targets, fields, is_preview)
+            answer, is_repeated = (await act(), False) if is_preview else await once.do(sent, act)
         except NotifyError as error:
             return await _form_page(admin, request, name, change, fields, refused=error)
         if is_preview:
@@ -85,7 +130,10 @@ def add_routes(routes: APIRouter, api: ASGIApp) -> None:
             back = f"/jobs/{job}" if len(result.get("jobs", ())) < 2 else "/jobs"
         outcome = described(name, answer["target"], answer["result"])
         status = await status_of(admin)
-        return page("done.html", request, title=change.title, answer=answer, told=outcome, back=back, status=status)
+        return page(
+            "done.html", request, title=change.title, answer=answer, told=outcome, back=back, status=status,
+            is_repeated=is_repeated,
+        )  # fmt: skip
 
 
 def _page_after(change: AdminWrite, targets: dict[str, str]) -> str:
@@ -201,4 +249,5 @@ async def _form_page(
         "change.html", request, code, title=change.title, name=name, change=change, given=fields, targets=targets,
         preview=preview, refused=refused, effect=effect, back=_page_after(change, targets), status=await status_of(api),
         told=None if preview is None else described(name, preview["target"], preview["result"]),
+        once=secrets.token_hex(8),
     )  # fmt: skip

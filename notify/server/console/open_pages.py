@@ -16,13 +16,13 @@ from urllib.parse import unquote_to_bytes
 from markupsafe import escape
 
 from notify.errors import NotFound
-from notify.server.console.rendering import HERE, SECURITY, rendered
+from notify.server.console.rendering import HERE, SECURITY, prefix_of, rendered, under
 
 NEXT, REFUSED = "@next@", "@refused@"
 """Their places in the page that is kept."""
 PATH_CHARACTERS = 2000
 """The longest path that a sign-in leads to."""
-_OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%/-]*\Z")
+_OWN_PATH = re.compile(r"/(?!/)[A-Za-z0-9._~%/-]*(\?[A-Za-z0-9._~%/&=+:@,*-]*)?\Z")
 _SECURITY = "".join(f"{name}: {value}\r\n" for name, value in SECURITY.items()).encode()
 
 
@@ -41,7 +41,8 @@ class OpenPage(NamedTuple):
 def open_page(path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> OpenPage:
     """The page to sign in, or one of the console's files. Raises NotFound."""
     if path == "/login":
-        body = login_page(own_path(_next_of(query)))
+        headers = list(headers)
+        body = login_page(own_path(_next_of(query)), prefix=prefix_of(headers))
         return OpenPage(200, "text/html; charset=utf-8", body, _SECURITY, is_kept=False)
     kept = _files().get(path)
     if kept is None:
@@ -52,9 +53,11 @@ def open_page(path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -
     return OpenPage(200, kind, body, fields, is_kept=True)
 
 
-def login_page(next_path: str, refused: str = "") -> bytes:
-    """The page to sign in, which then leads to `next_path`; with `refused`, the reason why a token was refused."""
-    text = _login_page(bool(refused)).replace(NEXT, next_path)
+def login_page(next_path: str, refused: str = "", prefix: str = "") -> bytes:
+    """The page to sign in, which then leads to `next_path`; with `refused`, the reason why a token was refused.
+    `prefix`: the path that a proxy removes."""
+    text = under(prefix, _login_page(bool(refused))) if prefix else _login_page(bool(refused))
+    text = text.replace(NEXT, escape(next_path))
     return (text.replace(REFUSED, escape(refused)) if refused else text).encode()
 
 
@@ -64,8 +67,12 @@ def _login_page(is_refused: bool) -> str:
 
 
 def own_path(text: str) -> str:
-    """`text` if it is a path of this server, else `/`, so that signing in never redirects to another site."""
-    return text if len(text) <= PATH_CHARACTERS and _OWN_PATH.match(text) else "/"
+    """`text` if it is a path of this server, with a plain query or without; else `/`, so that signing in never
+    redirects to another site."""
+    for target in (text, text.partition("?")[0]):
+        if len(target) <= PATH_CHARACTERS and _OWN_PATH.match(target):
+            return target
+    return "/"
 
 
 def _next_of(query: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -18,10 +18,15 @@ from notify.server.console.story import drawn, trace_id
 ROWS = 100
 MOST_TENANTS = 10
 """The most tenants that a group's page shows."""
+MOST_OF_A_PREFIX = 10_000
+"""The most groups whose names begin with that of the group whose dead letters a page counts."""
 WORST = 50
 """The most groups that the overview shows."""
 CAUSES, ACTIONS = 3, 5
 """The most causes of dead letters, and the most actions, that a group's page shows."""
+MOST_GROUPS_CLOSED, ACTIONS_LOOKED_AT, JOBS_LOOKED_AT = 5, 50, 5
+"""How many groups of a message, how many of the newest actions on each, and how many of the jobs that these began, are
+searched for who closed its dead letter."""
 LETTERS = {
     "dead_letter": "dead letter", "redriven": "dead letter, sent again", "dropped": "dead letter, dropped",
 }  # fmt: skip
@@ -86,6 +91,7 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
     letters = _letters(life["timeline"])
     life["groups"].sort(key=lambda g: (letters.get(g["group"]) != LETTERS["dead_letter"], g["state"] == "settled"))
     trace = trace_id(life["message"].get("headers"))
+    await _add_who_closed(api, name, life["timeline"])
     return {
         "title": f"Message {name}",
         "m": life,
@@ -94,6 +100,43 @@ async def _message(api: Api, request: Request) -> dict[str, Any]:
         "letters": letters,
         "failures": Counter(e["group"] for e in life["timeline"] if e["kind"] in ("failed", "dead_letter")),
     }
+
+
+async def _add_who_closed(api: Api, message: str, timeline: list[dict[str, Any]]) -> None:
+    """Add to each event that closed a dead letter the recorded action that did so, as `action`, if it is known."""
+    closed = [event for event in timeline if event["kind"] in ("redriven", "dropped")]
+    groups = list(dict.fromkeys(event["group"].partition("@")[0] for event in closed))[:MOST_GROUPS_CLOSED]
+    actions = {group: await _actions_on(api, group, "dead_letter.", ACTIONS_LOOKED_AT) for group in groups}
+    for event in closed:
+        of_group = actions.get(event["group"].partition("@")[0], ())
+        event["action"] = next((a for a in of_group if _has_closed(a["result"], message)), None)
+        if event["action"] is None:  # an action that began a job records the job only
+            event["action"] = await _job_that_closed(api, of_group, event)
+
+
+def _has_closed(result: Any, message: str) -> bool:
+    items = result.get("items") if isinstance(result, dict) else None
+    return any(item.get("id") == message and item.get("status") in (201, 204) for item in items or ())
+
+
+async def _job_that_closed(api: Api, actions: Sequence[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any] | None:
+    """The action whose job ran at the time of an event; None if there are several, since any of them may be it."""
+    wanted = {"redriven": "dead_letter.redrive", "dropped": "dead_letter.drop"}[event["kind"]]
+    begun = [
+        action
+        for action in actions
+        if action["what"] == wanted and action["at"] <= event["at"] and isinstance(action["result"], dict)
+        if "job" in action["result"]
+    ]
+    fits = []
+    for action in begun[:JOBS_LOOKED_AT]:
+        try:
+            ran = await api.get(path_of("jobs/{id}", id=str(action["result"]["job"])), max=1)
+        except NotifyError:
+            continue
+        if ran["ended_at"] is None or ran["ended_at"] >= event["at"]:
+            fits.append(action)
+    return fits[0] if len(fits) == 1 else None
 
 
 def _letters(timeline: list[dict[str, Any]]) -> dict[str, str]:
@@ -109,8 +152,17 @@ async def _topics(api: Api, request: Request) -> dict[str, Any]:
     query = request.query_params
     sort = query.get("sort", "name")
     conditions = {"prefix": query.get("prefix"), "max": ROWS, "internal": "true" if query.get("internal") else "false"}
-    conditions |= {"after": query.get("after")} if sort == "name" else {"sort": sort}
-    return await api.get("topics", **conditions) | {"rows": ROWS, "internal": bool(query.get("internal")), "sort": sort}
+    unsorted = ""
+    try:
+        place = {"after": query.get("after")} if sort == "name" else {"sort": sort}
+        answer = await api.get("topics", **conditions, **place)
+    except NotifyError as error:
+        if sort == "name" or error.code != "invalid_query":
+            raise
+        sort, unsorted = "name", str(error)  # there are too many to sort
+        answer = await api.get("topics", **conditions)
+    shown = {"rows": ROWS, "internal": bool(query.get("internal")), "sort": sort, "unsorted": unsorted}
+    return answer | shown
 
 
 async def _groups(api: Api, request: Request) -> dict[str, Any]:
@@ -136,7 +188,7 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     push = (await api.get("pushes"))["pushes"].get(name)
     dead = None
     if priorities:  # dead letters in Kafka are counted only on their own page
-        counted = (await api.get("dead-letters", prefix=name))["groups"]
+        counted = (await api.get("dead-letters", prefix=name, max=MOST_OF_A_PREFIX))["groups"]
         dead = next((row["count"] for row in counted if row["group"] == name), 0)
     held = None
     if priorities:  # keys are held in the own queues only
@@ -155,9 +207,9 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     return {"title": f"Group {name}", "g": group} | values
 
 
-async def _actions_on(api: Api, target: str, what: str = "") -> list[dict[str, Any]]:
+async def _actions_on(api: Api, target: str, what: str = "", most: int = ACTIONS) -> list[dict[str, Any]]:
     """The newest actions on this target."""
-    actions: list[dict[str, Any]] = (await api.get("actions", exact_target=target, what=what, max=ACTIONS))["actions"]
+    actions: list[dict[str, Any]] = (await api.get("actions", exact_target=target, what=what, max=most))["actions"]
     return actions
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from notify.server.console import filters
 
 HERE = Path(__file__).parent
 SECURITY = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
@@ -70,12 +71,37 @@ def rendered(template: str, path: str, who: str, query: Mapping[str, str], **val
     """The text of a page at `path`, for the principal of the name `who`."""
     values.setdefault("live", LIVE.get(template, 0))
     values.setdefault("host", "")
+    values.setdefault("may", lambda *_, **__: False)
+    values.setdefault("prefix", "")
     now = datetime.now(UTC).isoformat()
     status = values.setdefault("status", None)
     menu = {} if status is None else menu_counts(status)
-    return _templates.get_template(template).render(
+    text = _templates.get_template(template).render(
         path=path, now=now, query=query, who=who, trail=_trail(path), menu=menu, **values
     )
+    return under(values["prefix"], text) if values["prefix"] else text
+
+
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,8}\Z")
+
+
+def prefix_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The path that a proxy removes from the addresses of this server, as its header `X-Forwarded-Prefix` says; mostly
+    empty. A browser that sends the header itself gets odd links, and nobody else does: no page is kept."""
+    for name, value in headers:
+        if name == b"x-forwarded-prefix":
+            text = value.decode("latin-1").strip().rstrip("/")
+            return text if _PREFIX.match(text) else ""
+    return ""
+
+
+_OWN_ADDRESS = re.compile(r' (href|src|action|formaction|data-source)="/')
+
+
+def under(prefix: str, text: str) -> str:
+    """A page whose addresses begin with the path that a proxy removes. Texts of users have no quotes: these are
+    escaped."""
+    return _OWN_ADDRESS.sub(rf' \1="{prefix}/', text)
 
 
 def menu_counts(status: Mapping[str, Any]) -> dict[str, tuple[int, str, str]]:

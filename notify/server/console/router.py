@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp
 
 from notify.errors import NotifyError
@@ -17,8 +17,8 @@ from notify.server.console.api import Api, path_of, status_of
 from notify.server.console.forms import form_of
 from notify.server.console.open_pages import login_page, own_path
 from notify.server.console.pages import PAGES, Page, found
-from notify.server.console.rendering import SECURITY
-from notify.server.console.responses import failed, page
+from notify.server.console.rendering import SECURITY, prefix_of
+from notify.server.console.responses import failed, page, redirect
 from notify.server.settings import Settings
 
 SIGNED_IN_SECONDS = 12 * 3600
@@ -38,22 +38,35 @@ def _add_signing_in(routes: APIRouter, door: Callable[[], Door]) -> None:
             form = form_of(await request.body(), SIGN_IN_FIELDS)
             token, next_path = form.get("token", "").strip(), own_path(form.get("next", ""))
             if access is None or not access.on:
-                return RedirectResponse(next_path, 303)
+                return redirect(request, next_path)
             await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
+<<<<<<< HEAD
             return HTMLResponse(login_page(next_path, str(error)), error.status, SECURITY)
         answer = RedirectResponse(next_path, 303, SECURITY)
         is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door().settings)
+=======
+            body = login_page(next_path, str(error), prefix_of(request.scope["headers"]))
+            return HTMLResponse(body, error.status, SECURITY)
+        answer = redirect(request, next_path)
+        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door.settings)
+>>>>>>> console
         answer.set_cookie(
-            COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls, path="/"
-        )
+            COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls,
+            path=_cookie_path(request),
+        )  # fmt: skip
         return answer
 
     @routes.post("/logout", response_model=None)
-    async def logout() -> Response:
-        answer = RedirectResponse("/login", 303, SECURITY)
-        answer.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    async def logout(request: Request) -> Response:
+        answer = redirect(request, "/login")
+        answer.delete_cookie(COOKIE, path=_cookie_path(request), httponly=True, samesite="strict")
         return answer
+
+
+def _cookie_path(request: Request) -> str:
+    """Two servers under one name, each with its prefix, have a cookie each."""
+    return prefix_of(request.scope["headers"]) or "/"
 
 
 def _comes_through_tls(request: Request, settings: Settings) -> bool:
@@ -67,7 +80,8 @@ def _address(request: Request, settings: Settings) -> str:
     if settings.url:
         return settings.url.rstrip("/").removesuffix(f"/{settings.shard}")  # any worker takes a first message
     base = request.base_url
-    return str(base.replace(scheme="https") if _comes_through_tls(request, settings) else base).rstrip("/")
+    own = str(base.replace(scheme="https") if _comes_through_tls(request, settings) else base).rstrip("/")
+    return own + prefix_of(request.scope["headers"])
 
 
 HISTORIES = {
@@ -127,10 +141,10 @@ def router(api: ASGIApp, door: Callable[[], Door]) -> APIRouter:
             target = await found(Api(api, request), q.strip()) if q.strip() else "/messages"
         except NotifyError as error:
             return failed(request, error)
-        return RedirectResponse(target, 303, SECURITY)
+        return redirect(request, target)
 
     @routes.get("/audits/{number}/report", response_model=None)
-    async def report(number: int) -> Response:
-        return RedirectResponse(f"/v1/admin/audits/{number}/report", 303)
+    async def report(request: Request, number: int) -> Response:
+        return redirect(request, f"/v1/admin/audits/{number}/report")
 
     return routes

@@ -26,6 +26,7 @@ from notify.server.core.transactions import Transactions
 from notify.server.delivery import Delivery
 from notify.server.latency import Latencies
 from notify.server.metrics import Metrics
+from notify.server.rate import ShareOfTime
 from notify.server.settings import Settings
 from notify.server.topics import Topics
 from notify.storage.capabilities import Retaining, Tended
@@ -62,6 +63,8 @@ LONGEST_SLEEP_SECONDS = 0.25
 POSTPONED_SECONDS = 0.05
 """The pause after a step that failed."""
 LOOK_US = 500_000
+SEARCH_SHARE = 0.15
+"""The share of the time that all searches of administrators together may use."""
 AWAY_US = 2_000_000
 """If the clock ran this much further between two looks than the timer did, the process was stopped meanwhile."""
 RETAIN_EVERY_US = 30_000_000
@@ -124,8 +127,8 @@ class Core:
         self.refusals = RefusedReports(clock)
         self.left_behind = LeftBehindReports(clock)
         self.objectives = Objectives(self.metrics.latencies["commit_to_ack"], clock)
-        self.one_search = asyncio.Lock()
-        """Held by the administrator's search that runs: the time for searches is bounded for all of them together."""
+        self.searches = ShareOfTime(SEARCH_SHARE)
+        """The turns of all searches of administrators: their time is bounded for all of them together."""
         self._retaining: asyncio.Task[None] | None = None
         self._retained_us = clock()
         self.retention_failed = ""

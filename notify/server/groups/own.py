@@ -147,7 +147,7 @@ class OwnGroups:
         ]
         return {
             "lag": sum(behind for behind, _ in lags),
-            "topics": len(core.queues.topics()),
+            "topics": sum(not t.name.startswith(INTERNAL) for t in core.queues.topics()),
             "groups": len(groups),
             "leased": sum(g.in_flight() for g in groups.values()),
             "delayed": core.queues.delayed(),

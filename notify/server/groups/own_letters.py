@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +39,6 @@ from notify.storage.topics import Topic
 
 LOOKED_AT = 20_000
 """The most dead letters that one request looks at; its answer says where to continue."""
-SEARCH_SHARE = 0.15
-"""The share of the server's time that all searches together may use."""
 DROPPED_WHY = "notify-dropped"
 """The header with who dropped a letter, and why, in the note that records the drop."""
 BODY = ("body", "body_base64")
@@ -152,11 +148,8 @@ class OwnLetters:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for other searches before, and pause afterwards, which leaves most of the time to other work."""
-        async with self._core.one_search:
-            began = time.perf_counter()
+        async with self._core.searches.turn():
             yield
-            await asyncio.sleep((time.perf_counter() - began) * (1 / SEARCH_SHARE - 1))
 
     async def indexed(self, group: str, ids: Collection[str]) -> list[OwnLetter]:
         letters: list[OwnLetter] = []
@@ -195,7 +188,8 @@ class OwnLetters:
 
     async def fates(self, group: str, letters: Sequence[OwnLetter]) -> list[Fate]:
         again = await self._ids_again(group, [letter.message for letter in letters])
-        states = await self._core.queues.states(again)
+        with self._core.searches.waiting():  # for a sync
+            states = await self._core.queues.states(again)
         return [
             Fate.OPEN if state is None else Fate.REDRIVEN if self._dropped(group, new_id) is None else Fate.DROPPED
             for new_id, state in zip(again, states, strict=True)
@@ -210,7 +204,8 @@ class OwnLetters:
     async def _ids_again(self, group: str, letters: Sequence[StoredMessage]) -> list[bytes]:
         """For each letter, the transaction id under which it was or would be closed."""
         new_ids = [redriven_id(m.topic, m.transaction_id, m.offset) for m in letters]
-        states = await self._core.queues.states(new_ids)
+        with self._core.searches.waiting():
+            states = await self._core.queues.states(new_ids)
         return [
             new_id if state is not None else self._older_id_again(group, m) or new_id
             for m, new_id, state in zip(letters, new_ids, states, strict=True)

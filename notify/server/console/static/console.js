@@ -44,7 +44,7 @@
   let asked = "";
   let pause = 0;
   async function offer(field) {
-    const address = `/names/${field.list.id.slice("names-".length)}?q=${encodeURIComponent(field.value)}`;
+    const address = `${document.documentElement.dataset.prefix}/names/${field.list.id.slice("names-".length)}?q=${encodeURIComponent(field.value)}`;
     if (address === asked) return;
     asked = address;
     try {
