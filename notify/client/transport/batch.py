@@ -163,7 +163,7 @@ class Batcher(Generic[Item, Result]):
             task.add_done_callback(functools.partial(self._let_go, batch))
 
     def _let_go(self, batch: list[tuple[Item, asyncio.Future[Result]]], task: asyncio.Task[None]) -> None:
-        """Let go of a request that was cancelled before it began: `_request` has not run, and told nobody."""
+        """Drop a request that was cancelled before it began: `_request` did not run and set no result."""
         if task in self._running:
             self._running.discard(task)
             self._unbegun -= 1
