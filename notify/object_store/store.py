@@ -249,7 +249,7 @@ class Store:
         return sink.size, sink.digest.hexdigest()
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put an object in the place of the one of that name: whoever reads it gets one of the two, whole."""
+        """Replace the object of that name: a reader gets one of the two completely."""
         path = self._path(name)
         if self._protocol in WHOLE_PUTS:
             self._tried(f"write {name}", lambda _: self._fs.pipe_file(path, data))

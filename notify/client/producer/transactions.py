@@ -256,9 +256,7 @@ class TransactionClient:
         count = len(item_ids) + has_outcomes
         read = read or (lambda answer: items_for(item_ids, answer, self.http))
         try:
-            items = await self._retried(
-                path, body, deadline, shard, read, is_one=count == 1, has_outcomes=has_outcomes
-            )
+            items = await self._retried(path, body, deadline, shard, read, is_one=count == 1, has_outcomes=has_outcomes)
         except NotifyError as error:
             for item_id in item_ids:
                 if _may_be_smaller(error, count):

@@ -297,8 +297,8 @@ class ShardBatchers(Generic[Item, Result]):
         Batcher's too, but gets the shard. `bounds`: further arguments of each Batcher.
 
         `in_flight`: the most concurrent requests of a shard. If the keys are divided among shards (`count_key_shards`
-        returns their number), these shards share a quarter of `in_flight`, at least one each: their requests run beside
-        one another, and more concurrent requests would only be smaller.
+        returns their number), these shards share a quarter of `in_flight`, at least one each: their requests run
+        concurrently, and more concurrent requests would only be smaller.
         """
         self._send = send
         self._count_key_shards = count_key_shards
