@@ -205,7 +205,7 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
 
 
 def test_a_fault_in_sealing_is_counted_and_does_not_end_it(tmp_path: Path) -> None:
-    """Sealing goes on after a fault. The fault was lost with its task, and sealing stopped until the next start."""
+    """Sealing continues after a fault. The fault was lost with its task, and sealing stopped until the next start."""
 
     class Faulty(NoThreads):
         faults = 2

@@ -84,7 +84,7 @@ def test_a_pooler_is_refused(url: str, engine: sa.Engine, server: ServerProcess,
 def test_a_bridge_that_is_away_keeps_the_log_within_its_bound_and_backfills_what_it_lost(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, unique: str
 ) -> None:
-    """The database goes on; the bridge stops loudly, and loses nothing."""
+    """The database continues; the bridge stops loudly, and loses nothing."""
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))
     move(url, server)
