@@ -225,9 +225,7 @@ class Store:
 
         written = self._tried(f"write {name}", write)
         if self.digest(name, written[0]) != written:
-            raise ObjectStoreFailed(
-                f"{self.url} said that it stored {name}, and gives something else back: it is not listed"
-            )
+            raise ObjectStoreFailed(f"{self.url} acknowledged {name}, but returns other bytes: it is not listed")
         return written
 
     def _write(self, path: str, fill: Callable[[Sink], object], alive: Callable[[], None]) -> tuple[int, str]:
@@ -270,8 +268,8 @@ class Store:
         self.replace(name, data)
         if self.read(name, most) != data:
             raise ObjectStoreFailed(
-                f"{self.url} said that it replaced {name}, and gives another one: the store does not keep what it "
-                "acknowledges, or another process writes to it"
+                f"{self.url} acknowledged a new {name}, but returns another one: the store loses what it acknowledged, "
+                "or another process writes to it"
             )
 
     def delete(self, name: str) -> None:
