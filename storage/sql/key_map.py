@@ -123,8 +123,8 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
         raise InvalidRequest("this database has no key map: it is not the registry, or no server has used it yet")
     if now.previous:
         raise Conflict(
-            f"the change to version {now.version} of the key map is still under way: it waits for {now.waits_for}. Wait, or "
-            "undo it with `notify storage key-map --take-back`"
+            f"the change to version {now.version} of the key map is still under way: it waits for {now.waits_for}. "
+            "Wait, or undo it with `notify storage key-map --take-back`"
         )
     try:
         _insert(connection, now.version + 1, shards)
