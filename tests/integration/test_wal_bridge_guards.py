@@ -28,7 +28,7 @@ from tests.support.commands import cli
 from tests.support.databases import drop_slots, empty_database
 from tests.support.groups import drain, subscribe
 from tests.support.pgbouncer import pgbouncer
-from tests.support.wal import insert, setting, slot
+from tests.support.wal import execute, insert, setting, slot
 
 
 @pytest.fixture
@@ -42,12 +42,6 @@ def engine(url: str) -> Iterator[sa.Engine]:
     create_tables(engine)
     yield engine
     engine.dispose()
-
-
-def execute(engine: sa.Engine, *statements: str) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
 
 
 @pytest.mark.long
