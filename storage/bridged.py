@@ -45,7 +45,7 @@ def check_bridge(recorded: BridgeState, batch: BridgeBatch) -> None:
         raise stale_epoch(f"source {source!r}: epoch {batch.epoch} was never claimed; claim it first")
     if batch.expected_position != recorded.position:
         raise Conflict(
-            f"source {source!r} stands at {recorded.position[:300]!r}, not at {batch.expected_position[:300]!r}",
+            f"source {source!r} is at {recorded.position[:300]!r}, not at {batch.expected_position[:300]!r}",
             "unexpected_position",
         )
 

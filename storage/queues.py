@@ -52,7 +52,7 @@ class MessageStore(Protocol):
     def read_tagged(
         self, topic: str, queue: int, offset: int, limit: int, max_bytes: int, tags: frozenset[int]
     ) -> tuple[list[StoredMessage], int]:
-        """Those of the next `limit` messages whose tag has one of the hashes, and the offset behind all of the `limit`.
+        """Those of the next `limit` messages whose tag has one of the hashes, and the offset after all of the `limit`.
 
         The index has the hashes of the tags, so that payloads of other messages are not read.
         """

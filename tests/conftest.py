@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from notify.testing import InMemoryServer
     from tests.support.django_project.shop import Shop as DjangoShop
 
-# Without bytecode each worker compiles all tests anew, and each of hundreds of processes all that it imports.
+# Without bytecode each worker compiles all tests again, and each of hundreds of processes all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

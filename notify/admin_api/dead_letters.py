@@ -212,13 +212,13 @@ REDRIVE = AdminWrite("dead-letters.redrive", "POST", "groups/{group}/dead-letter
     redrive, title="Send selected dead letters again", back=_PAGE)
 REDRIVE_ALL = AdminWrite("dead-letters.redrive-all", "POST", "groups/{group}/dead-letters/redrive", Redrive,
     FanOut.UP_TO, redrive, title="Send all matching dead letters again", back=_PAGE, chosen=_CONDITIONS, at="wanted",
-    fixed={"all": True}, beside=_EFFECTS,
+    fixed={"all": True}, extra=_EFFECTS,
     warning="This runs as a job. Dead letters that were already sent again are left out.")
 EDIT = AdminWrite("dead-letters.edit", "POST", "groups/{group}/dead-letters/edit", EditLetter, FanOut.KNOWING, edit,
     title="Correct a dead letter and send it again", back=_PAGE,
     warning="This group alone gets the corrected message. The dead letter itself stays in the log unchanged.")
 DROP = AdminWrite("dead-letters.drop", "POST", "groups/{group}/dead-letters/drop", Drop, describe=drop,
-    title="Drop dead letters", back=_PAGE, chosen=_CONDITIONS, at="wanted", beside=inputs_of(Drop),
+    title="Drop dead letters", back=_PAGE, chosen=_CONDITIONS, at="wanted", extra=inputs_of(Drop),
     warning="Dropped dead letters cannot be sent again.")
 PURGE = AdminWrite("dead-letters.purge", "POST", "groups/{group}/dead-letters/purge", Purge, describe=purge,
     title="Purge dead letters", back=_PAGE, warning="Purged dead letters cannot be sent again.")

@@ -246,7 +246,7 @@ class AdminWrite:
     """Fields that the form always sends."""
     at: str = ""
     """The request's field that contains the inputs; empty: each input is a field of the request."""
-    beside: tuple[Input, ...] = ()
+    extra: tuple[Input, ...] = ()
     """Inputs that are always fields of the request; the form shows them last."""
     shape: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """Makes the request's fields from the inputs' values; None: the values are the fields."""
@@ -274,7 +274,7 @@ class AdminWrite:
         fields = _values(self.inputs, form)
         if self.shape is not None:
             fields = self.shape(fields)
-        return dict(self.fixed) | ({self.at: fields} if self.at else fields) | _values(self.beside, form)
+        return dict(self.fixed) | ({self.at: fields} if self.at else fields) | _values(self.extra, form)
 
 
 def _values(inputs: Sequence[Input], form: Mapping[str, str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _NOW = {
     "released": "It is too late: the message is in its queue.",
     "withdrawn": "The message is withdrawn already, since {withdrawn_at}.",
     "collapsed": "It is too late: an earlier message of its dedupe key was pending, and it is never delivered.",
-    "rolled back": "The message's transaction is rolled back: nobody ever gets it.",
+    "rolled back": "The message's transaction is rolled back: it is never delivered.",
 }
 _BECAME = {
     "WITHDRAWN": "The message is {done}.",
@@ -55,7 +55,7 @@ def _described(result: Mapping[str, Any], done: str) -> Description:
 
 def cancel(target: str, result: Mapping[str, Any]) -> Description:
     """A delayed message that is cancelled."""
-    return _described(result, "cancelled: nobody ever gets it")
+    return _described(result, "cancelled: it is never delivered")
 
 
 def replace(target: str, result: Mapping[str, Any]) -> Description:

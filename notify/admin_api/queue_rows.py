@@ -43,7 +43,7 @@ def state(row: Row) -> str:
 
 
 def pain(row: Row) -> tuple[Any, ...]:
-    """Greater for a group that needs an operator more: work that stands still first, then messages that are given up
+    """Greater for a group that needs an operator more: stuck work first, then messages that are given up
     now, then by the age of the oldest message, lag, dead letters and latency."""
     urgency = {"no consumer": 2, "failing": 1}.get(state(row), 0)
     return urgency, _figure(row, "oldest_seconds"), row["lag"], _figure(row, "dead_letters"), p99(row)

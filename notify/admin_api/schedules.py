@@ -1,4 +1,4 @@
-"""Writes to schedules, which send a message again and again: declared, paused, resumed and deleted."""
+"""Writes to schedules, which send a message repeatedly: declared, paused, resumed and deleted."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ WARN_SECONDS = 60.0
 
 
 class Warnings:
-    """Logs what happens again and again: each kind at most once a minute."""
+    """Logs repeated events: each kind at most once a minute."""
 
     def __init__(self) -> None:
         self._logged_at: dict[str, float] = {}

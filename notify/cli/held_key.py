@@ -48,7 +48,7 @@ def list_held(
 
 
 add_write(
-    group, "retry", held_keys.RETRY, "Deliver the messages that hold keys once more; a failure holds the key again.",
+    group, "retry", held_keys.RETRY, "Deliver the messages that hold keys again; a failure holds the key again.",
     group_name=GROUP,
 )  # fmt: skip
 add_write(

@@ -57,7 +57,7 @@ class Commands(typer.core.TyperGroup):
 
 @contextmanager
 def _output_errors() -> Iterator[None]:
-    """Exit with code 2 where nobody gets the output: code 1 would say that the answer is bad news."""
+    """Exit with code 2 if the output cannot be written, because code 1 means bad news."""
     try:
         yield
     except OutputLost as error:

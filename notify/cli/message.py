@@ -86,7 +86,7 @@ def find_messages(
 
 
 add_write(
-    group, "cancel", messages.CANCEL, "Cancel a delayed message: if it is not due yet, nobody ever gets it.",
+    group, "cancel", messages.CANCEL, "Cancel a delayed message: if it is not due yet, it is never delivered.",
     topic=str, message=str,
 )  # fmt: skip
 add_write(

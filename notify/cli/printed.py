@@ -114,13 +114,13 @@ def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: in
     names = [visible(heading) for heading in headings]
     widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
     width = _width() - indent
-    beside = len(names)
-    while beside > 1 and sum(widths[:beside]) + GAP * (beside - 1) > width:
-        beside -= 1
-    _line([set_cell_size(name, size) for name, size in zip(names[:beside], widths, strict=False)], indent, style="bold")
+    shown = len(names)
+    while shown > 1 and sum(widths[:shown]) + GAP * (shown - 1) > width:
+        shown -= 1
+    _line([set_cell_size(name, size) for name, size in zip(names[:shown], widths, strict=False)], indent, style="bold")
     for row in cells:
-        _line([set_cell_size(text, size) for text, size in zip(row[:beside], widths, strict=False)], indent)
-        rest = zip(names[beside:], row[beside:], strict=True)
+        _line([set_cell_size(text, size) for text, size in zip(row[:shown], widths, strict=False)], indent)
+        rest = zip(names[shown:], row[shown:], strict=True)
         if below := " · ".join(f"{name}: {text}" for name, text in rest if text not in ("", "-")):
             _wrapped(below, indent + 4, indent + 6)
 

@@ -33,7 +33,7 @@ DSN = typer.Option(
     "were due. [env: NOTIFY_DSN]",
 )
 LEFT_BY = "producer"
-"""The mover of rows of mode auto that were marked as refused: whoever sends them does not list them itself."""
+"""The mover of refused rows of mode auto: their senders mark them, but do not list them."""
 IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
 ALL = typer.Option(False, "--all", help="All transactions that wait for a decision.")
 

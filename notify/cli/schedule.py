@@ -1,4 +1,4 @@
-"""`notify schedule`: messages that are sent again and again."""
+"""`notify schedule`: messages that are sent by a cron expression or at an interval."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def leave(group: str, end: Callable[[], object], seconds: float = LEAVE_SECONDS)
     """Call `end`, which closes a group member's clients, in a thread; whether it returned within `seconds`.
 
     Kafka's client, and its thread, may hang if it is closed during a rebalance. A hanging member still sends
-    heartbeats, so that nobody reads its partitions until its `max.poll.interval.ms` is over. If it hangs, the clients
-    are abandoned, and must not be used any more. Raises the errors of `end`.
+    heartbeats, so that no other member reads its partitions until its `max.poll.interval.ms` is over. If it hangs, the
+    clients are abandoned, and must not be used any more. Raises the errors of `end`.
     """
     try:
         within(seconds, end)

@@ -56,7 +56,7 @@ class Exchange:
             if "protocol" not in self._asked and "all" not in self._asked:
                 return
         if level >= self._least:
-            # Commands show INFO and above, and whoever sets `debug` wants to see its lines.
+            # Commands show INFO and above, and a user who sets `debug` wants to see its lines.
             log.log(max(level, logging.INFO) if self._asked else level, form, *given)
 
     def _note(self, kind: str, line: str) -> None:

@@ -13,7 +13,7 @@ from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place
 
 CALL_SECONDS = 15.0
-"""How long the brokers may take to answer. A question makes at most two calls, one after the other."""
+"""How long the brokers may take to answer. A question makes at most two consecutive calls."""
 
 
 def progress_of_all(admin: AdminClient) -> dict[str, dict[Place, Progress]]:

@@ -82,7 +82,7 @@ def opening(source: str) -> tuple[bytes, bytes]:
 
 
 class Recorded:
-    """The positions of one source, as its sink records them one after the other."""
+    """The positions of one source, in the order in which its sink records them."""
 
     def __init__(self) -> None:
         self._source = ""

@@ -37,7 +37,7 @@ class Skipped(msgspec.Struct, frozen=True):
     """The records of a partition that a reset skipped."""
 
     runs: tuple[tuple[int, int], ...]
-    """The records that the group had not settled: (first offset, offset behind the last), ascending."""
+    """The records that the group had not settled: (first offset, offset after the last), ascending."""
     at_us: int
     """When, in microseconds since 1970, by the consumer's clock."""
     reset: str = ""
@@ -134,7 +134,7 @@ class Subscriptions:
         and only changes since the last record are written; with `renews` also the group's present offset. Raises
         Unavailable; InvalidRequest if the topic cannot be made.
         """
-        if self._noted is None or renews:  # somebody may have deleted the topic
+        if self._noted is None or renews:  # the topic may have been deleted
             SUBSCRIPTIONS.make(self._cluster)
             recorded = SUBSCRIPTIONS.rows(self._cluster)
             self._noted = {place: s for (group, place), s in recorded.items() if group == self._group}

@@ -111,8 +111,8 @@ class LeftBehindMover:
             raise failed
 
     async def try_to_send(self, engine: Engine, schemas: Sequence[str]) -> None:
-        """As `send`, but an error is only logged, once for each reason: the next look tries again. While the servers
-        only bound how much they take in a time, it goes on, until about the next look."""
+        """As `send`, but an error is only logged, once for each reason: the next look tries again. While the
+        servers only limit the rate, it continues until about the next look."""
         for _ in range(MOST_SLOWED):
             is_slowed = False
             try:

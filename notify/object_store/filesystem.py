@@ -60,7 +60,7 @@ def said(error: BaseException) -> str:
 
 
 def discard(file: Any) -> None:
-    """Let go of an object that is not complete: it must not appear."""
+    """Discard an incomplete object, which must not appear in the store."""
     try:
         if hasattr(file, "f"):  # a local file, which has nothing to discard
             file.f.close()
@@ -68,7 +68,7 @@ def discard(file: Any) -> None:
             file.discard()
             file.closed = True  # or the end of the Python object would complete the upload
     except Exception:
-        pass  # what led here is reported; a store lets go of unfinished uploads by rules of its own
+        pass  # the first error is reported; a store deletes unfinished uploads by its own rules
 
 
 def sync(path: str) -> None:

@@ -89,4 +89,4 @@ class Sink:
         return False
 
     def close(self) -> None:
-        """The store closes the object, not whoever fills it."""
+        """Do nothing: the store closes the object, not its writer."""

@@ -225,9 +225,7 @@ class Store:
 
         written = self._tried(f"write {name}", write)
         if self.digest(name, written[0]) != written:
-            raise ObjectStoreFailed(
-                f"{self.url} said that it stored {name}, and gives something else back: it is not listed"
-            )
+            raise ObjectStoreFailed(f"{self.url} acknowledged {name}, but returns other bytes: it is not listed")
         return written
 
     def _write(self, path: str, fill: Callable[[Sink], object], alive: Callable[[], None]) -> tuple[int, str]:
@@ -249,7 +247,7 @@ class Store:
         return sink.size, sink.digest.hexdigest()
 
     def replace(self, name: str, data: bytes) -> None:
-        """Put an object in the place of the one of that name: whoever reads it gets one of the two, whole."""
+        """Replace the object of that name: a reader gets one of the two completely."""
         path = self._path(name)
         if self._protocol in WHOLE_PUTS:
             self._tried(f"write {name}", lambda _: self._fs.pipe_file(path, data))
@@ -270,8 +268,8 @@ class Store:
         self.replace(name, data)
         if self.read(name, most) != data:
             raise ObjectStoreFailed(
-                f"{self.url} said that it replaced {name}, and gives another one: the store does not keep what it "
-                "acknowledges, or another process writes to it"
+                f"{self.url} acknowledged a new {name}, but returns another one: the store loses what it acknowledged, "
+                "or another process writes to it"
             )
 
     def delete(self, name: str) -> None:

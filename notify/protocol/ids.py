@@ -37,7 +37,7 @@ class _Generator:
         with self._lock:
             if now > self._millisecond:
                 self._millisecond = now
-                # The highest of the 62 bits behind the variant is free, so that the steps never reach the variant.
+                # The highest of the 62 bits after the variant is free, so that the steps never reach the variant.
                 random_bits = int.from_bytes(os.urandom(10))
                 a, b = random_bits & 0xFFF, (random_bits >> 12) & ((1 << 61) - 1)
                 self._id = (now << 80) | (7 << 76) | (a << 64) | (2 << 62) | b
@@ -114,7 +114,7 @@ def from_text(text: str) -> bytes:
 
 
 _WIDTH = 37
-"""The characters of an id and of the line feed behind it."""
+"""The characters of an id and of the line feed after it."""
 _DASHES_AT = (8, 13, 18, 23)
 _VARIANTS = frozenset("89ab")
 FEW_IDS = 5

@@ -88,7 +88,7 @@ _verified = weakref.WeakKeyDictionary()
 
 
 def verify_once(connection: Connection, needs: tuple[Need, ...], schema: str | None = None) -> None:
-    """`verify`, once for each pool of connections, so that it costs a transaction nothing; once more when the engine
+    """`verify`, once for each pool of connections, so that it costs a transaction nothing; again when the engine
     is disposed of, or the database has ended the connections."""
     pool, invalidated = pool_of(connection)
     since, done = _verified.get(pool, (-1.0, set()))

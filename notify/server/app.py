@@ -100,7 +100,7 @@ class App:
         self.data: DataAnswers = _NotRunning()
         self._parts = contextlib.AsyncExitStack()
         self._management: asyncio.Future[Management] | None = None
-        """None before somebody needs it."""
+        """None until it is needed."""
         self._reload_us = 0
         """When it may be loaded again, if that failed."""
 

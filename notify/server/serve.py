@@ -185,7 +185,8 @@ def serve(
 
 
 def check_settings(settings: Settings) -> Certificates | None:
-    """The certificates; None if TLS is off. Raises InvalidRequest if a setting is invalid, alone or beside another."""
+    """The certificates; None if TLS is off. Raises InvalidRequest if a setting is invalid, alone or together with
+    another."""
     check_host(settings)
     certificates = _certificates(settings)
     roles_of(settings)

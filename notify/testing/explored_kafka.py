@@ -57,7 +57,7 @@ def group_of(consumer: AsyncConsumer | Consumer) -> ExploredGroup:
 
 
 class ExploredKafka:
-    """The topics and groups of the service under test, which stay from run to run. Each run begins behind the records
+    """The topics and groups of the service under test, which stay from run to run. Each run begins after the records
     of the one before."""
 
     def __init__(self, url: str) -> None:
@@ -82,7 +82,7 @@ class ExploredKafka:
             if left and has_worked and not self._has_begun:
                 raise InvalidRequest(
                     f"messages wait in Kafka for group {group.name}, which each run would skip: explore with a group "
-                    "of its own, or, if nobody needs them, move this one behind them (kafka-consumer-groups "
+                    "of its own, or, if they are not needed, move this one past them (kafka-consumer-groups "
                     "--reset-offsets --to-latest)"
                 )
             if left:
@@ -142,7 +142,7 @@ class ExploredKafka:
         return max(0, end - max(first, committed.offset))
 
     def _skip(self, group: ExploredGroup, partitions: list[TopicPartition]) -> None:
-        """Move a group behind the last records of partitions. Kafka lets nobody do that while the group has members."""
+        """Move a group past the last records of partitions. Kafka refuses that while the group has members."""
         moved = [TopicPartition(p.topic, p.partition, self._ends((p.topic, p.partition))[1]) for p in partitions]
         until = time.monotonic() + LEAVE_SECONDS
         while True:
@@ -180,6 +180,6 @@ class ExploredKafka:
         return [(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
 
     def _ends(self, place: Place) -> tuple[int, int]:
-        """The offsets of the first record, and behind the last one."""
+        """The offset of the first record, and the one after the last record."""
         first, end = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=CALL_SECONDS)
         return first, end

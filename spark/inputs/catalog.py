@@ -55,7 +55,7 @@ class Restore:
     restored_us: int
     """When the restored log continued."""
     position: int
-    """Where it continued: all of the log before that came from behind this position is lost."""
+    """Where it continued: everything in the earlier log from after this position is lost."""
 
     def may_lack(self, at_us: int, slack_us: int) -> bool:
         """Whether the log may have lost records that were written at about this instant."""

@@ -1,6 +1,6 @@
 """How a group's messages leave its queues without being settled, read from a log's META records.
 
-A reset skips messages, a subscription ends, a topic is deleted, and a queue's first messages are let go of. Each of
+A reset skips messages, a subscription ends, a topic is deleted, and a queue's first messages are dropped. Each of
 these gives stretches of offsets that a group was to receive, and is not any more.
 """
 
@@ -120,7 +120,7 @@ class Changes:
         self._list.append(self._trims[place])
 
     def trims(self, topic: int, queue: int) -> Iterator[tuple[int, int]]:
-        """When the first messages of a queue were let go of, and the offset up to which."""
+        """When the first messages of a queue were dropped, and up to which offset."""
         for change in self._list:
             record = change.record
             if isinstance(record, meta.StartSet) and (record.topic, record.queue) == (topic, queue):
@@ -172,7 +172,7 @@ class Changes:
 
 
 def trims_itself(more: meta.MorePolicies) -> bool:
-    """Whether a topic has a policy by which the server lets go of its first messages."""
+    """Whether a topic has a policy by which the server drops its first messages."""
     return more.backlog_policy is Backlog.DROP_OLDEST or more.retention_bytes > 0
 
 

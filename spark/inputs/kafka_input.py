@@ -68,7 +68,7 @@ class KafkaInput:
         self.hidden: list[str] = []
         """Topics and groups of which nothing can be said, in sentences: hidden from this user, or compacted."""
         self.is_cut = False
-        """Whether messages were published behind the part that is read."""
+        """Whether messages were published after the part that is read."""
         self._all: list[str] = []
         self._whole: dict[Partition, Extent] = {}
         self._parts: dict[Partition, Extent] = {}
@@ -144,7 +144,7 @@ class KafkaInput:
         remaining = deleted(self._cluster, self._parts)
         queued, _ = self._split(remaining)
         if any(place.topic.startswith(DELAYED) for place in remaining):
-            # A delayed message that was released meanwhile is behind the part that is read.
+            # A delayed message that was released meanwhile is after the part that is read.
             ends = extents(self._cluster, self.topics)
             self._whole |= {place: extent for place, extent in ends.items() if place in self._parts}
             self.is_cut = True
@@ -255,7 +255,7 @@ class KafkaInput:
         return self.rows(spark).where((F.col("topic") < len(self.topics)) & F.col("id").isNotNull())
 
     def later(self, spark: SparkSession) -> DataFrame:
-        """The rows of messages that were published behind the part that is read."""
+        """The rows of messages that were published after the part that is read."""
         queued, _ = self._split(self._parts)
         rest = {place: Extent(part.high, self._whole[place].high) for place, part in queued.items()}
         return self._read(spark, rest).where("id IS NOT NULL")

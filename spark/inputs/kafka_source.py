@@ -204,7 +204,7 @@ def _identity(message_id: str) -> tuple[bytes, int] | None:
 
 
 def good_from(cluster: Cluster, part: Part, first: int) -> int:
-    """The first offset behind the damaged batch that begins at `first`; at most the end of the part.
+    """The first offset after the damaged batch that begins at `first`; at most the end of the part.
 
     Brokers send only whole batches, and the client reports only where a damaged batch begins. A binary search finds its
     end.

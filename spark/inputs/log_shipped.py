@@ -111,7 +111,7 @@ class ShippedFiles:
     newest: tuple[tuple[str, int], ...] = field(default=(), repr=False)
     """The names and sizes of the newest checkpoints."""
     end: int = 0
-    """The position behind the last listed byte."""
+    """The position after the last listed byte."""
     generation: int = 0
 
     is_immutable = True
@@ -184,7 +184,7 @@ class ShippedFiles:
             return ""  # the server has shipped them since the manifest was read
         return (
             f"{layout.MANIFEST} in {self.url} is not the newest: it is of generation {self.generation} and ends at "
-            f"byte {self.end}. Segments behind that, which were not read: {len(behind)}, of generations up to {newer}. "
+            f"byte {self.end}. Later segments, which were not read: {len(behind)}, of generations up to {newer}. "
             f"Put the newest {layout.MANIFEST} back, or restart the server that ships there: it lists them again"
         )
 
@@ -239,7 +239,7 @@ class ShippedFiles:
         return None
 
     def checkpoints(self) -> Sequence[int]:
-        return ()  # the manifest always ends behind the newest checkpoint
+        return ()  # the manifest always ends after the newest checkpoint
 
     def created_us(self, base: int) -> int:
         return self._at(base).created_us

@@ -82,7 +82,7 @@ class SegmentScan:
             damages: list[Damage] = []
             around: list[tuple[int, int]] = []
             for frame in walk(disk, segment, base, not sealed_end, damages):
-                # `walk` adds a damage to the list before it returns the frame behind it.
+                # `walk` adds a damage to the list before it returns the next frame.
                 around += [(self.facts.last_us, frame.time_us)] * (len(damages) - len(around))
                 self.facts.first_us = self.facts.first_us or frame.time_us
                 self.facts.last_us, self.facts.end = frame.time_us, frame.end
@@ -123,7 +123,7 @@ class SegmentScan:
         self._damages.tell(self.facts)
 
     def _examine(self, disk: Disk, segment: Segment, damage: Damage, times: tuple[int, int]) -> None:
-        """Examine a damaged part. `times`: the times of the frames before and behind it; 0: there is no frame."""
+        """Examine a damaged part. `times`: the times of the frames before and after it; 0: there is no frame."""
         if damage.torn:
             return  # a server is writing it, or it is a torn tail: no client was told that it is durable
         # A frame that was read while it was being written looks damaged, too, if another frame follows: read it again.

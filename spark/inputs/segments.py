@@ -86,7 +86,7 @@ def foreign_of(sources: Mapping[int, Set[str]], given: Set[str]) -> dict[int, st
 class Gathered:
     """Collects the facts of a log's segments, in log order: a few numbers for each segment, and sums over all.
 
-    Segments name the same groups, databases and topics again and again. Each name is held once, and the facts about it
+    Segments repeat the names of groups, databases and topics. Each name is held once, and the facts about it
     are added up while the facts of the segments are read, one segment after the other.
     """
 

@@ -145,7 +145,7 @@ class Cases:
                         case.evidence["sent_from"] = self._inputs.databases[self._sources.index(source)].name
 
     def came_later(self, cases: Sequence[Found]) -> list[Found]:
-        """The cases LOST whose messages were published behind the part of Kafka's topics that was read.
+        """The cases LOST whose messages were published after the part of Kafka's topics that was read.
 
         These messages are not lost.
         """

@@ -152,7 +152,7 @@ class Reading:
 
 
 def gaps(batch: pa.RecordBatch, first: int, end: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """The runs of a batch without a gap, each as its rows [a, b) and the offsets that are missing behind it.
+    """The runs of a batch without a gap, each as its rows [a, b) and the missing offsets after it.
 
     `batch` holds offsets of [first, end), which rise. What is missing in front of its first row comes behind no row.
     """

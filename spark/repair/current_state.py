@@ -234,7 +234,7 @@ def places_of(
         log = LogInput(known.files.place, known.name)  # its segments as they are now
         log.prepare(None, scratch)
         if log.problems:
-            raise Unavailable(f"nothing is repaired while log {log.name} is not whole: {log.problems[0]}")
+            raise Unavailable(f"nothing is repaired while log {log.name} is incomplete: {log.problems[0]}")
         if gone := sorted(set(unread_of([log])) - set(known_unread)):
             raise Unavailable(f"nothing is repaired while more of a log is missing than when it was planned: {gone[0]}")
         from_us = max(from_us, log.first_us)

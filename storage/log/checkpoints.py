@@ -50,7 +50,7 @@ class Checkpoints:
         self._journal.append(RecordType.CARRY, b"")
         await self._journal.sync()
         position, encoded = taken[0]
-        await self._threads.beside(self.write, encoded, position)
+        await self._threads.in_thread(self.write, encoded, position)
 
     def write(self, encoded: Callable[[], bytes], position: int) -> None:
         """Store what `capture` returned. Raises OSError."""

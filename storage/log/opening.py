@@ -60,7 +60,7 @@ class Opening:
         position = opened.checkpoint
         if segments and position < segments[0].base:
             raise Corrupt(
-                f"the newest checkpoint stands at {position}, and the log begins at {segments[0].base}: segments "
+                f"the newest checkpoint is at {position}, and the log begins at {segments[0].base}: segments "
                 "between them are missing; restore a backup"
             )
         if not segments:

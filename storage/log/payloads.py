@@ -148,7 +148,7 @@ class Payloads:
     def _neighbours(
         self, positions: NDArray[np.int64], ends: NDArray[np.int64], after_gaps: NDArray[np.intp]
     ) -> list[bytes]:
-        """Payloads in order of position, which begin and end there. `after_gaps`: the numbers of those behind a gap
+        """Payloads in order of position, which begin and end there. `after_gaps`: the numbers of those after a gap
         that is not read."""
         segments = self._segments
         payloads: list[bytes] = []

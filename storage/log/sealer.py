@@ -94,7 +94,7 @@ class Sealer:
         while waiting and waiting[0].is_complete:
             part = waiting[0]
             try:
-                await self._threads.beside(self._write, part)
+                await self._threads.in_thread(self._write, part)
                 swap_in(self._disk, self._parts, part)
             except OSError as error:
                 log.error("seal_failed", reason=str(error), segment=part.base)

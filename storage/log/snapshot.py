@@ -40,7 +40,7 @@ async def snapshot(log: Path, segments: Segments, journal: Journal, directory: P
         except OSError as error:
             _remove(directory)
             raise _failed(directory, error) from None
-    raise StorageFailed(f"no snapshot in {directory}: the log's files changed under {TRIES} tries; try again")
+    raise StorageFailed(f"no snapshot in {directory}: the log's files kept changing during {TRIES} attempts; try again")
 
 
 def _failed(directory: Path, error: OSError) -> StorageFailed:

@@ -61,7 +61,7 @@ class LogStore:
     """
 
     def __init_subclass__(cls) -> None:
-        raise TypeError("LogStore lends the methods of its parts: an override in a subclass would be passed over")
+        raise TypeError("LogStore exposes the methods of its parts: an override in a subclass would be bypassed")
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class LogStore:
                 self._checkpoints.write(self._checkpoints.capture(position), position)
         except OSError as error:
             raise StorageFailed(
-                f"the disk failed at closing: {error}; free space or repair it, and start again"
+                f"the disk failed while the log was closed: {error}; free space or repair it, and start again"
             ) from error
         finally:
             self.let_go()

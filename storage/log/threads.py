@@ -137,7 +137,7 @@ class Threads:
             # The loop is closed, so nothing waits for the call.
             return
 
-    async def beside(self, function: Callable[..., None], *arguments: object) -> None:
+    async def in_thread(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function in a thread, and wait for it. Raises what it raises."""
         await asyncio.to_thread(function, *arguments)
 

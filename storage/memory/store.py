@@ -19,7 +19,7 @@ class MemoryStore:
     """Dictionaries and lists, with the methods of every storage. It exposes its parts' methods as its own."""
 
     def __init_subclass__(cls) -> None:
-        raise TypeError("MemoryStore lends the methods of its parts: an override in a subclass would be passed over")
+        raise TypeError("MemoryStore exposes the methods of its parts: an override in a subclass would be bypassed")
 
     def __init__(self, clock: Clock = wall_clock) -> None:
         """`clock`: the time of settlements, in microseconds since 1970."""

@@ -170,10 +170,10 @@ def decoded(data: bytes) -> Manifest:
 
 def _refuse_gaps(name: str, start: int, parts: Sequence[Page | ShippedSegment]) -> None:
     if parts and (parts[0].base < start or any(part.base >= part.end for part in parts)):
-        raise ObjectStoreFailed(f"{name} is not sound: it lists what was dropped, or a segment without bytes")
+        raise ObjectStoreFailed(f"{name} is damaged: it lists dropped segments, or one without bytes")
     for one, following in pairwise(parts):
         if one.end != following.base:
-            raise ObjectStoreFailed(f"{name} is not sound: nothing is listed between {one.end} and {following.base}")
+            raise ObjectStoreFailed(f"{name} is damaged: it lists nothing between {one.end} and {following.base}")
 
 
 def is_earlier(one: Manifest, other: Manifest) -> bool:

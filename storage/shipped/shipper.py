@@ -117,7 +117,7 @@ class Shipper:
         if bases[0] > listed.end:
             raise Conflict(
                 f"{self.store.url} lists this log up to position {listed.end}, and the log begins at {bases[0]}: "
-                "retention dropped what lay between while shipping was off. Name another URL",
+                "retention dropped the segments in between while shipping was off. Name another URL",
                 FOREIGN,
             )
         if listed.count and listed.end not in bases:
@@ -229,8 +229,8 @@ class Shipper:
             self._refuse_foreign(Identity(self.manifest.lineage, self.manifest.generation), there)
             if manifests.is_earlier(there, self.manifest):
                 raise ObjectStoreFailed(
-                    f"{self.store.url} gives an earlier {layout.MANIFEST} than the one that was stored last: the "
-                    "store lags, or does not keep what it acknowledges"
+                    f"{self.store.url} returns an earlier {layout.MANIFEST} than the one that was stored last: the "
+                    "store lags, or loses what it acknowledged"
                 )
             raise Conflict(
                 f"{self.store.url}: another process ships this log, too. Stop one of them, or give it another URL",

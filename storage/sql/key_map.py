@@ -115,7 +115,7 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
     unknown = [shard for shard in shards if shard not in known]
     if known and unknown:
         raise InvalidRequest(
-            f"no server that is there knows shard {', '.join(unknown)}: correct the name, or start servers whose "
+            f"no running server knows shard {', '.join(unknown)}: correct the name, or start servers whose "
             "--storage has it first"
         )
     now = newest(connection)
@@ -123,13 +123,13 @@ def change(connection: Connection, shards: Sequence[str]) -> int:
         raise InvalidRequest("this database has no key map: it is not the registry, or no server has used it yet")
     if now.previous:
         raise Conflict(
-            f"version {now.version} of the key map is not through: it waits for {now.waits_for}. Wait, or take it back "
-            "with `notify storage key-map --take-back`"
+            f"the change to version {now.version} of the key map is still under way: it waits for {now.waits_for}. "
+            "Wait, or undo it with `notify storage key-map --take-back`"
         )
     try:
         _insert(connection, now.version + 1, shards)
     except sa.exc.IntegrityError:
-        raise Conflict("another change of the key map was made at this moment") from None
+        raise Conflict("another server changed the key map at the same time; try again") from None
     previous = json.dumps(list(now.shards))
     connection.execute(server_key_map_change.insert().values(of_version=now.version + 1, previous=previous))
     return now.version + 1
@@ -143,11 +143,11 @@ def take_back(connection: Connection) -> int:
     """
     now = newest(connection)
     if not now.previous:
-        raise Conflict(f"no change of the key map is under way: version {now.version} holds")
+        raise Conflict(f"no change of the key map is under way: version {now.version} is valid")
     # A server that records the last step now either waits for this row, or has already recorded it.
     unfinished = server_key_map_change.delete().where(_c.of_version == now.version, _c.drained_at.is_(None))
     if not connection.execute(unfinished).rowcount:
-        raise Conflict(f"version {now.version} of the key map came through at this moment: change the map again")
+        raise Conflict(f"the change to version {now.version} of the key map has just ended: change the map again")
     _insert(connection, now.version + 1, now.previous)
     return now.version + 1
 

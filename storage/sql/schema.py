@@ -75,8 +75,8 @@ def check(engine: Engine, shard: str) -> None:
         name = connection.execute(sa.select(server_shard.c.name)).scalar_one_or_none()
         if name != shard:
             raise StorageFailed(
-                f"this database is shard {name!r}, and the server was told that it is {shard!r}: the DSN is of another "
-                f"shard, or --storage should say {name}=…"
+                f"this database is shard {name!r}, but the server calls it {shard!r}: the DSN is that of another "
+                f"shard, or --storage should name it {name}=…"
             )
 
 

@@ -121,7 +121,7 @@ class SqlShards:
         if not after:
             shard = names[0]
         if shard not in self.by_name:
-            raise InvalidRequest(f"after is {after[:80]!r}: it should be what an earlier answer said", "invalid_query")
+            raise InvalidRequest(f"after is {after[:80]!r}: it must be a value of an earlier answer", "invalid_query")
         if shard not in self._opened:
             raise Unavailable(f"shard {shard!r} is unreachable, and may name bodies that no other does")
         found, following = await self.by_name[shard].stored_bodies(place)

@@ -1,4 +1,4 @@
-"""Repairs that are killed at random points: whatever they leave, going on with the plan makes no effect happen twice.
+"""Repairs that are killed at random points: whatever they leave, continuing with the plan makes no effect happen twice.
 
 A plan that stands in a file is carried out without Spark. `python -m tests.audit.killed_repair DATABASE LOG URL`
 carries out the plan that each line of its input names, in a process of its own that its parent can kill. A whole run

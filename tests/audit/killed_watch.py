@@ -26,7 +26,7 @@ BEGIN_US = 1_700_000_000_000_000
 SECOND_US = 1_000_000
 WINDOWS = 60
 DEATHS = 3
-"""So often it dies at a point; then it goes on to the end."""
+"""So often it dies at a point; then it continues to the end."""
 FILE_BYTES = 1500
 
 

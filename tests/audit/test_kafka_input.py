@@ -240,7 +240,7 @@ def test_dead_letters_that_nobody_sent_again_are_counted(
         world.bury(unique, letter, at + n * SECOND, "too late" if letter is dead[1] else "never")
     other = world.publish(letters, "orders/0@7", at + 6 * SECOND, topic=unique, reason="never")
     world.note_redriven(unique, Spot(0, 5), again.message_id)
-    world.note_redriven(unique, Spot(0, 2), again.message_id)  # of a topic that was made anew since
+    world.note_redriven(unique, Spot(0, 2), again.message_id)  # of a topic that was recreated since
     world.delete_before({letters: 1})
     window = replace(PLAN, from_us=at + 2 * SECOND)
     result = audited(spark, KafkaInput(kafka.url, [unique]), tmp_path, window)

@@ -89,7 +89,7 @@ def test_each_message_once_beside_kills(lake: Any, own_server: ServerProcess, tm
     assert set(tidy(table, 0)) == left
     rows = lake.read.parquet(*urls_of(table)).select("body").collect()
     assert sorted(json.loads(bytes(row.body))["n"] for row in rows) == list(range(53))
-    # The table says where a query goes on that has no checkpoint; and batches are added in the same way.
+    # The table says where a query continues that has no checkpoint; and batches are added in the same way.
     source = lake.read.format("notify").options(servers=url, topics=topic)
     assert source.option("startingOffsets", json.dumps(manifest.offsets)).load().count() == 0
     send(url, topic, 53, 60)

@@ -1,4 +1,5 @@
-"""Rows that no version of the SDK writes: each is a finding, whatever else is in the tables, and the audit goes on."""
+"""Rows that no version of the SDK writes: each is a finding, whatever else is in the tables, and the audit
+continues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Repairs through a real server's admin routes: planned, reviewed, checked once more, recorded, repeatable.
 
-What took effect, is in a queue or in doubt is never sent again; a repair that is killed goes on where it was.
+What took effect, is in a queue or in doubt is never sent again; a repair that is killed continues where it was.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tests.audit.trade import COUNT, WITH_INBOX, Trade, effect_of, row_of
 
 
 def restored(trade: Trade) -> None:
-    """Have the log go on as `notify restore --from` leaves it."""
+    """Have the log continue as `notify restore --from` leaves it."""
 
     async def begun() -> None:
         store = LogStore(trade.log, clock=lambda: trade.at(COUNT) + 20_000_000)

@@ -114,7 +114,7 @@ def end_cut(watched: Watched) -> None:
 
 
 def exchanged(watched: Watched) -> None:
-    """For the segment of a log that was made anew: it is sound, and has the same messages."""
+    """For the segment of a log that was recreated: it is sound, and has the same messages."""
     other = watched.log.parent / "other"
     make_log(Made(other, COUNT, BEGIN_US + SECOND, STEP_US), SEGMENT_BYTES)
     shutil.copy(other / watched.segments()[0].name, watched.segments()[0])

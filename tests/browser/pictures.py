@@ -1,8 +1,8 @@
 """Pictures of the console for the documentation: SVG files that hold a page as the browser has it, text and all.
 
-`make pictures` draws them anew from a server with the data of tests/browser/busy.py; a unit test fails where a template
-or the styles changed since (`digest`). A picture is text: an SVG with the page's own HTML and styles in it, so that it
-is sharp at every size, follows the reader's light or dark, and no binary file is committed.
+`make pictures` draws them again from a server with the data of tests/browser/busy.py; a unit test fails where a
+template or the styles changed since (`digest`). A picture is text: an SVG with the page's own HTML and styles in it, so
+that it is sharp at every size, follows the reader's light or dark, and no binary file is committed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A restored log gives out no offset again: its queues go on behind all that an earlier life of it may have had."""
+"""A restored log gives out no offset again: its queues continue behind all that an earlier life of it may have had."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOGS = ("log", "small-segments")
 
 
 async def restored(b: Bench, generation: int) -> None:
-    """Have the log go on as a restore from shipped segments leaves it: sealed to its end."""
+    """Have the log continue as a restore from shipped segments leaves it: sealed to its end."""
     await b.restart()
     await b.store.close()
     begin_at_the_end(Disk(b.directory), T0)

@@ -205,16 +205,16 @@ def test_a_part_is_not_sealed_before_its_last_frame(tmp_path: Path, segment_byte
 
 
 def test_a_fault_in_sealing_is_counted_and_does_not_end_it(tmp_path: Path) -> None:
-    """Sealing goes on after a fault. The fault was lost with its task, and sealing stopped until the next start."""
+    """Sealing continues after a fault. The fault was lost with its task, and sealing stopped until the next start."""
 
     class Faulty(NoThreads):
         faults = 2
 
-        async def beside(self, function: Callable[..., None], *arguments: object) -> None:
+        async def in_thread(self, function: Callable[..., None], *arguments: object) -> None:
             if self.faults:
                 self.faults -= 1
                 raise ValueError("planted")
-            await super().beside(function, *arguments)
+            await super().in_thread(function, *arguments)
 
     async def whole() -> None:
         disk = UnsyncedDisk(tmp_path / "log")

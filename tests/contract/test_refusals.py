@@ -188,7 +188,7 @@ def test_a_full_disk_loses_no_lease(run: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("paused", [True, False])
 def test_a_pause_that_is_refused_changes_nothing(run: Callable[..., None], paused: bool) -> None:
-    """Until the next restart a group was paused, or went on, although the request had failed."""
+    """Until the next restart a group was paused, or continued, although the request had failed."""
 
     async def scenario(b: Bench) -> None:
         store: Any = Refusing(b.store, random.Random(1))

@@ -212,7 +212,7 @@ def test_one_larger_than_a_request_is_refused_and_the_others_go(target: Target) 
 
 
 def test_a_permanently_refused_transaction_delays_no_other(target: Target) -> None:
-    """Other transactions go on, whether the target refuses an item or the whole request."""
+    """Other transactions continue, whether the target refuses an item or the whole request."""
     bad = {
         "a long body": target.sent("x" * (LIMITS.message_bytes + 1)),
         "a topic that is no name": target.sent("x"),

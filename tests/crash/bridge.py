@@ -118,7 +118,7 @@ class Source:
         while not self._stop.is_set():
             if self._pause.is_set():
                 self._paused[number].set()
-                time.sleep(0.01)  # the pause between two looks whether it may go on
+                time.sleep(0.01)  # the pause between two looks whether it may continue
                 continue
             self._paused[number].clear()
             count = chance.choice((1, 1, 1, 1, 1, 2, 5, 300))

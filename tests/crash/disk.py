@@ -46,7 +46,7 @@ LONGEST_SECONDS = 120.0
 """The longest time of a step, on the slowest machine."""
 SHIP_EVERY_SECONDS = 1.0
 UNDER_LOAD_SECONDS = (0.2, 1.5)
-"""How long the load goes on behind the last shipped segment, at least and at most, until the disk is lost."""
+"""How long the load continues behind the last shipped segment, at least and at most, until the disk is lost."""
 
 
 def published_again(message_id: str) -> str:

@@ -101,7 +101,7 @@ def run(messages: int, keys: int, consumers: int, kills: int, seed: int) -> str:
             return int(admin(server.url, "GET", f"groups/{GROUP}")["queues"][0]["lag"])
 
         def drained_to(wanted: int) -> None:
-            """Waits as long as it goes on."""
+            """Waits as long as it continues."""
             while (before := left()) > wanted:
                 eventually(lambda before=before: left() < before, f"less than {before} messages to be left")  # type: ignore[misc]
 

@@ -192,7 +192,7 @@ async def run(
         try:
             for server, launch in [*steps, (None, None)]:
                 wanted = seen.done + each
-                await eventually_async(lambda wanted=wanted: seen.done >= wanted, "the load to go on")  # type: ignore[misc]
+                await eventually_async(lambda wanted=wanted: seen.done >= wanted, "the load to continue")  # type: ignore[misc]
                 if server is not None:
                     await asyncio.to_thread(rolling.change, server, launch, seen)
                     assert await asyncio.to_thread(is_first, server) == (launch is rolling.first)

@@ -58,7 +58,7 @@ CALM_SECONDS = 60.0
 WAL = ("wal_level=logical", "max_slot_wal_keep_size=2GB")
 """The settings of a PostgreSQL for a bridge."""
 LONGER = 4
-"""A history that is asked for messages or kills goes on for at most so many times its seconds."""
+"""A history that is asked for messages or kills continues for at most so many times its seconds."""
 LONG_SECONDS, LONG_DELAY, SHORT_DELAY = 120.0, 70.0, 5.0
 """In a history of so many seconds messages are delayed for more than a minute, which is another topic in Kafka."""
 MESSAGES, NODE_KILLS, OTHER_FAULTS = 50_000 / 600, 20 / 600, 50 / 600
@@ -86,18 +86,18 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """How much a history shows at the least: it goes on until it has shown it, for a while."""
+    """How much a history shows at the least: it continues until it has shown it, for a while."""
 
     messages: int
     """Committed."""
     faults: Mapping[str, int]
     """The number of faults by kind."""
     seconds: float
-    """It goes on for so long at the most."""
+    """It continues for so long at the most."""
     kills: int = 0
     """Each process, and each database, is killed so often."""
     is_of_campaign: bool = False
-    """Whether it goes on until every kind of fault was made, and all messages are committed beside faults."""
+    """Whether it continues until every kind of fault was made, and all messages are committed beside faults."""
 
     def wanted(self, kills: Sequence[str]) -> dict[str, int]:
         """The number of faults by kind; `kills`: the kinds that kill a process or a database."""
@@ -159,7 +159,7 @@ def _tell(what: str) -> None:
 
 
 def _go_on(stage: Stage, faults: Faults, least: Least, until: float) -> None:
-    """Let the history go on until it shows the least, or until this instant of the monotonic clock."""
+    """Let the history continue until it shows the least, or until this instant of the monotonic clock."""
     has_messages = not least.is_of_campaign
     while time.monotonic() < until and not faults.broken:
         has_faults = all(faults.done[kind] >= count for kind, count in least.wanted(faults.kills).items())

@@ -145,7 +145,7 @@ def test_a_consumer_that_left_with_a_long_lease_does_not_count(watched: InMemory
         watched.advance(100)
         return names(watched) == {"no_consumers"}
 
-    eventually(is_raised, "the alarm, though the lease goes on")
+    eventually(is_raised, "the alarm, though the lease continues")
 
 
 def test_a_topic_that_no_running_consumer_asks_for_is_an_alarm(watched: InMemoryServer) -> None:

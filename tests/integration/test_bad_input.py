@@ -1,4 +1,4 @@
-"""Bad input of any kind gets a 4xx with a code and a sentence, never a 500, and the server goes on."""
+"""Bad input of any kind gets a 4xx with a code and a sentence, never a 500, and the server continues."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_candidate_that_is_refused_is_passed_over(
 
 @pytest.mark.long
 def test_one_that_does_not_answer_is_not_refused(url: URL, server: ServerProcess, unique: str) -> None:
-    """It may return, so the bridge goes on asking it beside one that is refused."""
+    """It may return, so the bridge keeps asking it beside one that is refused."""
     outbox(text(url), unique, range(2))
     bridge = Bridge([text(url.set(password="wrong")), text(url.set(port=9))], server.url)
 

@@ -69,7 +69,8 @@ COMPRESS = {
 def test_compressed_transactions_are_read(
     url: str, kind: str, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
-    """The setting of the whole source no longer keeps a bridge from starting, and positions go on behind a payload."""
+    """The setting of the whole source no longer keeps a bridge from starting, and positions continue behind a
+    payload."""
     subscribe(server.url, unique, unique)
 
     def of(n: int) -> str:

@@ -197,7 +197,7 @@ def test_another_history_that_has_passed_the_position_stops_it(
     outbox(url, unique, range(4, 40))
     with pytest.raises(Purged, match="another history"):
         move(url, server)
-    # After a rotation the history is the same, whichever file the source goes on from.
+    # After a rotation the history is the same, whichever file the source continues from.
     move(url, server, fill=True)
     outbox(url, unique, range(40, 42))
     assert move(url, server).totals.rows == 2

@@ -78,7 +78,7 @@ def take_over(replica: MariaDbServer, primary: MariaDbServer) -> None:
 def test_a_replica_that_does_not_log_what_it_takes_is_not_read(
     logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
-    """A bridge waited there in peace, and after the failover it went on behind what the replica had taken."""
+    """A bridge waited there in peace, and after the failover it continued behind what the replica had taken."""
     subscribe(server.url, unique, unique)
     silent.follow(logging)
     first, second = made(logging, unique), url_at(silent, unique)

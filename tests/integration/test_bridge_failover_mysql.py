@@ -91,7 +91,7 @@ def test_a_new_primary_that_lacks_what_was_moved_stops_it(
     first: MySqlServer, second: MySqlServer, server: ServerProcess, unique: str
 ) -> None:
     """A primary dies before its replica has its last transactions (no semi-synchronous replication). The bridge had
-    moved them, and went on in silence: MySQL accepts a position with transactions of others that it does not have."""
+    moved them, and continued in silence: MySQL accepts a position with transactions of others that it does not have."""
     subscribe(server.url, unique, unique)
     url = _made(first, unique)
     outbox(url, unique, range(2))

@@ -1,4 +1,4 @@
-"""A message that no queue takes goes to the source's list of refused messages, and the bridge goes on."""
+"""A message that no queue takes goes to the source's list of refused messages, and the bridge continues."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_source_without_a_list_holds_its_bridge_up(
     binlog_server.execute(f"DROP TABLE {sa.make_url(url).database}.notify_refused")
 
     async def run(poor: str) -> None:
-        """One bridge waits for the list, and goes on once somebody has made it."""
+        """One bridge waits for the list, and continues once somebody has made it."""
         bridge = Bridge([poor], server.url)
         task = asyncio.ensure_future(bridge.run())
         await eventually_async(
@@ -250,7 +250,7 @@ def test_a_source_without_a_list_holds_its_bridge_up(
         )
         assert bridge.totals.stored == 0
         await asyncio.to_thread(create_tables, engine)
-        await eventually_async(lambda: bridge.totals.stored == 2, "the bridge to go on")
+        await eventually_async(lambda: bridge.totals.stored == 2, "the bridge to continue")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -264,7 +264,7 @@ def test_a_source_without_a_list_holds_its_bridge_up(
 def test_a_batch_refused_for_now_is_sent_again(
     url: str, engine: sa.Engine, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server with a full disk named each transaction as refused: the bridge listed them all, and went on."""
+    """A server with a full disk named each transaction as refused: the bridge listed them all, and continued."""
     outbox(url, unique, range(1, 2))
     append, said = QueueSink.append, []
 

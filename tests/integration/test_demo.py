@@ -1,4 +1,4 @@
-"""`notify demo` as a user runs it, and its verdict where it cannot go on."""
+"""`notify demo` as a user runs it, and its verdict where it cannot continue."""
 
 from __future__ import annotations
 

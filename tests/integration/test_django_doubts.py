@@ -36,7 +36,7 @@ def shop(django_shop: Shop) -> Shop:
 
 
 def test_a_process_that_seems_to_die(shop: Shop) -> None:
-    """Before the local commit: nothing happened. After it: the producer that goes on answers the check."""
+    """Before the local commit: nothing happened. After it: the producer that continues answers the check."""
     with pytest.raises(Crashed), crashing("after_half"), shop.atomic():
         shop.order("a")
     with pytest.raises(Crashed), crashing("after_local_commit"), shop.atomic():

@@ -70,7 +70,7 @@ def _meet_a_deadlock(shop: Shop) -> None:
 
 
 def _repeat(shop: Shop) -> None:
-    """The connection goes on as if nothing had been."""
+    """The connection continues as if nothing had been."""
     with shop.atomic():
         shop.order("repeated")
     assert shop.items() == ["first", "repeated", "second"]

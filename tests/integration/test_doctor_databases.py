@@ -285,7 +285,7 @@ def test_a_galera_cluster_is_told_to_write_at_one_node(galera: GaleraCluster, me
 
 @pytest.mark.long
 def test_a_bridge_reads_a_node_of_galera(galera: GaleraCluster, server: ServerProcess, unique: str) -> None:
-    """All that both nodes wrote is in each node's binlog; only without wsrep_gtid_mode no other node can go on."""
+    """All that both nodes wrote is in each node's binlog; only without wsrep_gtid_mode no other node can continue."""
     first, second = galera.nodes
     second.execute("SET GLOBAL read_only = OFF")
     first.execute(f"CREATE DATABASE {unique} CHARACTER SET utf8mb4")

@@ -239,7 +239,7 @@ def test_an_object_that_cannot_check_is_refused_as_a_listener() -> None:
 
 
 def test_checks_are_not_answered_from_a_database_that_cannot(memory: InMemoryServer, tmp_path: Path) -> None:
-    """It said that it answers, and went on trying in silence."""
+    """It said that it answers, and kept trying in silence."""
     for dsn, said in (
         (f"sqlite:///{tmp_path}/empty.db", "--create-tables"),
         ("postgresql+psycopg://nobody@127.0.0.1:9/x", "the database does not answer"),

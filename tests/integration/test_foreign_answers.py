@@ -230,7 +230,7 @@ def test_a_relay_refuses_nothing_and_keeps_the_order(
 def test_only_the_item_that_a_proxy_blocks_waits(
     between: Stranger, memory: InMemoryServer, unique: str, engine: sa.Engine, name: str
 ) -> None:
-    """Others go on, and later ones of its key do not overtake it; it follows once the proxy lets it pass."""
+    """Others continue, and later ones of its key do not overtake it; it follows once the proxy lets it pass."""
     large = "x" * 100_000
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
         create_tables(engine)

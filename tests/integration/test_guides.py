@@ -168,7 +168,7 @@ def test_held_keys(server: InMemoryServer) -> None:
         return [row["key"] for row in admin(server.url, "GET", "groups/ledger/held-keys")["held"]]
 
     def during(consumer: Consumer) -> None:
-        eventually(lambda: consumer.handled == 2 and of_17(), "key 17 to be held, and key 18 to go on")
+        eventually(lambda: consumer.handled == 2 and of_17(), "key 17 to be held, and key 18 to continue")
 
     guide = Guide("guides/held-keys.md", server.url, during)
     names = guide.run()
@@ -315,7 +315,7 @@ def test_the_example_of_error_codes(server: InMemoryServer, caplog: pytest.LogCa
 
 
 def shell(page: str, replace: dict[str, str], only: int | None = None) -> Iterator[tuple[list[str], Any]]:
-    """Run the commands of a page's shell blocks (of one of them); those that end in `&` go on until the end."""
+    """Run the commands of a page's shell blocks (of one of them); those that end in `&` continue until the end."""
     begun: list[Command] = []
     scripts = pages.blocks(page, "bash")
     try:

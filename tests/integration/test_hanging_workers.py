@@ -62,7 +62,7 @@ def test_a_worker_that_hangs_is_killed_and_started_again_and_nothing_is_lost(tmp
 
 
 def test_a_worker_writes_where_it_stands_when_it_is_told_to(tmp_path: Path) -> None:
-    """Its parent tells it so before it kills it; a worker that is told so by mistake goes on."""
+    """Its parent tells it so before it kills it; a worker that is told so by mistake continues."""
     with serving(tmp_path / "data", 3600) as server:
         told = process_of(server, "worker-2")
         os.kill(told, STACK)

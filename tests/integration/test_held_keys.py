@@ -293,7 +293,7 @@ def test_a_consumer_asks_for_it(notify_server: InMemoryServer, unique: str) -> N
         eventually(lambda: consumer.handled == 1 and held(notify_server.url, unique) != [], "the key to be held")
         held_before += held(notify_server.url, unique)
         decide(notify_server.url, unique, "retry", key="a")
-        eventually(lambda: consumer.handled == 3, "the key to go on")
+        eventually(lambda: consumer.handled == 3, "the key to continue")
     assert [text for text in handled if text[0] == "a"] == ["a1", "a1", "a2"]
     assert "LookupError: no such account" in held_before[0]["reason"]
 

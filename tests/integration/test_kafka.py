@@ -81,7 +81,7 @@ def test_a_bridge_publishes_exactly_once_over_restarts(
             for n in range(120):
                 await asyncio.to_thread(order, producer, engine, unique, n)
                 if n % 40 == 39:
-                    # Each time another bridge, as after a crash: it goes on from the position that Kafka has.
+                    # Each time another bridge, as after a crash: it continues from the position that Kafka has.
                     bridge = Bridge([url], kafka_url)
                     await bridge.run(once=True)
                     assert bridge.totals.rows == 40

@@ -198,7 +198,7 @@ def test_no_commit_of_attempts_waits_for_records(kafka: str, unique: str, monkey
 
 @pytest.mark.long
 def test_a_slow_handler_holds_up_nobody_else(kafka: str, unique: str) -> None:
-    """All room is taken for longer than the consumer waits before it pauses; it stays a member, and goes on."""
+    """All room is taken for longer than the consumer waits before it pauses; it stays a member, and continues."""
     make_topic(kafka, unique, 2)
     seen, release = Seen(), threading.Event()
     consumer = Consumer(kafka, group=unique, concurrency=2, batch=2)
@@ -435,7 +435,7 @@ def test_a_frozen_owner_is_fenced_and_another_takes_over(kafka: str, unique: str
             eventually(lambda: done(kafka, unique, unique, 3), "the standby to take over")
             first.process.send_signal(signal.SIGCONT)
             produce(kafka, unique, ["d"])
-            eventually(lambda: done(kafka, unique, unique, 4), "the standby to go on")
+            eventually(lambda: done(kafka, unique, unique, 4), "the standby to continue")
         assert seen.texts == ["c", "d"]
         produce(kafka, unique, ["e"])
         eventually(lambda: done(kafka, unique, unique, 5), "the former owner to own it again")

@@ -184,7 +184,7 @@ def test_another_goes_on_for_a_releaser_that_is_killed_or_frozen(
 
 
 class Hanging(Wrapped):
-    """A consumer whose end never comes, as Kafka's client hangs now and then; its heartbeats go on."""
+    """A consumer whose end never comes, as Kafka's client hangs now and then; its heartbeats continue."""
 
     def close(self) -> None:
         threading.Event().wait()
@@ -312,7 +312,7 @@ def test_slots_that_wait_go_to_another_releaser_and_come_back(kafka_node: KafkaN
 def test_a_wheel_that_is_made_anew_is_read_from_its_first_record(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With as many records as before, the releaser went on at its old offsets: what lay before them never came."""
+    """With as many records as before, the releaser continued at its old offsets: what lay before them never came."""
     monkeypatch.setattr(release, "TOPIC_LOOK_SECONDS", 0.1)
     clock, cluster = Clock(), Cluster.of(kafka_node.url)
     wheels = wheels_of(SHAPE, unique, LATE_US)

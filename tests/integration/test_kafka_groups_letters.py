@@ -58,7 +58,7 @@ def test_dead_letters_are_listed_and_sent_again_once(kafka_url: str, server: Ser
     assert {m["headers"]["notify-dead-letter-reason"] for m in listed} == {"ValueError: no"}
     assert {m["topic"] for m in listed} == {group.topic}
     assert [m["offset"] for m in listed] == sorted(m["offset"] for m in listed)
-    # A page ends anywhere, and the next goes on there.
+    # A page ends anywhere, and the next continues there.
     first = admin(server, "GET", f"{path}?max=2")
     rest = admin(server, "GET", f"{path}?offset={first['next_offset']}")["messages"]
     assert [m["id"] for m in first["messages"] + rest] == [m["id"] for m in listed]

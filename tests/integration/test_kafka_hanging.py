@@ -1,4 +1,4 @@
-"""A client of Kafka hangs in a call of a transaction, whatever time it was given: the group goes on with another."""
+"""A client of Kafka hangs in a call of a transaction, whatever time it was given: the group continues with another."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_client_that_hangs_is_left_to_itself(
         eventually(lambda: (unique, 0) in progress(kafka_url, unique), "the group's position")
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 3, "everything to be done")
         produce(kafka_url, unique, ["d"])
-        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 4, "the group to go on")
+        eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 4, "the group to continue")
     letters = committed(kafka_url, dead_letter_topic(unique), 4)
     assert sorted(letter.value() for letter in letters) == [b"a", b"b", b"c", b"d"]
     goes_on.set()

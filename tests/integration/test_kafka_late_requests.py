@@ -304,7 +304,7 @@ class Step(NamedTuple):
 
 
 class Source:
-    """A source and its bridge: after a failure it goes on from the sink's position, as a bridge does."""
+    """A source and its bridge: after a failure it continues from the sink's position, as a bridge does."""
 
     def __init__(self, url: str, name: str, kinds: Sequence[str]) -> None:
         self.name = name

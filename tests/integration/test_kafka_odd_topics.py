@@ -1,4 +1,4 @@
-"""The SDK's consumer over topics that are cut, made anew, extended, too small or gone: nothing is passed by."""
+"""The SDK's consumer over topics that are cut, recreated, extended, too small or gone: nothing is passed by."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_commit_that_fails_after_the_group_was_claimed_anew_leaves_the_new_cla
         assert is_lost.wait(PATIENCE_SECONDS)
         eventually(lambda: "no longer owns" in caplog.text, "the owner to give up")
         is_lost.clear()
-        eventually(lambda: caplog.text.count("this instance owns") == 2, "the group to be claimed anew")
+        eventually(lambda: caplog.text.count("this instance owns") == 2, "the group to be claimed again")
         goes_on.set()
         produce(kafka_url, unique, ["b"])
         eventually(lambda: progress(kafka_url, unique)[unique, 0].offset == 2, "everything to be done")
@@ -409,7 +409,7 @@ def test_a_topic_that_is_missing_at_the_first_look_begins_where_it_is_to(
 def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A consumer went on reading at the offset where the former topic had ended."""
+    """A consumer kept reading at the offset where the former topic had ended."""
     orders = f"notify-control.{unique}"
     monkeypatch.setattr(control, "TOPIC", orders)
     monkeypatch.setattr(client_control, "TOPIC", orders)
@@ -440,7 +440,7 @@ def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
 def test_records_deleted_before_a_group_handled_them_are_logged(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As by retention. A group went on behind it without a word, at its start and later."""
+    """As by retention. A group continued behind it without a word, at its start and later."""
     monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
     monkeypatch.setattr(loop, "WINDOW_RECORDS", 1)
     make_topic(kafka_url, unique)

@@ -1,4 +1,4 @@
-"""Topics that are deleted and made anew, with fewer records or with as many: none is taken for the former one."""
+"""Topics that are deleted and recreated, with fewer records or with as many: none is taken for the former one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_anew(url: str, topic: str, texts: list[str]) -> None:
 def test_a_consumer_reads_it_from_its_first_record(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, mode: str, count: int
 ) -> None:
-    """Where there were as many records as before, it went on at its old offset, and passed what lay before."""
+    """Where there were as many records as before, it continued at its old offset, and passed what lay before."""
     monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
     make_topic(kafka_url, unique)
     seen: list[str] = []

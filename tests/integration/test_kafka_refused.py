@@ -133,7 +133,7 @@ def test_a_producer_that_is_replaced_sends_nothing_that_was_decided_in_between(k
 
 @pytest.mark.long
 def test_a_decision_is_about_a_message_and_not_about_its_offset(kafka_url: str, unique: str) -> None:
-    """Whatever came to a list that was made anew counted as decided where another message had had its offset."""
+    """Whatever came to a list that was recreated counted as decided where another message had had its offset."""
     cluster = Cluster.of(kafka_url)
     waiting = UndeliveredList(cluster)
     refuse(kafka_url, (f"{unique}-1", unique), (f"{unique}-2", unique))

@@ -301,7 +301,7 @@ def test_a_consumer_says_which_right_it_lacks(
 
 @pytest.mark.long
 def test_a_retry_that_may_not_be_written_undoes_nothing_beside_it(secured: SecuredKafka, unique: str) -> None:
-    """Its neighbours were handled again at each start, and its attempts began anew: it never became a dead letter."""
+    """Its neighbours were handled again at each start, and its attempts started over: it never became a dead letter."""
     topic, plain = f"orders.{unique}", secured.cluster.url
     make_topics(Cluster.of(plain), [topic])
     produce(plain, topic, ["bad", "good", "fine"])
@@ -478,7 +478,7 @@ def test_a_delayed_message_waits_for_a_right_that_is_missing(
 
 @pytest.mark.long
 def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka, unique: str) -> None:
-    """A publisher that took it for missing would begin anew."""
+    """A publisher that took it for missing would begin again."""
     topic = f"orders.{unique}"
     asyncio.run(_published(secured.cluster.url, unique, topic))
     needs = rights.of_bridge(unique, [topic])
@@ -509,7 +509,7 @@ def tear(file: Path, torn: str | None) -> None:
 def test_a_password_that_is_changed_costs_a_bridge_nothing(
     secured: SecuredKafka, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bridge that ran says that it is refused, and goes on once the file of settings has the new password."""
+    """A bridge that ran says that it is refused, and continues once the file of settings has the new password."""
     topic = f"orders.{unique}"
     user = secured.user(rights.of_bridge(unique, [topic]))
     monkeypatch.setenv(SETTINGS_FILE, str(secured.settings_file(user)))

@@ -507,7 +507,7 @@ def test_headers_of_a_row_that_are_no_texts_by_name_do_not_end_a_bridge(url: str
 def test_a_marking_that_fails_publishes_nothing_twice(
     url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same relay goes on: it asks Kafka what became of the batch."""
+    """The same relay continues: it asks Kafka what became of the batch."""
     note = Rows.note
     failures = iter([True, True])
 

@@ -178,7 +178,7 @@ def test_a_stopping_owner_makes_way_although_its_client_does_not_end(
 def test_an_owner_whose_client_hangs_while_it_leaves_does_not_stay_the_owner(
     kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client went on with its heartbeats, and nobody received for five minutes."""
+    """Its client continued with its heartbeats, and nobody received for five minutes."""
     hanging: list[Any] = []
     monkeypatch.setattr(ownership, "POLL_INTERVAL_SECONDS", feed.SESSION_SECONDS + 1.0)
     make_topic(kafka_url, unique)

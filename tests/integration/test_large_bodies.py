@@ -135,7 +135,7 @@ def test_a_large_body_without_a_transaction_is_stored(
 def test_coroutines_send_and_read(
     tmp_path: Path, notify_server: InMemoryServer, body_store: BodyStore, unique: str
 ) -> None:
-    """Several bodies of one transaction are stored at once, and the loop goes on meanwhile."""
+    """Several bodies of one transaction are stored at once, and the loop continues meanwhile."""
 
     async def scenario() -> list[bytes]:
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")

@@ -67,7 +67,7 @@ def test_positions_of_a_megabyte(target: str, unique: str) -> None:
             answer = await append(sink, epoch, at, position(200_006), message(unique), bad)
             assert [item.id for item in answer.refused] == [bad.id] and answer.position == at
             assert await other.position(unique) == at
-            # Another bridge goes on there, and what it has nothing in common with becomes the base.
+            # Another bridge continues there, and what it has nothing in common with becomes the base.
             epoch, claimed = await other.claim(unique)
             assert (epoch, claimed) == (2, at)
             for after in (position(200_007), at.replace("100", "900"), "short", position(200_008)):

@@ -78,7 +78,7 @@ def test_a_commit_that_is_cut_off(
 def test_a_connection_that_is_lost_before_the_commit(
     proxied: tuple[Proxy, sa.Engine], memory: InMemoryServer, unique: str
 ) -> None:
-    """A connection lost between half and COMMIT rolls the half back at once, and the pool goes on."""
+    """A connection lost between half and COMMIT rolls the half back at once, and the pool continues."""
     proxy, engine = proxied
     with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
         sell(engine, producer, unique, "first")

@@ -111,7 +111,7 @@ def test_the_same_room_comes_first(three: Started) -> None:
 
     for room, stored in (("east", [clients, 0, 0]), ("west", [0, clients, 0]), ("south", None)):
         before = [halves(server) for server in three.servers]
-        for _ in range(clients):  # each client chooses anew: once in 59,000 runs all choose right by chance
+        for _ in range(clients):  # each client chooses again: once in 59,000 runs all choose right by chance
             asyncio.run(send(room))
         counts = [halves(server) - count for server, count in zip(three.servers, before, strict=True)]
         assert sum(counts) == clients and stored in (None, counts)

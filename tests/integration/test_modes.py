@@ -286,7 +286,7 @@ def test_a_cancelled_consumer_gives_back_what_it_has(
 def test_a_consumer_that_waits_no_longer_gives_back_what_no_thread_has_begun(
     frozen_server: InMemoryServer, unique: str
 ) -> None:
-    """A thread goes on: its message stays leased."""
+    """A thread continues: its message stays leased."""
     subscribe(frozen_server.url, unique, unique)
     publish(frozen_server.url, unique, ["begun", "waits"])
     consumer = Consumer(frozen_server.url, group=unique, concurrency=1, drain=0)

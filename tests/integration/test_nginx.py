@@ -121,7 +121,7 @@ def test_a_consumer_polls_for_less_time_than_nginx_waits(
 def test_nobody_ends_for_a_page_of_nginx(
     server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str, page: str
 ) -> None:
-    """It answers itself, is told to pass on, and is restarted: consumer and producer go on."""
+    """It answers itself, is told to pass on, and is restarted: consumer and producer continue."""
     location = "proxy_connect_timeout 1s;" if page == "502" else f"return {page};"
     gone = [f"http://127.0.0.1:{free_port()}"] if page == "502" else []
     if page == "another name":  # nginx sends the name of its group as the host

@@ -62,7 +62,7 @@ def test_outbox_waits_for_the_relay(engine: sa.Engine, server: ServerProcess, un
 def test_a_relay_that_runs_once_moves_what_waited_at_the_start(
     shop_engine: sa.Engine, server: ServerProcess, unique: str
 ) -> None:
-    """It went on as long as a service wrote."""
+    """It continued as long as a service wrote."""
     subscribe(server.url, unique, unique)
     relay = Relay(shop_engine, server.url)
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=shop_engine, mode="outbox") as producer:

@@ -395,7 +395,7 @@ def test_an_instance_that_comes_gets_what_waits_for_single_handling_beside_batch
 def _run_second_beside(
     queue: Queue, unique: str, first: Consumer, second: Consumer, has_begun: threading.Event, may_end: threading.Event
 ) -> None:
-    """Start `second` while `first` handles, and let `first` go on once both consume; until everything is settled."""
+    """Start `second` while `first` handles, and let `first` continue once both consume; until everything is settled."""
     with running(first):
         assert has_begun.wait(PATIENCE_SECONDS)
         with running(second):

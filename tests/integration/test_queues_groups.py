@@ -163,7 +163,7 @@ def test_a_second_exclusive_instance_is_refused(queue: Queue, unique: str) -> No
             second.run(signals=False)
         assert refused.value.code == "topic_is_taken"
         send(queue, unique, *(f"{n}" for n in range(9)))
-        eventually(lambda: queue.is_settled(unique), "the first to go on")
+        eventually(lambda: queue.is_settled(unique), "the first to continue")
     assert Counter(seen) == Counter(map(str, range(9)))
 
 
@@ -186,7 +186,7 @@ def test_a_standby_takes_over(queue: Queue, unique: str, monkeypatch: pytest.Mon
             eventually(lambda: queue.is_settled(unique), "both")
             assert sorted(seen["active"]) == ["a", "b", "c", "d"] and seen["standby"] == []
         send(queue, unique, "e")
-        eventually(lambda: seen["standby"] == ["e"], "the standby to go on")
+        eventually(lambda: seen["standby"] == ["e"], "the standby to continue")
 
 
 # --- broadcast ------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_broadcast_reaches_every_instance_and_each_has_its_own_progress(queue: Q
 
 @LONG_OVER_KAFKA
 def test_a_paused_group_gets_nothing_until_it_is_resumed(queue: Queue, unique: str) -> None:
-    """A paused group stays so over a restart, and others of the topic go on."""
+    """A paused group stays so over a restart, and others of the topic continue."""
     queue.make_topic(unique)
     seen: list[str] = []
     others: list[str] = []

@@ -73,7 +73,7 @@ def test_a_relay_goes_on_when_its_databases_machine_was_gone(
     ):
         # A lease so long that the database does not end its silent session: one that is gone never does.
         asyncio.run(run(Relay(engine, server.url, lease_seconds=600), proxy))
-    assert caplog.text.count(f"to {server.url}") == 2  # at first, and when it goes on
+    assert caplog.text.count(f"to {server.url}") == 2  # at first, and when it continues
 
 
 def test_a_visitors_connection_to_postgresql_asks_whether_its_other_end_is_there(

@@ -1,4 +1,4 @@
-"""A relay goes on past refused messages, a restart of its database, a standby, and relays that freeze."""
+"""A relay continues past refused messages, a restart of its database, a standby, and relays that freeze."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def relay_once(outbox: Outbox, url: str) -> tuple[int, int]:
 def test_refused_transactions_are_listed_and_the_others_move(
     outbox: Outbox, server: ServerProcess, unique: str
 ) -> None:
-    """The relay lists such a row, and goes on. It ended the relay, and all later rows waited for ever."""
+    """The relay lists such a row, and continues. It ended the relay, and all later rows waited for ever."""
     outbox.add("0")
     bad = {
         outbox.add("x", topic="no name"): "invalid_name",

@@ -169,7 +169,7 @@ def test_all_dead_letters_as_a_job_that_survives_a_kill(unique: str, tmp_path: P
     server = ServerProcess(tmp_path / "data").start()
     try:
         url = server.url
-        ended = eventually(lambda: not_running(url, job), "the job to go on and end")
+        ended = eventually(lambda: not_running(url, job), "the job to continue and end")
         assert (ended["state"], ended["done"], ended["failed"], ended["progress"]) == ("done", total, 0, 1.0)
         items = admin(url, "GET", f"jobs/{job}?max={total}")["items"]
         assert len({i["id"] for i in items}) == total
@@ -221,7 +221,7 @@ def test_a_cancelled_job_stops_for_good(
     assert "the wrong group" in ended["detail"] and ended["ended_at"] and ended["progress"] < 1
     assert refusal(url, "POST", f"{path}/cancel") == (409, "conflict")
     assert refusal(url, "POST", "jobs/999/cancel") == (404, "not_found")
-    notify_server.restart()  # the job does not go on after a restart
+    notify_server.restart()  # the job does not continue after a restart
     assert len(drain(url, unique, unique, 10)) == 10
     shown = admin(url, "GET", path)
     assert (shown["state"], shown["done"], shown["ended_at"]) == ("cancelled", 10, ended["ended_at"])

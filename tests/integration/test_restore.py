@@ -196,7 +196,7 @@ def test_a_lost_segment_is_named_with_what_can_still_be_had(shipped: Shipped, ha
     kept = bodies(shipped.place / "restored")
     assert kept == shipped.bodies[: len(kept)] and kept
     shipped.write(data_dir=shipped.place / "restored")
-    assert shipped.ship(shipped.place / "restored").generation == 2  # the store goes on from there, too
+    assert shipped.ship(shipped.place / "restored").generation == 2  # the store continues from there, too
 
 
 def test_a_store_that_lists_late_has_lost_nothing(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_lost_indexes_and_checkpoints_are_made_up_for(shipped: Shipped) -> None:
 
 @pytest.mark.long
 def test_log_lines_are_not_part_of_the_printed_result(shipped: Shipped) -> None:
-    """The line about an index that is built anew stood on stdout, before the JSON, which nobody could read then."""
+    """The line about an index that is built again stood on stdout, before the JSON, which nobody could read then."""
     missing, *_ = shipped.objects("segments/*.idx")
     missing.unlink()
     done = subprocess.run(

@@ -225,7 +225,7 @@ def test_a_clock_that_jumps(frozen: InMemoryServer, unique: str) -> None:
 
 
 def test_a_change_while_it_runs(frozen: InMemoryServer, unique: str) -> None:
-    """With other instants it begins now, and does not catch up on them; with another message its instants go on."""
+    """With other instants it begins now, and does not catch up on them; with another message its instants continue."""
     declare(frozen.url, unique, unique, "a", cron="0 7 * * *")
     assert declare(frozen.url, unique, unique, "a", cron="0 7 * * *")["changed"] is False
     assert declare(frozen.url, unique, unique, "a", cron="0 11 * * *")["changed"] is True
@@ -414,7 +414,7 @@ def test_the_schedule_of_a_server_that_is_gone_has_an_alarm(frozen: InMemoryServ
 
 
 def test_a_machine_without_the_zone(frozen: InMemoryServer, unique: str) -> None:
-    """A schedule that came from another machine; the others go on."""
+    """A schedule that came from another machine; the others continue."""
 
     async def add(schedules: Schedules) -> None:
         declaration = {"message": {"topic": unique, "body": ""}, "cron": "0 7 * * *", "zone": "Europe/Atlantis"}

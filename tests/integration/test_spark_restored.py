@@ -1,4 +1,5 @@
-"""A query of Spark over a server that ships to S3, loses its disk, and is restored: it goes on, and reads each once."""
+"""A query of Spark over a server that ships to S3, loses its disk, and is restored: it continues, and reads each
+once."""
 
 from __future__ import annotations
 

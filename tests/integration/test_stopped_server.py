@@ -1,4 +1,4 @@
-"""A server's process that is stopped for a while, as by a debugger or a machine that sleeps, and goes on."""
+"""A server's process that is stopped for a while, as by a debugger or a machine that sleeps, and continues."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_service_crashes(
     notify_server.advance(1)
     notify_server.wait_until_decided()
     assert len(notify_server.messages("order.placed")) == messages == len(items(engine))
-    place_order(engine, producer, "pen")  # the service goes on
+    place_order(engine, producer, "pen")  # the service continues
     notify_server.wait_for("order.placed", messages + 1)
     with pytest.raises(InvalidRequest, match="after_half"), crashing("nowhere"):
         pass

@@ -255,7 +255,7 @@ def test_unread_answers_count_over_tls_too(
 
 
 def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> None:
-    """New connections get the new certificate, open ones go on; a file that is no certificate changes nothing."""
+    """New connections get the new certificate, open ones continue; a file that is no certificate changes nothing."""
     authority, other = Authority(tmp_path, "first"), Authority(tmp_path, "second")
     file = tmp_path / "server.pem"
     file.write_bytes(authority.issue("one").read_bytes())

@@ -1,4 +1,4 @@
-"""A server whose output nobody reads any more: the process behind a pipe has ended, or journald was started anew."""
+"""A server whose output nobody reads any more: the process behind a pipe has ended, or journald was started again."""
 
 from __future__ import annotations
 

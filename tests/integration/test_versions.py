@@ -71,7 +71,7 @@ def at_this_time(queues: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("served", ["stopped", "killed"], indirect=True)
 def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
-    """Every message, state, policy, subscription, progress and retry is there, and all clients go on."""
+    """Every message, state, policy, subscription, progress and retry is there, and all clients continue."""
     url, expected = served.url, EXPECTED["log"]
     lived, wanted = expected["lived"], at_this_time(expected["queues"])
     assert life.seen_transactions(url, lived) == life.without_places(expected["transactions"])
@@ -83,7 +83,7 @@ def test_a_log_of_the_first_version_is_as_it_was(served: ServerProcess) -> None:
     assert post(url, "/v1/transactions/outcomes", body)["items"][0]["status"] == 409
     decide(url, lived["PREPARED"][:2], "COMMIT")
     decide(url, lived["PREPARED"][2:], "ROLLBACK")
-    # The group goes on at its offsets: acknowledged messages do not come again.
+    # The group continues at its offsets: acknowledged messages do not come again.
     points = Caller(url, "points", "i2")
     came: list[dict[str, Any]] = []
 

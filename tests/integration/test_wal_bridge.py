@@ -18,7 +18,7 @@ from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import schema
 from notify.storage.sql.store import SqlStore
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, move_while_written, numbers, outbox, writing
+from tests.support.bridges import end_once_while_written, move, numbers, outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.groups import drain, subscribe
 from tests.support.http import admin
@@ -46,15 +46,7 @@ def test_outbox_rows_reach_the_log_once_in_commit_order(url: str, server: Server
 @pytest.mark.parametrize("what", ["other rows", pytest.param("messages", marks=pytest.mark.long)])
 def test_once_ends_where_the_log_ended_at_the_start(url: str, server: ServerProcess, unique: str, what: str) -> None:
     """Beside servers, whose heartbeats go to the log, `notify bridge --once` did not end."""
-    subscribe(server.url, unique, unique)
-    outbox(url, unique, range(4))
-    move(url, server)
-    outbox(url, unique, range(4, 8))
-    engine = sa.create_engine(url)
-    bridge = move_while_written(url, server, writing(engine, unique, what))
-    engine.dispose()
-    assert bridge.totals.rows >= 3
-    assert numbers(server, unique, 6)[:6] == [n for n in range(8) if n % 4 != 3]
+    end_once_while_written(url, server, unique, what)
 
 
 @pytest.mark.long

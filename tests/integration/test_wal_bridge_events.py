@@ -13,14 +13,13 @@ from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.batching import PART_BYTES
 from notify.binlog_bridge.errors import Unreadable
-from notify.client import create_tables
 from notify.client.tables.definitions import half_message
 from notify.protocol import ids
 from notify.runtime.databases import database_now
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, numbers
-from tests.support.groups import drain, subscribe
-from tests.support.wal import insert, row
+from tests.support.bridges import move, numbers, source_read_once
+from tests.support.groups import drain
+from tests.support.wal import execute, insert, row
 
 
 @pytest.fixture
@@ -31,18 +30,8 @@ def url(wal_url: str) -> str:
 @pytest.fixture
 def engine(url: str, server: ServerProcess, unique: str) -> Iterator[sa.Engine]:
     """A source that a bridge has read, to whose topic a group is subscribed."""
-    subscribe(server.url, unique, unique)
-    engine = sa.create_engine(url)
-    create_tables(engine)
-    move(url, server)
-    yield engine
-    engine.dispose()
-
-
-def execute(engine: sa.Engine, *statements: str) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
+    with source_read_once(url, server, unique) as engine:
+        yield engine
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A bridge at PostgreSQL servers that are promoted, and come back: it goes on only where nothing is missing."""
+"""A bridge at PostgreSQL servers that are promoted, and come back: it continues only where nothing is missing."""
 
 from __future__ import annotations
 

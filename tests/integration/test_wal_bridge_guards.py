@@ -29,7 +29,7 @@ from tests.support.commands import cli
 from tests.support.databases import drop_slots, empty_database
 from tests.support.groups import drain, subscribe
 from tests.support.pgbouncer import pgbouncer
-from tests.support.wal import insert, setting, slot
+from tests.support.wal import execute, insert, setting, slot
 
 
 @pytest.fixture
@@ -43,12 +43,6 @@ def engine(url: str) -> Iterator[sa.Engine]:
     create_tables(engine)
     yield engine
     engine.dispose()
-
-
-def execute(engine: sa.Engine, *statements: str) -> None:
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
 
 
 @pytest.mark.long
@@ -85,7 +79,7 @@ def test_a_pooler_is_refused(url: str, engine: sa.Engine, server: ServerProcess,
 def test_a_bridge_that_is_away_keeps_the_log_within_its_bound_and_backfills_what_it_lost(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, unique: str
 ) -> None:
-    """The database goes on; the bridge stops loudly, and loses nothing."""
+    """The database continues; the bridge stops loudly, and loses nothing."""
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))
     move(url, server)

@@ -23,9 +23,9 @@ from notify.protocol import ids
 from notify.protocol.logged import LoggedTransaction, encode
 from notify.protocol.wire import PackedMessage
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, move_until, numbers
+from tests.support.bridges import move, move_until, numbers, source_read_once
 from tests.support.databases import empty_database
-from tests.support.groups import drain, subscribe
+from tests.support.groups import drain
 from tests.support.wal import insert, slot
 
 
@@ -37,12 +37,8 @@ def url(wal_url: str) -> str:
 @pytest.fixture
 def engine(url: str, server: ServerProcess, unique: str) -> Iterator[sa.Engine]:
     """A source that a bridge has read, to whose topic a group is subscribed."""
-    subscribe(server.url, unique, unique)
-    engine = sa.create_engine(url)
-    create_tables(engine)
-    move(url, server)
-    yield engine
-    engine.dispose()
+    with source_read_once(url, server, unique) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -391,7 +391,7 @@ def test_held_keys_of_all_workers_are_decided_about(server: ServerProcess) -> No
         assert sorted((item["key"], item["status"]) for item in items) == sorted((key, 200) for key in skipped)
         admin(url, "POST", "groups/holding/held-keys/release", {"all": True, "reason": "the accounts exist"})
         wanted = {key: [1] if key in skipped else [0, 1] for key in KEYS}
-        eventually(lambda: handled == wanted, "all keys to go on")
+        eventually(lambda: handled == wanted, "all keys to continue")
     assert listed() == {} and len(admin(url, "GET", "groups/holding/dead-letters")["messages"]) == 2
 
 
@@ -593,7 +593,7 @@ def test_a_worker_that_is_killed_comes_back_and_nothing_is_lost_or_out_of_order(
             eventually(lambda old=old: len(set(server.workers()) - set(old)) == 1, "another worker")  # type: ignore[misc]
             eventually(
                 lambda before=before: all(n > before[k] or n == count for k, n in sending.sent.items()),  # type: ignore[misc]
-                "every key to go on",
+                "every key to continue",
             )
         eventually(lambda: all(set(received.numbers[key]) == set(range(count)) for key in KEYS), "every message")
     for messages in stored(server.url, topic).values():

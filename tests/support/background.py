@@ -1,4 +1,4 @@
-"""Work that goes on beside a test."""
+"""Work that continues beside a test."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
-from tests.support.groups import drain
+from tests.support.groups import drain, subscribe
 from tests.support.shop import Base, Order, make_engine
 from tests.support.stranger import Stranger
 from tests.support.wal import row
@@ -74,6 +74,30 @@ def writing(engine: sa.Engine, topic: str, what: str) -> Callable[[], None]:
                 session.add(Order(item="of no message"))
 
     return write
+
+
+@contextlib.contextmanager
+def source_read_once(url: str, server: ServerProcess, topic: str) -> Iterator[sa.Engine]:
+    """A source that a bridge has read, to whose topic a group of the same name is subscribed."""
+    subscribe(server.url, topic, topic)
+    engine = sa.create_engine(url)
+    create_tables(engine)
+    move(url, server)
+    yield engine
+    engine.dispose()
+
+
+def end_once_while_written(url: str, server: ServerProcess, topic: str, what: str) -> None:
+    """A run of a bridge with `once` ends where the log ended at its start, although the source is written meanwhile."""
+    subscribe(server.url, topic, topic)
+    outbox(url, topic, range(4))
+    move(url, server)
+    outbox(url, topic, range(4, 8))
+    engine = sa.create_engine(url)
+    bridge = move_while_written(url, server, writing(engine, topic, what))
+    engine.dispose()
+    assert bridge.totals.rows >= 3
+    assert numbers(server, topic, 6)[:6] == [n for n in range(8) if n % 4 != 3]
 
 
 def move_until(url: str, server: ServerProcess, is_done: Callable[[], object], **options: Any) -> Bridge:

@@ -37,7 +37,7 @@ def eventually(check: Callable[[], T], waiting_for: str = "", seconds: float = P
 
 
 async def eventually_async(check: Callable[[], T], waiting_for: str = "", seconds: float = PATIENCE_SECONDS) -> T:
-    """As `eventually`, while the loop's other tasks go on. `check` must not block."""
+    """As `eventually`, while the loop's other tasks continue. `check` must not block."""
     deadline = time.monotonic() + seconds
     while not (answer := check()):
         assert time.monotonic() < deadline, _complaint(waiting_for, answer, seconds)

@@ -167,7 +167,7 @@ def fault(line: str) -> str:
         return str(getattr(error, "message", "")) or repr(error)
     if left := [word for word in left if word != "X"]:
         return f"{' '.join(left)} is too much"
-    if re.search(r"^notify( [a-z][a-z-]*)+ … ", f"{line} "):  # the line goes on from one above it
+    if re.search(r"^notify( [a-z][a-z-]*)+ … ", f"{line} "):  # the line continues from one above it
         return ""
     missing = [p.opts[0] for p in command.params if p.required and given.get(p.name) in (None, (), [])]
     return f"{', '.join(missing)} is missing" if missing else ""

@@ -42,5 +42,5 @@ class NoThreads(Threads):
     def hand_over(self, frame: Frame, way: Way) -> None:
         self._loop.call_later(self._delay(), self.write_on_loop, frame)
 
-    async def beside(self, function: Callable[..., None], *arguments: object) -> None:
+    async def in_thread(self, function: Callable[..., None], *arguments: object) -> None:
         function(*arguments)

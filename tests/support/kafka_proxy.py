@@ -213,7 +213,7 @@ class KafkaProxy:
         self._loop.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let work go on beside whoever asks for it, which ends without an error where a connection breaks."""
+        """Let work continue beside whoever asks for it, which ends without an error where a connection breaks."""
 
         async def guarded() -> None:
             with contextlib.suppress(OSError, EOFError, TimeoutError):
@@ -250,7 +250,7 @@ class KafkaProxy:
             planned.over()
 
     def met(self, head: Head, frame: bytes) -> tuple[list[Planned], Planned | None]:
-        """The faults that have to be over before this request goes on, and the fault of the request."""
+        """The faults that have to be over before this request continues, and the fault of the request."""
         with self._lock:
             waiting = [each for each in self._planned if each.has_hit]
             before = [each for each in waiting if each.is_to_come_before(head, frame)]
@@ -285,7 +285,7 @@ class _Connection:
             self._broker.close()
 
     async def _request(self, frame: bytes) -> bool:
-        """Forward a request; whether the connection goes on."""
+        """Forward a request; whether the connection continues."""
         head = Head.of(frame)
         before, planned = self._proxy.met(head, frame)
         for each in before:

@@ -76,4 +76,4 @@ class Kafka:
         return lambda: cut.has_hit
 
     def close(self) -> None:
-        """The node goes on."""
+        """The node continues."""

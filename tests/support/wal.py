@@ -33,6 +33,13 @@ def insert(connection: Connection, topic: str, *numbers: int, **values: Any) -> 
         connection.execute(half_message.insert().values(row(topic, n, **values)))
 
 
+def execute(engine: sa.Engine, *statements: str) -> None:
+    """Run statements, each committed by itself."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
 def slot(engine: sa.Engine) -> Mapping[str, Any]:
     """The only slot of this database."""
     with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""Waits between attempts double up to a bound, are spread at random, and begin anew after a success."""
+"""Waits between attempts double up to a bound, are spread at random, and begin again after a success."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches through dead letters and jobs that redrive them: the server's other work goes on meanwhile."""
+"""Searches through dead letters and jobs that redrive them: the server's other work continues meanwhile."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ SEARCHES: dict[str, Callable[[Letters[Any], int], Awaitable[Any]]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", SEARCHES)
 def test_one_request_looks_at_a_bounded_number_of_letters(name: str) -> None:
-    """A search went through all letters: 60,000 took 163 s on a busy machine. The answer says where to go on."""
+    """A search went through all letters: 60,000 took 163 s on a busy machine. The answer says where to continue."""
     place, looked_at = 0, []
     while len(looked_at) < 9:
         letters, answer = searched(lambda own, place=place: SEARCHES[name](own, place))  # type: ignore[misc]
@@ -159,7 +159,7 @@ def test_one_request_looks_at_a_bounded_number_of_letters(name: str) -> None:
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_one_request_looks_for_a_bounded_time(name: str) -> None:
-    """Each part of the search takes a second here. The answer says where to go on."""
+    """Each part of the search takes a second here. The answer says where to continue."""
     seconds = itertools.count()
     letters, answer = searched(lambda own: SEARCHES[name](own, 0), lambda: float(next(seconds)))
     fields = answer.preview if name == "redrive" else answer

@@ -23,7 +23,7 @@ def made(kind: str, proof: str, number: str = "", **fields: Any) -> Credential:
 
 
 def test_a_providers_subject_ends_with_its_credential() -> None:
-    """Whoever showed a provider's token went on to receive with the rights of the subject's revoked credential."""
+    """Whoever showed a provider's token continued to receive with the rights of the subject's revoked credential."""
 
     async def main() -> None:
         access = Access(Settings(access=True), nothing, provider=Provider())  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lett
 def test_a_fault_beside_the_requests_is_tried_again(
     begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A background task goes on after a fault. It ended for good, and nothing said so."""
+    """A background task continues after a fault. It ended for good, and nothing said so."""
     monkeypatch.setattr("notify.server.watch.history.EVERY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.pushes.RETRY_SECONDS", 0.001)

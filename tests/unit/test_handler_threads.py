@@ -128,7 +128,7 @@ print("ended")
 
 @pytest.mark.long
 def test_a_process_ends_although_a_handler_never_does(memory: InMemoryServer) -> None:
-    """It went on until the handler returned, however short `drain` was."""
+    """It continued until the handler returned, however short `drain` was."""
     with TransactionProducer(memory.url, group="hanging") as producer:
         producer.publish(Message("hanging", "a"))
     command = [sys.executable, "-c", HANGING, memory.url]

@@ -1,4 +1,4 @@
-"""A key that is held: its message has used up its attempts, other keys go on, and people decide."""
+"""A key that is held: its message has used up its attempts, other keys continue, and people decide."""
 
 from __future__ import annotations
 

@@ -159,6 +159,27 @@ def test_no_text_begins_with_a_fragment() -> None:
     assert fragments == []
 
 
+NOT_ENGLISH = re.compile(
+    r"\banew\b|\b[Ww]hoever\b|\b(?:goes|go|went|going) on\b|\bhea(?:rs?|rd) of\b|\b[Bb]eside\b"
+    r"|\bst(?:ands?|ood) still\b|\b(?:is|are|was|were|be) away\b(?! from)"
+    r"|(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|fewer\b|other\b|such\b|[a-z]+er\b)[a-z]+"
+)
+"""German in English words. In its place: again, callers, continues, learns of, next to, is stuck, is unreachable, is
+not a."""
+
+
+def test_the_product_speaks_english() -> None:
+    paths = [path for folder in PRODUCT for kind in ("*.py", "*.html") for path in (ROOT / folder).rglob(kind)]
+    assert len(paths) > 200
+    odd = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if NOT_ENGLISH.search(line)
+    ]
+    assert odd == []
+
+
 READ_A_CLOCK = {
     "it waits until something comes, and then says that it did not come": (
         "binlog_bridge.postgresql.replication binlog_bridge.purge cli.storage client.kafka.control client.kafka.feed "

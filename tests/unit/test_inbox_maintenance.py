@@ -96,6 +96,6 @@ def test_an_inbox_of_coroutines_is_purged_by_a_coroutine(tmp_path: Path) -> None
 
 
 def test_a_purge_of_batches_without_rows_is_refused() -> None:
-    """It went on for ever."""
+    """It continued for ever."""
     with pytest.raises(InvalidRequest, match="batch"):
         Inbox(sa.create_engine("sqlite://")).purge(DAY, batch=0)

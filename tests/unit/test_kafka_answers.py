@@ -111,7 +111,7 @@ def test_a_server_takes_no_end_that_a_client_does_not_know() -> None:
 
 
 def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client said -1001 and no error while leaders changed: groups began anew, with all that they had done."""
+    """The client said -1001 and no error while leaders changed: groups started over, with all that they had done."""
     places = [("t", 0), ("t", 1), ("t", 2)]
     cluster = Cluster.of("kafka://127.0.0.1:1")
     monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))

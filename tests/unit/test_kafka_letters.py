@@ -101,7 +101,7 @@ def test_pages_of_the_newest_have_every_letter_once(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("newest", [True, False])
 def test_a_search_looks_for_a_bounded_time(newest: bool) -> None:
-    """It answers, and the next one goes on where it ended."""
+    """It answers, and the next one continues where it ended."""
     world = World([letter(number) for number in range(20_000)])
     world.call_seconds = SEARCH_SECONDS
     wanted = LetterQuery(contains="nothing like it")
@@ -134,7 +134,7 @@ def test_causes_are_counted_some_at_a_time_and_kept_up_to_date(monkeypatch: pyte
     world.closed.add(1)
     assert open_of(look()) == {"ValueError": 4, "KeyError": 2}
     world.starts[0] = 1
-    assert look()["looked_at"] == 4, "after a purge it begins anew"
+    assert look()["looked_at"] == 4, "after a purge it starts over"
 
 
 def test_letters_are_held_without_their_content() -> None:

@@ -1,4 +1,4 @@
-"""Lines of a log that nobody can take: the one who logs goes on."""
+"""Lines of a log that nobody can take: the one who logs continues."""
 
 from __future__ import annotations
 

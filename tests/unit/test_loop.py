@@ -53,7 +53,7 @@ def test_a_call_after_the_close_is_refused() -> None:
 
 
 def test_a_signal_that_another_thread_gets_is_handled() -> None:
-    """A consumer did not hear SIGTERM where the system handed it to another thread: its main thread went on waiting."""
+    """A consumer did not hear SIGTERM where the system handed it to another thread: its main thread kept waiting."""
     assert threading.current_thread() is threading.main_thread()
     loop = LoopThread("test")
     handled, began = asyncio.Event(), threading.Event()

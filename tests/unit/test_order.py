@@ -57,7 +57,7 @@ def test_a_transaction_waits_behind_a_waiting_one_with_its_key() -> None:
 
 
 def test_whole_topics_wait_where_too_many_of_their_transactions_do() -> None:
-    """A transaction of several topics may wait for one of them: the others go on."""
+    """A transaction of several topics may wait for one of them: the others continue."""
     both = BridgedTransaction("0", "g", [PackedMessage(topic=topic, body=b"", key="a") for topic in ("t", "u")])
     of_u = BridgedTransaction("1", "g", [PackedMessage(topic="u", body=b"", key=None)])
     behind = BridgedTransaction("2", "g", [PackedMessage(topic="u", body=b"", key="a")])

@@ -79,7 +79,7 @@ def test_a_program_that_exits_when_told_stays_where_nohup_began_it() -> None:
 
 
 def test_a_second_signal_ends_a_consumer_and_its_message_comes_again(memory: InMemoryServer) -> None:
-    """It went on until the handlers had returned, or `drain` was over, however often it was told."""
+    """It continued until the handlers had returned, or `drain` was over, however often it was told."""
     with TransactionProducer(memory.url, group="cut") as producer:
         producer.publish(Message("cut", "a"))
     with Told(CONSUMING, memory.url, "cut", "shared") as consumer:
@@ -120,7 +120,7 @@ with heeding_signals(lambda: print("told", flush=True)):
     signal.raise_signal(signal.SIGTERM)
     time.sleep(SAME_REQUEST_SECONDS)  # what comes sooner after another signal counts as the same one
     signal.raise_signal(signal.SIGTERM)
-    print("went on", flush=True)
+    print("continued", flush=True)
 """
 
 
@@ -132,7 +132,7 @@ def test_a_child_that_a_handler_forks_ends_when_it_is_told() -> None:
 
 
 def test_the_first_process_of_a_container_is_cut_by_the_second_signal() -> None:
-    """The system keeps the default action of a signal from it: it went on, and heeded no further signal."""
+    """The system keeps the default action of a signal from it: it continued, and heeded no further signal."""
     inside = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*inside, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip("only root makes a namespace of processes here")

@@ -13,7 +13,7 @@ from notify.client import AsyncReader, ReceivedMessage
 from notify.client.consumer.reader import QueueBounds
 
 GENERATION = 2**32
-"""How far the offsets of a log go on that was restored from a store."""
+"""How far the offsets of a log continue that was restored from a store."""
 
 
 class Queue:

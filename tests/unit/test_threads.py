@@ -49,7 +49,7 @@ def test_an_error_of_the_thread_is_raised() -> None:
 
 
 def test_a_stopped_server_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found where a server's directory was removed: a thread that looked for audits opened the database anew."""
+    """Found where a server's directory was removed: a thread that looked for audits opened the database again."""
     entered, may_end, over = threading.Event(), threading.Event(), threading.Event()
     stop, was_over = Alarms.stop, []
 

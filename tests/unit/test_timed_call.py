@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 
 @contextmanager
 def answering(first: bytes, then: bytes = b"") -> Iterator[str]:
-    """The address of a server that answers with `first`, and goes on with `then` byte by byte for as long as it is
+    """The address of a server that answers with `first`, and continues with `then` byte by byte for as long as it is
     listened to."""
     served = socket.create_server(("127.0.0.1", 0))
 
@@ -47,7 +47,7 @@ def answering(first: bytes, then: bytes = b"") -> Iterator[str]:
 
 @pytest.mark.parametrize("first", [b"", HEAD + b"x: ", HEAD + b"\r\n"])
 def test_an_answer_without_end_is_cut(first: bytes) -> None:
-    """Each byte began the time anew: an alarm's receiver that answered so held up the audit's watch for days."""
+    """Each byte began the time again: an alarm's receiver that answered so held up the audit's watch for days."""
     with answering(first, b"x") as url:
         began = time.monotonic()
         with pytest.raises(OSError):
@@ -56,7 +56,7 @@ def test_an_answer_without_end_is_cut(first: bytes) -> None:
 
 
 def test_a_handshake_without_end_is_cut() -> None:
-    """The time of each read began anew, and the connection was not looked after before the handshake's end."""
+    """The time of each read started over, and the connection was not looked after before the handshake's end."""
     record = b"\x16\x03\x03\x40\x00"  # the head of a handshake's record of 16 KiB
     with answering(record, b"x") as url:
         began = time.monotonic()

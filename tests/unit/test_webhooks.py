@@ -67,14 +67,14 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call ends at its deadline. Each byte began the time anew, in a thread of the pool that admin reads share."""
+    """The call ends at its deadline. Each byte began the time again, in a thread of the pool that admin reads share."""
     monkeypatch.setattr(webhooks, "SECONDS", 2.0)  # all calls have to be connected by then, also on a loaded machine
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
         calls = asyncio.ensure_future(posted(drip, calls=40))
         async with asyncio.timeout(PATIENCE_SECONDS):
-            # More calls than a pool has threads: other work in threads goes on beside them.
+            # More calls than a pool has threads: other work in threads continues beside them.
             assert await loop.run_in_executor(None, lambda: "done") == "done"
             results = await calls
         assert [type(result) for result in results] == [Unavailable] * 40
@@ -135,7 +135,7 @@ def test_a_name_whose_server_hangs_holds_up_no_other(monkeypatch: pytest.MonkeyP
         hanging = [asyncio.ensure_future(webhooks.post("http://slow.example/", b"{}", settings)) for _ in range(50)]
         for _ in range(2):
             assert await webhooks.post(f"http://localhost:{port}/", b"{}", settings) == b"{}"
-        hanging[0].cancel()  # the others go on waiting for what it looked up
+        hanging[0].cancel()  # the others keep waiting for what it looked up
         released.set()
         results = await asyncio.gather(*hanging[1:], return_exceptions=True)
         served.close()

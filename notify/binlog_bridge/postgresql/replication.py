@@ -48,7 +48,7 @@ class Replication:
         except psycopg.Error as error:
             raise refusal(error) from error
 
-    def beside(self) -> psycopg.Connection[Any]:
+    def plain_connection(self) -> psycopg.Connection[Any]:
         """A plain connection to the same database; the caller closes it. Raises as the constructor does."""
         return self._connected()
 

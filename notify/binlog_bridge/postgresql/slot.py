@@ -198,12 +198,12 @@ def snapshot(engine: Engine, name: str, published: str = "") -> LogSnapshot:
 
 
 def current_position(connection: Connection) -> Position:
-    """The end of the log. Transactions that committed without waiting for the disk may lie behind it."""
+    """The end of the log. Transactions that committed without waiting for the disk may be after it."""
     return _position(connection, "pg_current_wal_flush_lsn()")
 
 
 def end_of_log(connection: Connection) -> Position:
-    """A place behind every transaction that has committed by now, which a reader comes to even if nothing follows.
+    """A place after every transaction that has committed by now, which a reader comes to even if nothing follows.
 
     It is a small transaction of its own: what lies before its commit is on the disk afterwards. The connection's
     transaction is committed.

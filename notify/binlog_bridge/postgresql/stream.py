@@ -97,7 +97,7 @@ class WalStream:
             f'START_REPLICATION SLOT "{self._slot.name}" LOGICAL {self._position.shown} '
             f"(proto_version '1', publication_names '{names}', binary 'true', messages 'true')"
         )
-        self._asking = replication.beside()
+        self._asking = replication.plain_connection()
         self._heard_at = time.monotonic()
         return system, timeline
 

@@ -88,7 +88,7 @@ class AsyncReader:
         """The messages of a queue in order, from `earliest`, `latest` or an offset; each message has its `offset`.
 
         Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
-        one named `shard`; without `shard` it reads all, one after the other, or with `follow` in turns. Raises NotFound
+        one named `shard`; without `shard` it reads all, one by one, or with `follow` in turns. Raises NotFound
         if the queue does not exist, and InvalidRequest (`below_start`) for an offset that is no longer retained, or for
         an offset without the `shard` that it needs.
         """

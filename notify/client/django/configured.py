@@ -63,7 +63,7 @@ def publish(message: Message) -> str:
 
 
 def schedule(name: str, message: Message, **when: Any) -> list[datetime]:
-    """Send a message again and again, and return the next instants; see TransactionProducer.schedule for the arguments.
+    """Send a message repeatedly, and return the next instants; see TransactionProducer.schedule for the arguments.
 
     Declare it in a data migration, a management command or `AppConfig.ready`: the same declaration again changes
     nothing.

@@ -243,7 +243,7 @@ class Hand:
         self._is_starting = False
 
     def calls(self) -> Iterator[Call]:
-        """The calls to make of handlers of single messages, one after the other, for a turn's time, while such messages
+        """The calls to make of handlers of single messages, one by one, for a turn's time, while such messages
         wait, and no batches. When the next one is asked for, the handler of the last one has returned, or raised
         `error`.
 
@@ -273,7 +273,7 @@ class Hand:
                 return
 
     def lots(self) -> Iterator[list[Waiting]]:
-        """The messages of calls of handlers of batches, one after the other, for a turn's time, while such messages
+        """The messages of calls of handlers of batches, one by one, for a turn's time, while such messages
         wait, and no single ones. The caller notes what became of each message."""
         until = self.clock() + TURN_SECONDS
         while lot := self.take():
@@ -302,7 +302,7 @@ class Hand:
             if not line:
                 del batches[topic]
             elif len(batches) > 1:
-                batches[topic] = batches.pop(topic)  # behind the others
+                batches[topic] = batches.pop(topic)  # after the others
         self.wake()
         return lot
 

@@ -209,7 +209,7 @@ class AsyncTransactionProducer:
         catch_up: str = "last",
         catch_up_most: int = 100,
     ) -> list[datetime]:
-        """Send a message again and again, and return the next instants; see TransactionProducer.schedule."""
+        """Send a message repeatedly, and return the next instants; see TransactionProducer.schedule."""
         packed = pack_schedule(message, cron, every, zone, catch_up, catch_up_most)
         return await self.outgoing.start().client.schedule(name, packed)
 

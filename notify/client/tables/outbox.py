@@ -72,7 +72,7 @@ class Outbox:
             return sa.true()  # a time that Python does not know
         return _as_it_stands(connection, self.at)[0] <= at
 
-    def beside(self, topics: Sequence[str]) -> Any:
+    def has_other_topic(self, topics: Sequence[str]) -> Any:
         """The condition on message 0 that its transaction has a message of a topic other than `topics`."""
         columns = self.table.c
         other = self.table.alias()

@@ -163,7 +163,7 @@ class Batcher(Generic[Item, Result]):
             task.add_done_callback(functools.partial(self._let_go, batch))
 
     def _let_go(self, batch: list[tuple[Item, asyncio.Future[Result]]], task: asyncio.Task[None]) -> None:
-        """Let go of a request that was cancelled before it began: `_request` has not run, and told nobody."""
+        """Drop a request that was cancelled before it began: `_request` did not run and set no result."""
         if task in self._running:
             self._running.discard(task)
             self._unbegun -= 1
@@ -297,8 +297,8 @@ class ShardBatchers(Generic[Item, Result]):
         Batcher's too, but gets the shard. `bounds`: further arguments of each Batcher.
 
         `in_flight`: the most concurrent requests of a shard. If the keys are divided among shards (`count_key_shards`
-        returns their number), these shards share a quarter of `in_flight`, at least one each: their requests run beside
-        one another, and more concurrent requests would only be smaller.
+        returns their number), these shards share a quarter of `in_flight`, at least one each: their requests run
+        concurrently, and more concurrent requests would only be smaller.
         """
         self._send = send
         self._count_key_shards = count_key_shards

@@ -160,7 +160,7 @@ class Rows:
         with self.begin() as connection:
             condition = sa.and_(self._leases.condition(outbox.table), self._until.get(outbox.table.name, sa.true()))
             if left_out:
-                condition = sa.and_(condition, outbox.beside(sorted(left_out)[:MOST_LEFT_OUT]))
+                condition = sa.and_(condition, outbox.has_other_topic(sorted(left_out)[:MOST_LEFT_OUT]))
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, condition, after)
             if not places:
                 return Page()

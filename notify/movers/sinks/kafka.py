@@ -223,7 +223,7 @@ class KafkaSink:
             self._has_parts = True
             return answer
         flush(producer, lambda: self._failed, self._call_seconds)
-        if not self._failed:  # the position is behind all records, and so it follows them
+        if not self._failed:  # the position comes after all records
             self._place(producer, batch.epoch, batch.position)
             flush(producer, lambda: self._failed, self._call_seconds)
         if self._failed:

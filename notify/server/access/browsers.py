@@ -1,4 +1,4 @@
-"""Refuses requests that a foreign page makes through somebody's browser.
+"""Refuses requests that a foreign page makes through a user's browser.
 
 A browser sends `Sec-Fetch-Site` or `Origin` with every request that could change something, and a page cannot forge
 these headers (https://www.w3.org/TR/fetch-metadata/); other clients send neither. A page whose name was pointed at

@@ -26,7 +26,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/groups/{name}/held-keys/retry")
     async def retry(name: str, write: HeldChoice, who: Who) -> dict[str, Any]:
-        """Deliver the messages that hold these keys once more; a key whose message fails is held again."""
+        """Deliver the messages that hold these keys again; a key whose message fails is held again."""
         preview, do = own_holds.decide(desk.running.core, name, "retry", write, who)
         return await desk.carry_out(write, who, "held_key.retry", name, do, preview)
 

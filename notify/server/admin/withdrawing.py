@@ -24,7 +24,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
 
     @routes.post("/topics/{name}/messages/{message_id}/cancel")
     async def cancel(name: str, message_id: str, write: Write, who: Who) -> dict[str, Any]:
-        """Cancel a delayed message: if it is not due yet, nobody ever gets it. The preview says when it is due."""
+        """Cancel a delayed message: if it is not due yet, it is never delivered. The preview says when it is due."""
         found, full_id = _found(desk, name, message_id)
         message = JsonPublished(topic=name, body="", headers={CANCELS: full_id})
         return await _carried_out(desk, write, who, "message.cancel", full_id, found, message)

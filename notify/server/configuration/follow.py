@@ -1,4 +1,4 @@
-"""Follows the settings, credentials and schedules that servers share, whoever changed them."""
+"""Follows the settings, credentials and schedules that servers share, so that each server sees every change."""
 
 from __future__ import annotations
 

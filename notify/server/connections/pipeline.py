@@ -23,7 +23,7 @@ class Pipeline(list[Any]):
     __slots__ = ()
 
     def appendleft(self, waiting: Any) -> None:
-        """Add a cycle behind all others."""
+        """Add a cycle after all others."""
         self.insert(0, waiting)
 
 

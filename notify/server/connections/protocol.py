@@ -486,7 +486,7 @@ class Protocol(HttpToolsProtocol):
                 # A body that others share takes no memory of this connection, but TLS copies what it encrypts.
                 self._written_bytes = -1 if answer.is_shared and self.scheme == "http" else answer.size
                 for part in answer.parts:
-                    self.transport.write(part)  # without a copy behind the head
+                    self.transport.write(part)  # without copying it after the head
             if cycle.keep_alive:
                 self.on_response_complete()
             else:
@@ -607,7 +607,7 @@ class Protocol(HttpToolsProtocol):
             self.abort()
         elif self._is_busy and not is_asgi:
             if self._in_head:
-                self.abort()  # the beginning of a head came behind a request that waits
+                self.abort()  # the beginning of a head came after a waiting request
             else:
                 self._refuse(Unavailable(TOO_MUCH))
         else:

@@ -95,12 +95,12 @@ class Turns:
         theirs = self._waiting.pop(asker)
         begin = theirs.popleft()
         if theirs:
-            self._waiting[asker] = theirs  # behind the others
+            self._waiting[asker] = theirs  # after the others
         self._spend(READ_SECONDS)
         try:
             begin()
         finally:
-            asyncio.get_running_loop().call_soon(self._begun)  # behind the first step of the task that `begin` made
+            asyncio.get_running_loop().call_soon(self._begun)  # after the first step of the task that `begin` made
 
     def _begun(self) -> None:
         loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class Turns:
         others = max(0.0, worked - self._worked_at - self._spent_seconds) / passed
         # The third power, because the measure is too low: others do less while they wait for this work.
         left = max(self._least_share, max(0.0, 1.0 - others) ** 3)
-        # Down immediately, up slowly: otherwise others would lose their time again and again.
+        # Down immediately, up slowly: otherwise others would repeatedly lose their time.
         is_rise = left > self.share and passed < QUIET_SECONDS
         self.share = self.share + 0.2 * (left - self.share) if is_rise else left
         self._looked_at, self._worked_at, self._spent_seconds = now, worked, 0.0

@@ -82,7 +82,7 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
 
 
 def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:
-    """The bytes of `body_base64`. Raises InvalidRequest if it is missing, malformed, or beside a `body`."""
+    """The bytes of `body_base64`. Raises InvalidRequest if it is missing or malformed, or if there is a `body` too."""
     if m.body_base64 is None:
         raise InvalidRequest("a message needs a body (it may be empty) or body_base64", "invalid_body")
     if m.body is not None:

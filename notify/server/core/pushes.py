@@ -2,9 +2,9 @@
 
 The body is `{"group", "messages": […]}`, each message with the fields of `POST /v1/groups/{group}/receive` except the
 receipt. A status of 2xx acknowledges all of them. A receiver that cannot be reached, or answers 429, 502, 503 or 504,
-is away: the same messages are posted until it is back, and no attempt counts. Any other answer is a failure, and so is
-a call that times out. A batch that fails is posted again in halves, down to the messages that fail alone: only these
-use up an attempt. The subscription says when a message is retried, and when it becomes a dead letter.
+is unreachable: the same messages are posted until it is back, and no attempt counts. Any other answer is a failure, and
+so is a call that times out. A batch that fails is posted again in halves, down to the messages that fail alone: only
+these use up an attempt. The subscription says when a message is retried, and when it becomes a dead letter.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ ROUTES: list[tuple[str, str, type, type | None]] = [
     ("/v1/transactions/left-behind", "Report what a group has left behind", wire.LeftBehindReport, None),
     ("/v1/checks/poll", "Wait for checks", wire.Poll, None),
     ("/v1/messages", "Send messages without a transaction", wire.JsonMessages, wire.Items),
-    (SCHEDULE, "Declare a schedule, which sends a message again and again", wire.JsonSchedule, wire.ScheduleDeclared),
+    (SCHEDULE, "Declare a schedule, which sends a message repeatedly", wire.JsonSchedule, wire.ScheduleDeclared),
     ("/v1/groups/{group}/receive", "Receive messages under leases", wire.Receive, None),
     ("/v1/bridge/{source}/batches", "Append a bridge's transactions and position", wire.JsonBridgeBatch, wire.Bridged),
     (REFUSED, "Report how many refused transactions of a source wait for a decision", wire.RefusedReport, None),

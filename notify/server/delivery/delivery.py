@@ -190,7 +190,7 @@ class Delivery:
             self._waiters.serve(name)
 
     def dropped(self, topic: str) -> None:
-        """Have the groups of a topic continue behind messages that were dropped from its queues."""
+        """Have the groups of a topic continue after the messages that were dropped from its queues."""
         for name in self.followers.by_topic.get(topic, ()):
             self.groups[name].dropped(topic)
             self._waiters.serve(name)

@@ -63,11 +63,11 @@ class Holds:
         return HeldMessage(message_id, key)
 
     def retry(self, held: HeldKey, now_us: int) -> None:
-        """Deliver the message once more; if that fails, its key is held again."""
+        """Deliver the message one more time; if that fails, its key is held again."""
         self._settling.release(held.cursor, held.offset, HOLD_RETRIED, now_us)
 
     def release(self, held: HeldKey, now_us: int) -> None:
-        """Deliver the message again, with all its attempts once more."""
+        """Deliver the message again, with all its attempts."""
         self._settling.release(held.cursor, held.offset, HOLD_RELEASED, now_us)
 
     def skip(self, held: HeldKey, reason: str, now_us: int) -> None:

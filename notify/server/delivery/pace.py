@@ -94,7 +94,7 @@ class Pace:
             return
         # The third power, because the measure is too low: producers send less while others take their time.
         left = max(LEAST_SHARE, (1.0 - min(1.0, seconds * 1e6 / passed_us)) ** 3)
-        # Down immediately, up slowly: otherwise producers would lose their time again and again.
+        # Down immediately, up slowly: otherwise producers would repeatedly lose their time.
         self.share = left if left < self.share else self.share + 0.2 * (left - self.share)
 
     @property

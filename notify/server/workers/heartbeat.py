@@ -4,8 +4,8 @@ The parent adds at most the time between two heartbeats for each turn of its own
 (the machine was suspended or overloaded, a debugger stopped all processes), its workers could not send heartbeats
 either, and that time does not count.
 
-Before a worker is ready it sends none, since its recovery has the event loop: it shows by the processor time that it
-uses that it does not stand still.
+Before a worker is ready it sends none, since its recovery has the event loop: the processor time
+that it uses shows its progress.
 """
 
 from __future__ import annotations

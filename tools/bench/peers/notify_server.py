@@ -70,7 +70,7 @@ class Notify:
         return transactions.run(clients=clients, seconds=self._work.seconds, topics=1, body=BODY, **options)
 
     def transactions(self, callers: int) -> Run:
-        """As a session does: its caller goes on once the outcome is queued, and what is counted was acknowledged.
+        """As a session does: its caller continues once the outcome is queued, and what is counted was acknowledged.
 
         An acknowledged commit is in its queue: all that is recorded is visible, as the verification shows.
         """

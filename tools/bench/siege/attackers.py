@@ -48,7 +48,7 @@ class Attackers:
         await step
 
     async def pace(self) -> None:
-        """Let the attacks go on by turns, those with many loops in proportion, within the CPU bound."""
+        """Let the attacks continue by turns, those with many loops in proportion, within the CPU bound."""
         began, cpu = time.monotonic(), time.process_time()
         while True:
             for attack, waiting in list(self._waiting.items()):

@@ -26,7 +26,7 @@ class Redriven:
     """The letters that were redriven, and those that were dropped. Used by one thread at a time."""
 
     def __init__(self, brokers: Brokers, seconds: float = CALL_SECONDS) -> None:
-        """`seconds`: how long a redrive waits for another group's redrive to end, which hides the notes behind it."""
+        """`seconds`: how long a redrive waits for another group's redrive to end, which hides later notes."""
         self._brokers = brokers
         self._by_group: dict[str, dict[str, dict[Spot, str]]] = {table.topic: {} for table in TABLES.values()}
         """The notes by their topic, then by group."""

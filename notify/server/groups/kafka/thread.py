@@ -35,7 +35,7 @@ WAITING = 16
 
 
 class BrokersThread:
-    """Blocking calls of Kafka's client, one after the other. Made on the event loop that it belongs to."""
+    """Makes blocking calls of Kafka's client one by one. Construct it on its event loop."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.brokers = Brokers(cluster)
