@@ -41,16 +41,10 @@ def _add_signing_in(routes: APIRouter, door: Callable[[], Door]) -> None:
                 return redirect(request, next_path)
             await access.principal(b"Bearer " + token.encode(), None)
         except NotifyError as error:
-<<<<<<< HEAD
-            return HTMLResponse(login_page(next_path, str(error)), error.status, SECURITY)
-        answer = RedirectResponse(next_path, 303, SECURITY)
-        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door().settings)
-=======
             body = login_page(next_path, str(error), prefix_of(request.scope["headers"]))
             return HTMLResponse(body, error.status, SECURITY)
         answer = redirect(request, next_path)
-        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door.settings)
->>>>>>> console
+        is_tls = request.scope["scheme"] == "https" or _comes_through_tls(request, door().settings)
         answer.set_cookie(
             COOKIE, token, max_age=SIGNED_IN_SECONDS, httponly=True, samesite="strict", secure=is_tls,
             path=_cookie_path(request),
