@@ -30,10 +30,10 @@ def consume(queue: Queue, unique: str, kind: Any, handle: Callable[[ReceivedMess
         subscribe(handle)
         return consumer
 
-    @subscribe
     async def handle_on_the_loop(message: Any) -> None:
         handle(message)
 
+    subscribe(handle_on_the_loop)
     return consumer
 
 

@@ -66,8 +66,8 @@ class Position:
             return None
         try:
             system, published = (str(stored.get(name, "")) for name in ("system", "published"))
-            numbers = (int(stored.get(name, 0)) for name in ("timeline", "newest_us"))
-            return cls(lsn_of(str(stored[_FIRST])), system, *numbers, published)
+            timeline, newest_us = (int(stored.get(name, 0)) for name in ("timeline", "newest_us"))
+            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, published)
         except (ValueError, TypeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "
