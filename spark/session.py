@@ -43,7 +43,7 @@ _PLANNING = {
 """Settings that each session may choose, also on a server of Spark Connect."""
 
 _OF_CLIENTS = ("SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS")
-"""What programs set that use a session of their own, such as notebooks: it may contradict an audit's master."""
+"""Variables of programs with a session of their own, such as notebooks: they may contradict an audit's master."""
 _OF_INSTALLATIONS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 
 SMALL_BYTES = 64 << 20

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 NEXT_SECONDS = 0.25
-"""How long an attempt may last before another one begins beside it (RFC 8305, section 5)."""
+"""How long an attempt may last before the next one begins (RFC 8305, section 5)."""
 
 
 def is_numeric(host: str) -> bool:

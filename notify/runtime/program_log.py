@@ -13,7 +13,7 @@ class ProgramLog(logging.LoggerAdapter[logging.Logger]):
     """A logger whose lines fail nothing.
 
     Logging itself catches what its own handlers raise, but not what a program's handler or filter does. A message whose
-    failure cannot be logged would otherwise stay in hand for ever, with all that were to be settled beside it.
+    failure cannot be logged would otherwise stay in hand for ever, with all that were to be settled with it.
     """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
 
 def room_of(directory: str | Path) -> Room:
-    """The room on the disk that holds a directory, or held it: metrics and alarms go on without it. Raises OSError."""
+    """The room on the disk that holds a directory, or held it: metrics and alarms continue without it. Raises OSError."""
     place = Path(directory).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent

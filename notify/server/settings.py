@@ -351,7 +351,7 @@ def load(
             values[name] = value_of(environment_name(name), environ)
             if name == "port" and values[name].startswith("tcp://"):
                 raise InvalidRequest(
-                    f"NOTIFY_PORT is {values[name]!r}: Kubernetes sets it in each pod beside a Service named notify. "
+                    f"NOTIFY_PORT is {values[name]!r}: Kubernetes sets it in each pod next to a Service named notify. "
                     "Set enableServiceLinks: false in the pod's specification, or NOTIFY_PORT to the port"
                 )
     values.update(given)

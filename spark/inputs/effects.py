@@ -27,7 +27,7 @@ _TEXTS = {"text", "varchar"}
 _MARKS = re.compile(
     r"""\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/|\?""", re.DOTALL
 )
-"""What PostgreSQL takes as it is written, and question marks."""
+"""The parts of a query that PostgreSQL takes as they are written, and question marks."""
 
 
 class BusinessEffects:

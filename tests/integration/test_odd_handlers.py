@@ -161,7 +161,7 @@ def test_a_handler_may_end_its_own_consumer(queue: Queue, unique: str, by: str) 
                 consumer.stop()
             else:
                 task.cancel()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # a task is cancelled at its next step
 
         task = asyncio.create_task(consumer.run())
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -198,7 +198,7 @@ def test_a_handler_that_swallows_a_cancellation_changes_nothing_for_the_next(que
                 assert current is not None
                 current.cancel()
                 try:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # a task is cancelled at its next step
                 except asyncio.CancelledError:
                     return
             if message.text == "fails":

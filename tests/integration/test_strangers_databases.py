@@ -100,7 +100,7 @@ NO_TOMBSTONE = {
     ],
 }
 NO_TOMBSTONE["mariadb"] = NO_TOMBSTONE["mysql"]
-"""What a service may add to its table, so that a check cannot insert its row."""
+"""Additions of a service to its table, with which a check cannot insert its row."""
 
 
 @pytest.mark.parametrize("database", MOST)
@@ -158,10 +158,10 @@ async def cancelled_after(steps: int, work: Coroutine[Any, Any, Any], again: boo
     each further step too, as the cancel scopes of anyio do."""
     task = asyncio.ensure_future(work)
     for _ in range(steps):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a step
     task.cancel()
     while again and not task.done():
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a step
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError, NotifyError, sa.exc.SQLAlchemyError):
         await task

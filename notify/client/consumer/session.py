@@ -568,7 +568,7 @@ class Session:
 
     def _new_request_id(self) -> str:
         """A name by which the server knows a request to receive if it comes again, because its answer was lost; and by
-        its first part this consumer beside another one with the same name of an instance."""
+        its first part this consumer among those with the same name of an instance."""
         return f"{self._name}.{next(self._numbers)}"
 
     async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Run] | None:
