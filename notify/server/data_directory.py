@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
 
 def room_of(directory: str | Path) -> Room:
-    """The room on the disk that holds a directory, or held it: metrics and alarms continue without it. Raises OSError."""
+    """The room on the disk of a directory, also of one that is gone: metrics and alarms continue. Raises OSError."""
     place = Path(directory).absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
