@@ -107,12 +107,12 @@ def open_session(
     if databases:
         # As URIs: Spark divides them at commas, and takes %20 and # in a path for signs of one.
         settings["spark.jars"] = ",".join(jar.absolute().as_uri() for jar in drivers())
-    builder = SparkSession.builder.appName("notify-audit").master(master or "local[*]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     children_before = _children()
     try:
         with _own_configuration(is_local=not master):
+            builder = SparkSession.builder.appName("notify-audit").master(master or "local[*]")
+            for name, value in settings.items():
+                builder = builder.config(name, value)
             return builder.getOrCreate()
     except BaseException as error:
         # A JVM that is interrupted while it starts waits forever, even after this process has ended.
