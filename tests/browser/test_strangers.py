@@ -112,9 +112,8 @@ def test_long_names_stay_within_the_page(server: InMemoryServer, window: Any, wi
     ):
         w.go(path)
         assert w.page.evaluate("document.documentElement.scrollWidth") <= width, path
-        lists = "[...document.querySelectorAll('.scroll:has(table.cards)')]"
-        inner = f"{lists}.every((e) => e.scrollWidth <= e.clientWidth + 1)"
-        assert w.page.evaluate(inner) or width == 640, path
+        lists = w.page.locator(".scroll:has(table.cards)")
+        assert lists.evaluate_all("all => all.every((e) => e.scrollWidth <= e.clientWidth + 1)"), path
 
 
 @pytest.mark.long
