@@ -168,7 +168,7 @@ def test_a_request_that_outlasts_the_stop_is_told_so(
         async def send(message: Message) -> None:
             said.append(message)
 
-        monkeypatch.setattr(await app.management(), "_spread", hang)
+        monkeypatch.setattr(await app.management(), "spread", hang)
         scope = {"type": "http", "method": "POST", "path": "/v1/admin/groups/g/pause", "headers": []}
         asked = asyncio.create_task(app(scope, send, send))  # nothing is received
         await is_asked.wait()
