@@ -100,7 +100,7 @@ def test_a_form_says_what_it_will_do_before_a_reason_is_given(trouble: Trouble, 
     w.go(f"/groups/{GROUP}/dead-letters")
     w.press("a:text-is('send all again')")
     effect = w.page.get_by_role("region", name="What this will do")
-    assert f"has {LETTERS} messages that wait" in effect.inner_text()
+    assert f"has {LETTERS} messages waiting" in effect.inner_text()
     assert not w.page.locator("button:text-is('Do it')").count()
     w.page.fill("#f-reason", "version 2 knows the channel app")
     w.press("button:text-is('Preview')")
