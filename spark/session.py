@@ -105,8 +105,11 @@ def open_session(
     if small:
         settings |= _SMALL
     if databases:
-        # As URIs: Spark divides them at commas, and takes %20 and # in a path for signs of one.
-        settings["spark.jars"] = ",".join(jar.absolute().as_uri() for jar in drivers())
+        jars = [jar.absolute() for jar in drivers()]
+        if master:
+            settings["spark.jars"] = ",".join(jar.as_uri() for jar in jars)  # a path may have commas
+        else:  # Spark reads brackets and percent signs in a list of jars as patterns and codes
+            settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
     children_before = _children()
     try:
         with _own_configuration(is_local=not master):
