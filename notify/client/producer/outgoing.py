@@ -154,14 +154,16 @@ class ThreadOutgoing:
             return accepted(item)
         # In mode auto the commit continues without the half; in mode half the loop's own, more telling error is
         # awaited.
-        seconds = max(0.001, until - time.monotonic()) if self._plan.mode == "auto" else self._plan.half_timeout + 1
+        is_auto = self._plan.mode == "auto"
+        seconds = max(0.001, until - time.monotonic()) if is_auto else self._plan.half_timeout + 1
         try:
             item = accepted(thread.wait_for(lambda: client.half_soon(transaction_id, messages, source), seconds))
         except TimeoutError:
             raise Timeout("the half was not answered in time") from None
-        if blocking is not None:
+        if (blocking := self._blocking) is not None:  # another thread may have replaced it
             blocking.loop_was_answered()
-            blocking.notice_lost_outcome()  # mode auto: the server of this half may be the next one
+            if is_auto:
+                blocking.notice_lost_outcome()  # the server of this half may be the next one
         return item
 
     def upload(self, messages: list[PackedMessage]) -> None:

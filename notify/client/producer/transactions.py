@@ -313,13 +313,13 @@ class TransactionClient:
                 return read(await self.http.call(method, path, body, remaining, shard=shard))
             except Unavailable as error:
                 failed = more_telling(error, failed, remaining)
-                is_too_large = isinstance(error, ForeignAnswer) and error.is_for_size
-                if has_outcomes and not is_too_large:
+                of_size = error if isinstance(error, ForeignAnswer) and error.is_for_size else None
+                if has_outcomes and of_size is None:
                     self._outcomes_failed()
                 wait = backoff.next()
                 if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise failed from None
-                if isinstance(error, ForeignAnswer) and is_too_large and (error.answered or not is_one):
+                if of_size is not None and (of_size.answered or not is_one):
                     raise
             await asyncio.sleep(wait)
 
