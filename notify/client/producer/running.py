@@ -11,7 +11,7 @@ from notify.client.producer.checker import Checker
 from notify.client.producer.left_behind import LeftBehind
 from notify.client.producer.left_sender import LeftSender
 from notify.client.producer.options import ProducerPlan
-from notify.client.producer.transactions import HALF_SECONDS, MOST_TOGETHER, NOT_NOW, OUTCOME_TRIES, TransactionClient
+from notify.client.producer.transactions import HALF_SECONDS, MOST_TOGETHER, NOT_NOW, TransactionClient
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.purge import RowPurge
 from notify.client.transport.http import error_of
@@ -55,9 +55,8 @@ class Running:
             instance=plan.instance,
             batching=plan.batching,
             half_seconds=max(plan.half_timeout, half_seconds),
-            # An outcome that does not reach the server is sent again before all that was left behind after it.
-            outcome_tries=1 if plan.mode == "auto" and not half_seconds else OUTCOME_TRIES,
-            outcomes_failed=self.outcome_was_lost,
+            # The sender of what was left behind tries again, and sends lost outcomes before it.
+            leaves_behind=plan.mode == "auto" and not half_seconds,
             check_after=plan.check_after,
             token=plan.token,
             tls=plan.tls,

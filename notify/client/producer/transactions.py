@@ -19,7 +19,16 @@ from notify.client.transport.batch import Later, ShardBatchers, by_shard
 from notify.client.transport.http import error_of, items_for, items_for_both, read_answer
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Chooser, Servers, more_telling, room_then_load
-from notify.errors import Closed, ForeignAnswer, InvalidRequest, NotFound, NotifyError, TransactionRefused, Unavailable
+from notify.errors import (
+    Backpressure,
+    Closed,
+    ForeignAnswer,
+    InvalidRequest,
+    NotFound,
+    NotifyError,
+    TransactionRefused,
+    Unavailable,
+)
 from notify.protocol import ids
 from notify.protocol.limits import check_name
 from notify.protocol.sources import NO_DATABASE
@@ -88,15 +97,14 @@ class TransactionClient:
         instance: str,
         batching: bool = True,
         half_seconds: float = HALF_SECONDS,
-        outcome_tries: int = OUTCOME_TRIES,
-        outcomes_failed: Callable[[], None] = lambda: None,
+        leaves_behind: bool = False,
         check_after: float | None = None,
         token: Shown = None,
         tls: ssl.SSLContext | None = None,
         chooser: Chooser = room_then_load,
     ) -> None:
-        """`outcomes_failed`: called when a request of halves that has outcomes along does not reach the server, before
-        it is tried again."""
+        """`leaves_behind`: what does not reach the server is left behind (mode `auto`), so that a half or an outcome
+        is not tried again."""
         self.http = Servers(url, "transactions", tls=tls, token=token, chooser=chooser)
         self._queues = functools.partial(Servers, url, "queue", tls=tls, token=token, chooser=chooser)
         self._queue_servers: Servers | None = None
@@ -104,8 +112,7 @@ class TransactionClient:
         self.group = group
         self.instance = instance
         self._half_seconds = half_seconds
-        self._outcome_tries = outcome_tries
-        self._outcomes_failed = outcomes_failed
+        self._leaves_behind = leaves_behind
         self._check_after = check_after
         self._deadlines: dict[str, float] = {}
         """The deadline (in the loop's time) of each item that will be sent again, by id."""
@@ -140,8 +147,18 @@ class TransactionClient:
 
     async def prepare(self, messages: list[PackedMessage], check_after: float | None) -> Item:
         """Store the half of a transaction that is in no database. Raises the errors of `accepted`."""
-        half = self.half_soon(ids.to_text(ids.new_id()), messages, NO_DATABASE, check_after=check_after)
-        return accepted(await half)
+        loop, transaction_id = asyncio.get_running_loop(), ids.to_text(ids.new_id())
+        deadline, backoff = loop.time() + self._half_seconds, Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        while True:
+            try:
+                return accepted(await self.half_soon(transaction_id, messages, NO_DATABASE, check_after=check_after))
+            except Unavailable as error:
+                # It has no row that could be left behind.
+                wait = backoff.next()
+                is_tried_again = self._leaves_behind and not isinstance(error, (Backpressure, Closed))
+                if not is_tried_again or deadline - loop.time() <= wait:
+                    raise
+            await asyncio.sleep(wait)
 
     def half_soon(
         self, transaction_id: str, messages: list[PackedMessage], source: str = "", *, check_after: float | None = None
@@ -189,6 +206,7 @@ class TransactionClient:
     async def _send_halves_to(self, shard: str | None, halves: list[PackedTransaction], source: str) -> Answers:
         shard = self._shard_for_all_attempts(shard, len(halves))
         half_ids = [half.id for half in halves]
+        send = functools.partial(self._items, HALVES, once=self._leaves_behind)
         if self.http.takes_outcomes and len(halves) < MOST_TOGETHER:
             lane = self._lane_of_outcomes(shard)
             with self._outcomes.along(lane, MOST_TOGETHER - len(halves)) as along:
@@ -202,7 +220,7 @@ class TransactionClient:
 
                     try:
                         body = self._body_of_halves(halves, source, along.items)
-                        return await self._items(HALVES, body, half_ids, self._half_seconds, shard, items_of_both)
+                        return await send(body, half_ids, self._half_seconds, shard, items_of_both)
                     except ForeignAnswer as error:
                         if not error.is_for_size:
                             raise
@@ -210,7 +228,7 @@ class TransactionClient:
                         # The server is an older version, or one of the halves is invalid.
                         self.http.takes_outcomes = False
                         self.http.look_again()
-        return await self._items(HALVES, self._body_of_halves(halves, source), half_ids, self._half_seconds, shard)
+        return await send(self._body_of_halves(halves, source), half_ids, self._half_seconds, shard)
 
     async def _send_to_shards(
         self,
@@ -243,20 +261,21 @@ class TransactionClient:
         seconds: float,
         shard: str | None,
         read: Callable[[bytes], list[Item]] | None = None,
+        *,
+        once: bool = False,
     ) -> Answers:
         """The result for each of `item_ids`; Later for an item that the server could not take at the moment.
 
-        `read` extracts these results from an answer that has those of outcomes, too.
+        `read` extracts these results from an answer that has those of outcomes, too. `once`: see `_retried`.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         if self._deadlines:
             # A request that was too large for a proxy is sent in parts, which have no more time than the whole.
             deadline = max(self._deadlines.get(item_id, deadline) for item_id in item_ids)
-        has_outcomes = read is not None
-        count = len(item_ids) + has_outcomes
+        count = len(item_ids) + (read is not None)
         read = read or (lambda answer: items_for(item_ids, answer, self.http))
         try:
-            items = await self._retried(path, body, deadline, shard, read, is_one=count == 1, has_outcomes=has_outcomes)
+            items = await self._retried(path, body, deadline, shard, read, is_one=count == 1, once=once)
         except NotifyError as error:
             for item_id in item_ids:
                 if _may_be_smaller(error, count):
@@ -298,12 +317,12 @@ class TransactionClient:
         read: Callable[[bytes], T],
         *,
         is_one: bool,
-        has_outcomes: bool = False,
+        once: bool = False,
         method: str = "POST",
     ) -> T:
         """Send a request, and repeat it while the server is unreachable, up to the deadline (the loop's time): the ids
-        make repeating safe. `is_one`: it has one item, so that a smaller request would not help. `has_outcomes`: it has
-        outcomes along with halves."""
+        make repeating safe. `is_one`: it has one item, so that a smaller request would not help. `once`: do not repeat
+        it, because whoever waits for it can do without the server."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         failed: NotifyError | None = None
@@ -314,10 +333,8 @@ class TransactionClient:
             except Unavailable as error:
                 failed = more_telling(error, failed, remaining)
                 of_size = error if isinstance(error, ForeignAnswer) and error.is_for_size else None
-                if has_outcomes and of_size is None:
-                    self._outcomes_failed()
                 wait = backoff.next()
-                if deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
+                if once or deadline - loop.time() <= wait or error.status == 507 or isinstance(error, Closed):
                     raise failed from None
                 if of_size is not None and (of_size.answered or not is_one):
                     raise
@@ -361,13 +378,14 @@ class TransactionClient:
         body = encode_msgpack(Outcomes(producer_group=self.group, outcomes=outcomes))
         outcome_ids = [outcome.id for outcome in outcomes]
         target = self._lane_of_outcomes(shard)
-        for attempt in range(self._outcome_tries):
+        tries = 1 if self._leaves_behind else OUTCOME_TRIES
+        for attempt in range(tries):
             try:
                 answer = await self.http.call("POST", OUTCOMES, body, OUTCOME_SECONDS, shard=target)
                 return items_for(outcome_ids, answer, self.http)
             except Unavailable as error:
                 # Check-back recovers outcomes that stay lost.
-                if attempt == self._outcome_tries - 1 or _may_be_smaller(error, len(outcomes)):
+                if attempt == tries - 1 or _may_be_smaller(error, len(outcomes)):
                     raise
                 await asyncio.sleep(OUTCOME_WAIT_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
