@@ -322,7 +322,7 @@ class TransactionClient:
     ) -> T:
         """Send a request, and repeat it while the server is unreachable, up to the deadline (the loop's time): the ids
         make repeating safe. `is_one`: it has one item, so that a smaller request would not help. `once`: do not repeat
-        it, because whoever waits for it can do without the server."""
+        it: in mode `auto` the row is left behind instead."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         failed: NotifyError | None = None
