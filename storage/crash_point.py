@@ -64,7 +64,7 @@ _left = 0
 
 
 def arm(specification: str) -> None:
-    """Arm the point `name:count`; an empty text disarms. Raises ValueError if there is no point of that name."""
+    """Arm the point `name:count`; an empty text disarms. Raises ValueError for an unknown point."""
     global _armed, _left
     name, _, count = specification.partition(":")
     if name and name not in POINTS + WATCH_POINTS + COPY_POINTS + SHIP_POINTS + KEEP_POINTS + SCHEDULE_POINTS:

@@ -53,7 +53,7 @@ class Now:
         queries: Sequence[BusinessEffects] = (),
         known_groups: Collection[str] = (),
     ) -> Now:
-        """`known_unread`: see `places_of`. `queries`: further proofs of effects, besides inboxes. `known_groups`: see
+        """`known_unread`: see `places_of`. `queries`: proofs of effects in addition to inboxes. `known_groups`: see
         `effects_of`.
 
         Raises Unavailable where an input does not answer."""

@@ -19,7 +19,7 @@ Growths = tuple[tuple[int, ...], ...]
 
 
 class MorePolicies(msgspec.Struct, omit_defaults=True, frozen=True):
-    """The policies of a topic besides its first two; those with their default values are left out."""
+    """The policies of a topic after its first two; those with their default values are left out."""
 
     retention_bytes: int = 0
     ttl_us: int = 0

@@ -145,7 +145,7 @@ def standby_findings(connection: Connection) -> list[Finding]:
 
 
 def _is_off(value: str) -> bool:
-    """Whether `read_only` is off. MariaDB has further values besides ON (NO_LOCK, NO_LOCK_NO_ADMIN)."""
+    """Whether `read_only` is off. MariaDB has more values than ON: NO_LOCK and NO_LOCK_NO_ADMIN."""
     return value.upper() in ("OFF", "0")
 
 

@@ -182,7 +182,7 @@ _BUSY = "another process is changing the tables; try again when it is done"
 
 
 class _alone:
-    """Let other processes wait during an upgrade, by an advisory lock; SQLite needs none besides its own."""
+    """Let other processes wait during an upgrade, by an advisory lock; on SQLite its own lock is enough."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

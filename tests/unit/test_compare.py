@@ -204,7 +204,7 @@ def interrupted(tmp_path: Path) -> None:
 def test_an_unknown_base_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--base", "no-such-revision"]) == 2
     printed = capsys.readouterr()
-    assert printed.err == "compare: BASE=no-such-revision is no revision of this repository\n"
+    assert printed.err == "compare: BASE=no-such-revision is not a revision of this repository\n"
     assert printed.out == ""
 
 

@@ -89,7 +89,7 @@ class AsyncReader:
 
         Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
         one named `shard`; without `shard` it reads all, one by one, or with `follow` in turns. Raises NotFound
-        if the queue does not exist, and InvalidRequest (`below_start`) for an offset that is no longer retained, or for
+        if the queue does not exist, and InvalidRequest (`below_start`) for an offset whose message was deleted, or for
         an offset without the `shard` that it needs.
         """
         async for batch in self.batches(topic, queue, offset=offset, follow=follow, shard=shard):

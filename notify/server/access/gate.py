@@ -100,7 +100,7 @@ class Access:
         self._by_proof: dict[tuple[str, str], Credential] = {}
         self._principals: dict[str, Principal] = {}
         self._in_use: weakref.WeakSet[Principal] = weakref.WeakSet()
-        """All principals: a waiting request may have one that is no longer remembered."""
+        """All principals: a waiting request may have one that has been forgotten since."""
         self._verified_lately: OrderedDict[bytes, tuple[Principal, Credential | None, float]] = OrderedDict()
         self._verified_bytes = 0
         self.used_us: dict[str, int] = {}

@@ -58,6 +58,6 @@ def _target(name: str, target: str) -> str:
 
 
 def _check(name: str) -> None:
-    """Raises NotFound if there is no alarm of this name."""
+    """Raises NotFound for an unknown name."""
     if name not in MEANING:
         raise NotFound(f"there is no alarm {name[:64]!r}; the alarms are {', '.join(MEANING)}")

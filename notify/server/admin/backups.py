@@ -38,7 +38,7 @@ class _Snapshots:
         return sorted(path.name for path in self.root.iterdir() if _NAME.match(path.name)) if self.root.exists() else []
 
     def one(self, name: str) -> Path:
-        """The directory of a snapshot. Raises NotFound if there is no snapshot of this name."""
+        """The directory of a snapshot. Raises NotFound for an unknown name."""
         directory = self.root / name
         if _NAME.match(name) is None or not directory.is_dir():
             raise NotFound(f"there is no backup {name[:40]!r}")

@@ -64,7 +64,7 @@ def commit_of(revision: str) -> str:
     try:
         return _call(words, ROOT, GIT_SECONDS).split()[-1]
     except NotComparable:
-        raise NotComparable(f"BASE={revision} is no revision of this repository") from None
+        raise NotComparable(f"BASE={revision} is not a revision of this repository") from None
 
 
 def working_tree() -> Checkout:
