@@ -210,7 +210,7 @@ def test_an_unknown_base_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("name", ["", "--all", "a b"])
 def test_no_word_is_taken_for_an_option_of_git(name: str) -> None:
-    with pytest.raises(NotComparable, match="is no revision"):
+    with pytest.raises(NotComparable, match="is not a revision"):
         commit_of(name)
 
 
