@@ -14,6 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from notify.client import create_tables
+from notify.client.producer.left_behind import LeftBehind
+from notify.client.producer.left_sender import LOOK_SECONDS, LeftSender
+from notify.client.producer.transactions import TransactionClient
+from notify.client.tables import left_rows
+from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source, with_left_behind_index
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.left_behind import LeftBehindMover
@@ -285,3 +290,69 @@ def test_without_the_index_no_mover_reads_the_whole_table(
     leave_and_die("http://127.0.0.1:9", unique, engine.url, of_key("k", "b"))
     assert asyncio.run(Relay(engine, away.url).run(once=True)).sent == 1
     assert delivered(away.url, unique) == ["a", "b"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_rows_are_found_by_their_ids_where_statistics_are_of_before_an_outage(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """By these the index of what is left behind is empty. With it each page would read all that waits."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE half_message SET (autovacuum_enabled = false)")
+        connection.exec_driver_sql("ANALYZE half_message")
+    leave_and_die(away.url, unique, engine.url, of_key("k", "a"))
+    columns = ", ".join(column.name for column in half_message.c if column.name != "transaction_id")
+    copies = f"SELECT md5(number::text), {columns} FROM half_message, generate_series(1, 3000) number"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"INSERT INTO half_message (transaction_id, {columns}) {copies}")
+    names = [place.id for place in asyncio.run(DatabaseCalls(engine).call(left_rows.look, unique, schema="")).places]
+    plans: list[str] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "half_message" in statement:
+            with cursor.connection.cursor() as another:
+                plans.append("\n".join(line for (line,) in another.execute(f"EXPLAIN {statement}", parameters)))
+
+    sa.event.listen(engine, "before_cursor_execute", explain)
+    with engine.begin() as connection:
+        left_rows.read(connection, names[:100])
+        left_rows.name_shards(connection, dict.fromkeys(names[:100], "main"))
+        left_rows.unname_shards(connection, names[:100])
+        left_rows.note(connection, names[:50], names[50:100])
+    assert len(plans) == 7 and not [plan for plan in plans if LEFT_BEHIND_INDEX in plan]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_of_two_senders_one_leaves_the_rows_to_the_other(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    leave_and_die(away.url, unique, engine.url, [(str(number), None) for number in range(250)])
+    away.start()
+
+    async def work() -> None:
+        class Overtaken(LeftSender):
+            async def _store_halves(self, *given: Any) -> dict[str, str]:
+                stored = await super()._store_halves(*given)
+                assert await fast.step() == 0.0
+                return stored
+
+        class NoOutcomes:
+            async def send_again(self) -> bool:
+                return True
+
+        def client() -> TransactionClient:
+            return TransactionClient(away.url, unique, instance="test")
+
+        def sender(kind: type[LeftSender]) -> LeftSender:
+            schemas = [schema_of(engine)]
+            return kind(unique, LeftBehind(), DatabaseCalls(engine), lambda: schemas, NoOutcomes(), client)
+
+        fast, slow = sender(LeftSender), sender(Overtaken)
+        try:
+            assert await slow.step() > 0
+            assert (fast.sent, slow.sent) == (250, 0)
+            assert await slow.step() == LOOK_SECONDS
+        finally:
+            await slow.close()
+            await fast.close()
+
+    asyncio.run(work())
+    assert sorted(delivered(away.url, unique), key=int) == [str(number) for number in range(250)]

@@ -37,6 +37,8 @@ LOOK_SECONDS = 10.0
 SCHEMAS_SECONDS = 60.0
 """How often it looks for schemas that it has not met."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 1.0
+TURN_SECONDS, TURN_MAX_SECONDS = 0.25, 2.0
+"""How long a process leaves the rows to another one that sends the same."""
 PAGE_TRANSACTIONS, PAGE_BYTES = 100, 8 << 20
 """The most transactions, and bytes of bodies, that are sent together: their outcomes are one request, in order."""
 PROBE_SECONDS = 2.0
@@ -80,6 +82,9 @@ class LeftSender:
         self._looked_for_schemas = float("-inf")
         self._awake = asyncio.Event()
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
+        self._turns = Backoff(TURN_SECONDS, TURN_MAX_SECONDS)
+        self._is_overtaken = False
+        """Whether another process has sent some of what the last look found."""
         self._complaint = ""
         self._without_index: list[str] = []
         """The schemas whose table lacks the index for what is left behind, at the last look."""
@@ -112,13 +117,21 @@ class LeftSender:
             except Exception:
                 wait = RETRY_MAX_SECONDS
                 log.exception("what group %s left behind was not sent; again in %g s", self._group, wait)
+            if self._is_overtaken:
+                await asyncio.sleep(wait)  # commits that leave rows do not shorten it
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._awake.wait()
 
     async def step(self) -> float:
         """Send what waits, up to the bounds of a look; returns the seconds until the next step: 0 if more may wait.
-        Raises errors of the server and the database, also if the server takes some of it later only."""
+        Raises errors of the server and the database, also if the server takes some of it later only.
+
+        Where another process sends the same rows, this one leaves them to it for a moment: all would get in each
+        other's way, and the server would get everything from each.
+        """
+        self._is_overtaken = False
         left_behind = self._left_behind
         self._times_away = left_behind.times_away
         if left_behind.is_away:
@@ -140,6 +153,10 @@ class LeftSender:
         if reason is not None:
             raise reason
         self._backoff.reset()
+        if self._is_overtaken:
+            left_behind.back(self._times_away)
+            return self._turns.next()
+        self._turns.reset()
         if found:
             return 0.0
         self._known = set()
@@ -245,8 +262,10 @@ class LeftSender:
             return held.reason
         for names in _pages(look.places):
             page: Page = await self._database.call(left_rows.read, names, schema=schema)
-            await self._send_page(schema, page, held)
-            if held.reason is not None and means_away(held.reason):
+            self._is_overtaken = len(page.transactions) + len(page.unreadable) < len(names)
+            if not self._is_overtaken:
+                await self._send_page(schema, page, held)
+            if self._is_overtaken or (held.reason is not None and means_away(held.reason)):
                 break
         return held.reason
 
@@ -285,7 +304,8 @@ class LeftSender:
         if lost:
             await self._database.call(left_rows.unname_shards, lost, schema=schema)
         if sent or refused:
-            await self._database.call(left_rows.note, sent, list(refused), schema=schema)
+            are_mine = await self._database.call(left_rows.note, sent, list(refused), schema=schema)
+            self._is_overtaken = not are_mine
         for name, why in refused.items():
             log.error("%s was left behind, and the server refuses it: %s; see `notify refused`", name, why)
         self._know(sent)

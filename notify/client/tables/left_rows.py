@@ -8,7 +8,7 @@ first shard that is named counts, and what is stored on another one is rolled ba
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -181,23 +181,29 @@ def name_shards(connection: Connection, shard_by_id: dict[str, str]) -> dict[str
     for name, shard in shard_by_id.items():
         by_shard.setdefault(shard, []).append(name)
     for shard, names in by_shard.items():
-        is_unnamed = sa.and_(among(connection, _c.transaction_id, names), is_left_behind, _c.shards == "")
+        is_unnamed = sa.and_(_those_left_behind(connection, names), _c.shards == "")
         connection.execute(half_message.update().where(is_unnamed).values(shards=shard))
     return shards_of(connection, list(shard_by_id))
 
 
 def unname_shards(connection: Connection, transaction_ids: Sequence[str]) -> None:
     """The named shard does not know these transactions: it has lost its disk."""
-    condition = sa.and_(among(connection, _c.transaction_id, transaction_ids), is_left_behind)
+    condition = _those_left_behind(connection, transaction_ids)
     connection.execute(half_message.update().where(condition).values(shards=""))
 
 
 def shards_of(connection: Connection, transaction_ids: Sequence[str]) -> dict[str, str]:
     """The shards that the rows name of those of these transactions that wait."""
     query = sa.select(_c.transaction_id, _c.shards).where(
-        among(connection, _c.transaction_id, transaction_ids), is_left_behind, _c.message_no == 0
+        _those_left_behind(connection, transaction_ids), _c.message_no == 0
     )
     return {str(name): str(shards) for name, shards in connection.execute(whole(query))}
+
+
+def _those_left_behind(connection: Connection, transaction_ids: Sequence[str]) -> Any:
+    """The condition for the rows of these transactions that wait. The sum keeps planners from the index of all that
+    waits: by their statistics, which may be of the time before the outage, it is empty."""
+    return sa.and_(among(connection, _c.transaction_id, transaction_ids), _c.relayed + 0 == LEFT_BEHIND)
 
 
 def waiting_of(connection: Connection, transaction_ids: Sequence[str], source: str) -> Collection[str] | None:
@@ -210,10 +216,11 @@ def waiting_of(connection: Connection, transaction_ids: Sequence[str], source: s
     return shards_of(connection, transaction_ids).keys()
 
 
-def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) -> None:
-    """Mark the transactions that were sent, and those that the server refuses permanently."""
-    LEFT.mark(connection, sent, RELAYED)
-    LEFT.mark(connection, refused, REFUSED)
+def note(connection: Connection, sent: Sequence[str], refused: Sequence[str]) -> bool:
+    """Mark the transactions that were sent, and those that the server refuses permanently; whether none of them was
+    marked already, by another process."""
+    marked = LEFT.mark(connection, sent, RELAYED) + LEFT.mark(connection, refused, REFUSED)
+    return marked >= len(sent) + len(refused)
 
 
 def counted(connection: Connection, group: str | None = None) -> list[Counted]:

@@ -109,14 +109,17 @@ class Outbox:
             by_id[row_id].messages.append(message_of(row))
         return [by_id[row_id] for row_id in transaction_ids if row_id in by_id]
 
-    def mark(self, connection: Connection, transaction_ids: Sequence[str], state: int) -> None:
-        """Set `relayed` of transactions, except of those that an operator has dropped meanwhile."""
-        if transaction_ids:
-            columns = self.table.c
-            condition = sa.and_(
-                among(connection, columns.transaction_id, transaction_ids), columns.relayed.in_(self.from_states)
-            )
-            connection.execute(self.table.update().where(condition).values(relayed=state))
+    def mark(self, connection: Connection, transaction_ids: Sequence[str], state: int) -> int:
+        """Set `relayed` of transactions, except of those that an operator has dropped meanwhile; returns the number of
+        their rows."""
+        if not transaction_ids:
+            return 0
+        columns = self.table.c
+        condition = sa.and_(
+            among(connection, columns.transaction_id, transaction_ids), (columns.relayed + 0).in_(self.from_states)
+        )
+        rows = connection.execute(self.table.update().where(condition).values(relayed=state)).rowcount
+        return rows if rows >= 0 else len(transaction_ids)  # some drivers do not count
 
 
 def _as_it_stands(connection: Connection, at: Any) -> tuple[Any, Any]:
