@@ -84,7 +84,7 @@ class LeftSender:
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._turns = Backoff(TURN_SECONDS, TURN_MAX_SECONDS)
         self._is_overtaken = False
-        """Whether another process has sent some of what the last look found."""
+        """Whether another process has sent some of what the last look found, in each schema."""
         self._complaint = ""
         self._without_index: list[str] = []
         """The schemas whose table lacks the index for what is left behind, at the last look."""
@@ -144,8 +144,10 @@ class LeftSender:
             left_behind.back(self._times_away)
         await self._report(found)
         reason: NotifyError | None = None
+        are_overtaken = []
         for schema, look in found.items():
             reason = await self._send(schema, look) or reason
+            are_overtaken.append(self._is_overtaken)
             if reason is not None and means_away(reason):
                 left_behind.away()
                 break
@@ -153,6 +155,7 @@ class LeftSender:
         if reason is not None:
             raise reason
         self._backoff.reset()
+        self._is_overtaken = bool(found) and all(are_overtaken)
         if self._is_overtaken:
             left_behind.back(self._times_away)
             return self._turns.next()
