@@ -30,7 +30,7 @@ from notify.testing import InMemoryServer
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.background import repeated
-from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import Command, cli
 from tests.support.http import ask
 from tests.support.left_behind import BOUND, auto, delivered, rows, send
@@ -117,6 +117,51 @@ def test_a_server_that_dies_and_comes_back_loses_doubles_and_reorders_nothing(
     stored = delivered(up.url, unique)
     for number in range(threads):
         assert [body for body in stored if body.startswith(f"{number}.")] == sent[number]
+
+
+def halves(engine: sa.Engine) -> int:
+    """How many transactions were committed with a half."""
+    with engine.connect() as connection:
+        query = sa.select(sa.func.count()).select_from(half_message).where(half_message.c.body.is_(None))
+        return int(connection.scalar(query) or 0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_key_in_use_all_the_time_returns_to_halves(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
+    """Its commits wait a moment for the rows before them; otherwise there would always be one that waits."""
+    with (
+        auto(away, engine, unique) as producer,
+        repeated(lambda: send(producer, unique, "later", key="k"), threads=3, pause_seconds=0.001, passing=()),
+    ):
+        eventually(lambda: len(rows(engine)) > 50, "rows that are left behind")
+        away.start()
+        eventually(lambda: halves(engine) > 0, "a commit with a half")
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_key_in_use_all_the_time_returns_to_halves_on_an_event_loop(
+    away: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    async def work() -> None:
+        theirs, is_over = create_async_engine(engine.url), asyncio.Event()
+
+        async def commit(producer: AsyncTransactionProducer) -> None:
+            while not is_over.is_set():
+                async with AsyncSession(theirs) as session, session.begin():
+                    await producer.send(session, Message(unique, "later", key="k"))
+
+        async with AsyncTransactionProducer(
+            away.url, group=unique, engine=theirs, mode="auto", half_timeout=BOUND
+        ) as producer:
+            committing = [asyncio.create_task(commit(producer)) for _ in range(3)]
+            await eventually_async(lambda: len(rows(engine)) > 50, "rows that are left behind")
+            await asyncio.to_thread(away.start)
+            await eventually_async(lambda: halves(engine) > 0, "a commit with a half")
+            is_over.set()
+            await asyncio.gather(*committing)
+        await theirs.dispose()
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("database", ["postgresql"])

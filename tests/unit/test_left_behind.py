@@ -113,13 +113,13 @@ def test_a_transaction_that_never_says_that_it_ended_is_decided_after_a_while(le
     assert left.decided() == {HOME: ["1", "2"]}
 
 
-def test_with_too_many_every_commit_goes_by_row_until_none_waits(
+def test_with_too_many_every_commit_with_a_key_goes_by_row_until_none_waits(
     left: LeftBehind, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(left_behind, "MOST_LEFT", 1)
     left.leave("1", of("k"), HOME)
     left.leave("2", of("another"), HOME)
-    assert left.ids() == ["1"] and left.holds(of("third"))
+    assert left.ids() == ["1"] and left.holds(of("third")) and not left.holds(of(None))
     left.looked(frozenset(), are_all=True, began=clock())
     assert left.holds(of("third")), "the second transaction may not have committed before that look"
     clock.now += COMMIT_SECONDS + 1

@@ -50,6 +50,10 @@ MOST_PLACES = 4
 """How often a transaction may turn out to be in another schema before it is refused."""
 
 
+BEHIND_SECONDS, BEHIND_PAUSE_SECONDS = 0.25, 0.02
+"""How long a commit in mode auto waits at most for earlier transactions with its keys, and between two looks."""
+
+
 class Outgoing(Protocol):
     """Carries halves and outcomes to the server, from the thread or the greenlet that commits (`outgoing.py`)."""
 
@@ -64,6 +68,9 @@ class Outgoing(Protocol):
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome. Never raises, and never blocks but with the producer's `wait_for_outcome`."""
+
+    def pause(self, seconds: float) -> None:
+        """Let others run for some seconds."""
 
 
 class PendingMessages:
@@ -168,6 +175,7 @@ class HalfSender:
         """`make_tables`, `make_in`: see Places."""
         self._outgoing = outgoing
         self._mode = plan.mode
+        self._half_timeout = plan.half_timeout
         self._rows: HalfRows | LogRows = LogRows(plan.group)
         if plan.rows:
             self._rows = HalfRows(plan.group, plan.mode, keep_messages=plan.keep_messages)
@@ -322,7 +330,7 @@ class HalfSender:
     ) -> None:
         """Store the half, or leave the transaction behind: if the server is unreachable, cannot take the half now, or
         has to get earlier transactions with the same keys first."""
-        pending.is_left = left_behind.holds(messages)
+        pending.is_left = self._stays_behind(messages, left_behind)
         times_away = left_behind.times_away
         if pending.is_left:
             _trace(messages)
@@ -341,6 +349,16 @@ class HalfSender:
                 pending.is_left = left_behind.times_away != times_away or left_behind.holds(messages)
         if pending.is_left:
             left_behind.leave(pending.id, messages, Origin(place.schema, place.source))
+
+    def _stays_behind(self, messages: list[PackedMessage], left_behind: LeftBehind) -> bool:
+        """Whether the transaction goes by row, without asking the server. If it does only because others with its keys
+        wait, they get a moment to be sent: otherwise keys that are always in use would always go by row."""
+        until = time.monotonic() + min(self._half_timeout, BEHIND_SECONDS)
+        while left_behind.holds(messages):
+            if left_behind.is_away or time.monotonic() >= until:
+                return True
+            self._outgoing.pause(BEHIND_PAUSE_SECONDS)
+        return False
 
     def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
         try:

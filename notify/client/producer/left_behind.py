@@ -19,7 +19,8 @@ from notify.errors import Closed, NotifyError, Unavailable
 from notify.protocol.wire import PackedMessage
 
 MOST_LEFT = 100_000
-"""The most transactions that are remembered. With more, every commit goes by row until the table has none left."""
+"""The most transactions that are remembered. With more, every commit with a key goes by row until the table has none
+left."""
 COMMIT_SECONDS = 5.0
 """How long after its rows were inserted a transaction may still commit without the knowledge of this process."""
 _NOT_NOW = (421, 429, 500, 503, 504, 507)
@@ -87,12 +88,13 @@ class LeftBehind:
         """
         if self._process != os.getpid():
             self._renew()
-        if self.is_away or self._full_until is not None:
+        if self.is_away:
             return True
-        if not self._last and not self._others:
+        is_full = self._full_until is not None
+        if not self._last and not self._others and not is_full:
             return False
         keys = _keys_of(messages)
-        return any(key in self._last or key in self._others for key in keys)
+        return (is_full and bool(keys)) or any(key in self._last or key in self._others for key in keys)
 
     def away(self) -> None:
         """The server did not take something: from now on commits go by row."""

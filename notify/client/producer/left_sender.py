@@ -34,6 +34,8 @@ log = program_log("notify.client")
 
 LOOK_SECONDS = 10.0
 """How often a process looks for what others of its group have left behind."""
+KEYS_SECONDS = 2.0
+"""How often it reads the keys of all that waits, if that is more than one look finds."""
 SCHEMAS_SECONDS = 60.0
 """How often it looks for schemas that it has not met."""
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.1, 1.0
@@ -79,7 +81,9 @@ class LeftSender:
         self._make_client = client
         self._monotonic = monotonic
         self._client: TransactionClient | None = None
-        self._looked_for_schemas = float("-inf")
+        self._looked_for_schemas = self._looked_for_keys = float("-inf")
+        self._looks: dict[str, Look] = {}
+        """The last look at each schema where something waits."""
         self._awake = asyncio.Event()
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         self._turns = Backoff(TURN_SECONDS, TURN_MAX_SECONDS)
@@ -138,8 +142,9 @@ class LeftSender:
             await self._reach()
         decided, began = left_behind.decided(), self._monotonic()
         found = await self._look()
-        keys = frozenset[Key]().union(*(look.keys for look in found.values()))
-        left_behind.looked(keys, are_all=all(look.are_all for look in found.values()), began=began)
+        if all(look.are_new for look in found.values()):
+            keys = frozenset[Key]().union(*(look.keys for look in found.values()))
+            left_behind.looked(keys, are_all=all(look.are_all for look in found.values()), began=began)
         if not found:
             left_behind.back(self._times_away)
         await self._report(found)
@@ -192,14 +197,18 @@ class LeftSender:
         if len(schemas) > 1:
             schemas = await self._database.call(left_rows.with_waiting, schemas, schema=schemas[0])
         found: dict[str, Look] = {}
+        if self._monotonic() - self._looked_for_keys > KEYS_SECONDS:
+            self._looks, self._looked_for_keys = {}, self._monotonic()
         for schema in schemas:
             try:
-                found[schema] = await self._database.call(left_rows.look, self._group, schema=schema)
+                before = self._looks.get(schema)
+                found[schema] = await self._database.call(left_rows.look, self._group, before, schema=schema)
             except sa.exc.DBAPIError as error:
                 if len(schemas) == 1 or is_lost(error):
                     raise
                 log.warning("what was left behind in the schema %s cannot be read: %s", schema, reason_of(error))
-        return {schema: look for schema, look in found.items() if look.places}
+        self._looks = {schema: look for schema, look in found.items() if look.places}
+        return self._looks
 
     async def _warn_of_missing_indexes(self, schemas: Sequence[str]) -> None:
         if not schemas:

@@ -191,6 +191,10 @@ class ThreadOutgoing:
             if not is_sent:
                 thread.call(running.queue_outcome, transaction_id, shard, outcome)
 
+    def pause(self, seconds: float) -> None:
+        """Let other threads run for some seconds."""
+        time.sleep(seconds)
+
     def _wait_for(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Send an outcome and wait at most `half_timeout` until the server has stored it. Raises nothing of the server:
         the transaction is committed."""
@@ -458,6 +462,10 @@ class LoopOutgoing:
                 log.warning(NOT_STORED, transaction_id, why)
         else:
             self._running.queue_outcome(transaction_id, shard, outcome)
+
+    def pause(self, seconds: float) -> None:
+        """Let other tasks of the loop run for some seconds, in SQLAlchemy's greenlet."""
+        await_only(asyncio.sleep(seconds))
 
     async def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
         """The end of a withdrawal; waits at most `seconds` until it is decided."""

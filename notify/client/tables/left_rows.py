@@ -48,11 +48,13 @@ _c = half_message.c
 
 
 class Look(NamedTuple):
-    """The oldest transactions that wait, the keys of those that wait, and whether these are the keys of all."""
+    """The oldest transactions that wait, the keys of those that wait, whether these are the keys of all, and whether
+    this look has read them."""
 
     places: list[Waiting]
     keys: frozenset[Key]
     are_all: bool
+    are_new: bool = True
 
 
 class Page(NamedTuple):
@@ -82,12 +84,22 @@ class Counted(NamedTuple):
     seconds: float
 
 
-def look(connection: Connection, group: str) -> Look:
-    """The rows that a producer group has left behind in a schema."""
+def look(connection: Connection, group: str, before: Look | None = None) -> Look:
+    """The rows that a producer group has left behind in a schema.
+
+    `before`: an earlier look, whose keys this one repeats if there are more rows than it finds: their keys take longer
+    than anything else, because all that waits is read for them.
+    """
     places = LEFT.oldest(connection, MOST_LOOKED_AT, _c.producer_group == group)
     if not places:
         return Look([], frozenset(), True)
-    keyed = sa.select(_c.topic, _c.key).where(is_left_behind, _c.producer_group == group, _c.key.is_not(None))
+    if len(places) < MOST_LOOKED_AT:
+        waits = _those_left_behind(connection, [place.id for place in places])
+    elif before is not None:
+        return Look(places, before.keys, before.are_all, are_new=False)
+    else:
+        waits = sa.and_(is_left_behind, _c.producer_group == group)
+    keyed = sa.select(_c.topic, _c.key).where(waits, _c.key.is_not(None))
     rows = connection.execute(keyed.distinct().limit(MOST_KEYS + 1)).all()
     return Look(places, frozenset((str(topic), str(key)) for topic, key in rows), len(rows) <= MOST_KEYS)
 
