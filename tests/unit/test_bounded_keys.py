@@ -120,7 +120,8 @@ BOUNDS = {
         movers/relay/relay.py:_held
         movers/relay/relay.py:_backoffs movers/relay/relay.py:_stands_by movers/relay/relay.py:_elsewhere
         movers/relay/relay.py:_publishers movers/relay/relay.py:_showings movers/relay/sources.py:by_schema
-        movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported binlog_bridge/batching.py:_savepoints
+        movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported client/producer/left_sender.py:_looks
+        binlog_bridge/batching.py:_savepoints
         binlog_bridge/binlog/position.py:_runs
         binlog_bridge/pump.py:_source_ids binlog_bridge/postgresql/reader.py:_by_id
         binlog_bridge/postgresql/reader.py:_sent binlog_bridge/postgresql/reader.py:_decided

@@ -50,8 +50,8 @@ MOST_PLACES = 4
 """How often a transaction may turn out to be in another schema before it is refused."""
 
 
-BEHIND_SECONDS, BEHIND_PAUSE_SECONDS = 0.25, 0.02
-"""How long a commit in mode auto waits at most for earlier transactions with its keys, and between two looks."""
+BEHIND_SECONDS = 0.25
+"""How long a commit in mode auto waits at most for earlier transactions with its keys."""
 
 
 class Outgoing(Protocol):
@@ -69,8 +69,8 @@ class Outgoing(Protocol):
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome. Never raises, and never blocks but with the producer's `wait_for_outcome`."""
 
-    def pause(self, seconds: float) -> None:
-        """Let others run for some seconds."""
+    def wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait while a condition holds, at most `seconds`."""
 
 
 class PendingMessages:
@@ -353,12 +353,10 @@ class HalfSender:
     def _stays_behind(self, messages: list[PackedMessage], left_behind: LeftBehind) -> bool:
         """Whether the transaction goes by row, without asking the server. If it does only because others with its keys
         wait, they get a moment to be sent: otherwise keys that are always in use would always go by row."""
-        until = time.monotonic() + min(self._half_timeout, BEHIND_SECONDS)
-        while left_behind.holds(messages):
-            if left_behind.is_away or time.monotonic() >= until:
-                return True
-            self._outgoing.pause(BEHIND_PAUSE_SECONDS)
-        return False
+        if left_behind.holds(messages):
+            seconds = min(self._half_timeout, BEHIND_SECONDS)
+            self._outgoing.wait_while(lambda: left_behind.holds(messages) and not left_behind.is_away, seconds)
+        return left_behind.holds(messages)
 
     def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
         try:

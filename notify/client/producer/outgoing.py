@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from datetime import datetime
 from multiprocessing.util import Finalize, register_after_fork
 from typing import Any, TypeVar
@@ -49,6 +50,8 @@ MANY = 20
 EXIT_SECONDS = 2.0
 """How long waiting outcomes may delay the end of the process; check-back recovers outcomes that are not sent then."""
 NOT_STORED = "the outcome of %s is not stored yet, a check will find it: %s"
+PAUSE_SECONDS = 0.02
+"""The pause between two looks at a condition that a commit waits for."""
 
 
 class ThreadOutgoing:
@@ -191,9 +194,11 @@ class ThreadOutgoing:
             if not is_sent:
                 thread.call(running.queue_outcome, transaction_id, shard, outcome)
 
-    def pause(self, seconds: float) -> None:
-        """Let other threads run for some seconds."""
-        time.sleep(seconds)
+    def wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait while a condition holds, at most `seconds`."""
+        until = time.monotonic() + seconds
+        while condition() and time.monotonic() < until:
+            time.sleep(PAUSE_SECONDS)
 
     def _wait_for(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Send an outcome and wait at most `half_timeout` until the server has stored it. Raises nothing of the server:
@@ -463,9 +468,12 @@ class LoopOutgoing:
         else:
             self._running.queue_outcome(transaction_id, shard, outcome)
 
-    def pause(self, seconds: float) -> None:
-        """Let other tasks of the loop run for some seconds, in SQLAlchemy's greenlet."""
-        await_only(asyncio.sleep(seconds))
+    def wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait in SQLAlchemy's greenlet while a condition holds, at most `seconds`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while condition() and loop.time() < until:
+            await_only(asyncio.sleep(PAUSE_SECONDS))
 
     async def outcome_of_withdrawal(self, withdrawal: Sent, seconds: float) -> WithdrawalOutcome:
         """The end of a withdrawal; waits at most `seconds` until it is decided."""
