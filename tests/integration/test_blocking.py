@@ -95,6 +95,31 @@ def test_a_thread_that_is_alone_sends_by_itself(frozen: InMemoryServer, unique: 
     assert bodies(frozen, unique, 5) == ["0", "1", "2", "3", "4"]
 
 
+def test_no_outcome_overtakes_one_that_the_loop_has_not_begun_to_send(frozen: InMemoryServer, unique: str) -> None:
+    """The loop's thread may be late on a loaded machine, while the thread that commits is not."""
+
+    def commit_next(body: str) -> None:
+        transaction_id = ids.to_text(ids.new_id())
+        item = producer.outgoing.store_half(transaction_id, [pack(Message(unique, body, key="k"))], "")
+        producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
+
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        for number in range(3):
+            commit_and_settle(producer, frozen, unique, number)
+        thread, _ = producer.outgoing.start()
+        sender = producer.outgoing._blocking
+        assert sender is not None and sender._outcome_connection.is_open
+        is_late = threading.Event()
+        thread.call(is_late.wait, PATIENCE_SECONDS)
+        try:
+            with sender._taking_outcome:  # as the loop does while it looks for an answer
+                commit_next("3")
+            commit_next("4")
+        finally:
+            is_late.set()
+        assert [message.text for message in frozen.wait_for(unique, 5, PATIENCE_SECONDS)] == list("01234")
+
+
 def test_threads_at_once_send_everything_once(frozen: InMemoryServer, unique: str) -> None:
     def send(number: int) -> None:
         for n in range(20):

@@ -221,7 +221,8 @@ class BlockingSender:
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> bool:
         """Send an outcome without waiting for the answer; False if the loop has to send it."""
-        if not self._outcome_connection.is_open or not self._taking_outcome.acquire(blocking=False):
+        is_next = self._outcome_connection.is_open and not self._running.handed_over
+        if not is_next or not self._taking_outcome.acquire(blocking=False):
             return False
         try:
             body = self._running.client.outcome_alone(transaction_id, shard, outcome)
@@ -285,7 +286,7 @@ class BlockingSender:
         self._outcome_connection.close()
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is not None:
-            self._thread.call(self._running.queue_outcome, *unanswered)
+            self._running.hand_over(self._thread, *unanswered)
             if is_fault:
                 self._running.outcome_was_lost()
 

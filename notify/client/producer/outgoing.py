@@ -192,7 +192,7 @@ class ThreadOutgoing:
                 self._replace(blocking)
                 raise
             if not is_sent:
-                thread.call(running.queue_outcome, transaction_id, shard, outcome)
+                running.hand_over(thread, transaction_id, shard, outcome)
 
     def wait_while(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait while a condition holds, at most `seconds`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 
 from notify.check.listener import Outcome
@@ -14,6 +15,7 @@ from notify.client.producer.options import ProducerPlan
 from notify.client.producer.transactions import HALF_SECONDS, MOST_TOGETHER, NOT_NOW, TransactionClient
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.purge import RowPurge
+from notify.client.threads.loop import LoopThread
 from notify.client.transport.http import error_of
 from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Item
@@ -34,6 +36,8 @@ class Running:
         self.client = self._make_client()
         self._outcomes: dict[str, tuple[str | None, str, asyncio.Future[Item] | None]] = {}
         """For the last transactions: shard, outcome, and the future of the server's answer (None: too many waited)."""
+        self.handed_over: deque[tuple[str, str | None, str]] = deque()
+        """Outcomes that other threads have left to the loop, which has not queued them yet."""
         self._sweep_at = SWEEP_AT
         self._checker: Checker | None = None
         self._purging: RowPurge | None = None
@@ -82,6 +86,17 @@ class Running:
         if plan.engine is not None and plan.purge_after is not None:
             self._purging = RowPurge(self.client.http, plan.group, plan.engine, plan.purge_after, plan.sources)
             self._tasks.append(loop.create_task(self._purging.run()))
+
+    def hand_over(self, thread: LoopThread, transaction_id: str, shard: str | None, outcome: str) -> None:
+        """Let the loop queue an outcome. Any thread may call this; no thread sends one itself before that is done."""
+        self.handed_over.append((transaction_id, shard, outcome))
+        thread.call(self._take_over)
+
+    def _take_over(self) -> None:
+        try:
+            self.queue_outcome(*self.handed_over[0])
+        finally:
+            self.handed_over.popleft()
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome. If too many wait already, `flush` sends it, or check-back asks for it."""
