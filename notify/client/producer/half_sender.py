@@ -354,7 +354,7 @@ class HalfSender:
         """Whether the transaction goes by row, without asking the server. If it does only because others with its keys
         wait, they get a moment to be sent: otherwise keys that are always in use would always go by row."""
         if left_behind.holds(messages):
-            seconds = min(self._half_timeout, BEHIND_SECONDS)
+            seconds = min(self._half_timeout / 2, BEHIND_SECONDS)  # afterwards the half takes some time, too
             self._outgoing.wait_while(lambda: left_behind.holds(messages) and not left_behind.is_away, seconds)
         return left_behind.holds(messages)
 
