@@ -142,17 +142,33 @@ _RECORDED = re.compile(r"[a-z0-9._@/-]{1,64}")
 
 
 def _existing(connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None) -> set[Row]:
-    """The rows in the inbox with the ids of these rows."""
+    """These rows, as far as the inbox has them."""
+    found = _selected(connection, group, rows, schema)
+    if found and connection.dialect.name in ("mysql", "mariadb"):
+        # At READ UNCOMMITTED the transactions of some rows may still run, and these rows may vanish. A locking read
+        # waits for their ends, at any level.
+        return _selected(connection, group, found, schema, is_locking=True)
+    return found
+
+
+def _selected(
+    connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None, *, is_locking: bool = False
+) -> set[Row]:
     columns = notify_inbox.c
-    ids = sorted({message_id for message_id, _ in rows})
-    existing: set[Row] = set()
+    wanted = set(rows)
+    ids = sorted({message_id for message_id, _ in wanted})
+    # The whole key, so that a locking read locks no gaps, into which other consumers insert.
+    replays = columns.replay.in_(sorted({replay for _, replay in wanted}))
+    selected: set[Row] = set()
     for begin in range(0, len(ids), ASKED_AT_ONCE):
         page = ids[begin : begin + ASKED_AT_ONCE]
-        condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page))
+        condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page), replays)
         query = sa.select(columns.message_id, columns.replay).where(condition)
+        if is_locking:
+            query = query.with_for_update(read=True)
         result = connection.execute(query, execution_options=_options(schema))
-        existing.update((message_id, replay) for message_id, replay in result)
-    return existing
+        selected.update((message_id, replay) for message_id, replay in result)
+    return selected & wanted
 
 
 def _options(schema: str | None) -> dict[str, Any]:
