@@ -139,7 +139,7 @@ def test_a_directory_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_backup_has_the_log_of_one_server(tmp_path: Path, server: ServerProcess) -> None:
-    """Of two addresses the one that answered made the backup, and its files were fetched from the other one."""
+    """The server that answered made the backup, and its files were fetched from the first address."""
     code, refused = backup(tmp_path / "b", f"http://127.0.0.1:1,{server.url}")
     assert code == 2 and "one server" in refused["text"]
     assert admin(server.url, "GET", "backups")["backups"] == []

@@ -23,6 +23,7 @@ from notify.protocol.message import REPLAY, ReceivedMessage
 from notify.runtime.databases import (
     NESTED,
     as_sqlalchemys,
+    at_once,
     begins_explicitly,
     commits_by_itself,
     database_now,
@@ -288,7 +289,8 @@ class Guard:
                 raise has_ended() from None
             if is_of_aborted(error):
                 raise _was_aborted() from None
-            self._connection.exec_driver_sql(_RELEASE)
+            with at_once(self._connection):
+                self._connection.exec_driver_sql(_RELEASE)
             raise
 
     def __enter__(self) -> Guard:
@@ -303,7 +305,8 @@ class Guard:
         if self._is_over:
             return
         try:
-            self._connection.exec_driver_sql(_ROLLBACK)
+            with at_once(self._connection):
+                self._connection.exec_driver_sql(_ROLLBACK)
         except sa.exc.DBAPIError as refusal:
             self.is_lost = is_savepoint_gone(refusal.orig)
         except sa.exc.SQLAlchemyError:
