@@ -39,7 +39,10 @@ def backup(
     """Copy a server's log and its record of actions while the server runs."""
     if directory.exists():
         raise InvalidRequest(f"{directory} exists: name a directory that does not exist")
-    manifest = send_write(WRITES["backup.make"], url, body=write_body(reason, False))["result"]
+    if "," in url:
+        raise InvalidRequest(f"a backup has the log of one server, and --url names several: {url}; back up each one")
+    # Here: the files are fetched from the server that has made them.
+    manifest = send_write(WRITES["backup.make"], url, body=write_body(reason, False), here=True)["result"]
     partial = directory.with_name(directory.name + ".partial")
     try:
         total = sum(file["size"] for file in manifest["files"])
@@ -52,7 +55,7 @@ def backup(
         partial.rename(directory)
         sync(directory.parent)
     finally:
-        send_write(WRITES["backup.delete"], url, manifest["name"], body=write_body(reason, False))
+        send_write(WRITES["backup.delete"], url, manifest["name"], body=write_body(reason, False), here=True)
         shutil.rmtree(partial, ignore_errors=True)
     show(
         {"directory": str(directory), "name": manifest["name"], "files": len(manifest["files"]), "bytes": total},
@@ -64,7 +67,7 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
     """Fetch a file. Raises Unavailable if it is incomplete."""
     target = place(directory, file["name"])
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    address = f"{url.split(',')[0].rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
+    address = f"{url.rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
     token = token_from_environment()
     request = urllib.request.Request(address, headers={"authorization": f"Bearer {token}"} if token else {})
     context = tls_from_environment() if address.startswith("https") else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -667,6 +667,25 @@ def roll_back_driver(connection: Connection) -> None:
     except BaseException:  # cancelled once more, as anyio does at each step: the transaction may still be open
         connection.invalidate()
         raise
+
+
+_ON_THE_SERVER = ("stream_results", "yield_per")
+
+
+@contextlib.contextmanager
+def at_once(connection: Connection) -> Iterator[None]:
+    """Within the block no statement of a connection is a cursor on the server, as its engine's options may ask:
+    PostgreSQL has these for queries alone, and only within a transaction."""
+    options = connection.get_execution_options()
+    asked = {name: options[name] for name in _ON_THE_SERVER if options.get(name)}
+    if not asked:
+        yield
+        return
+    connection.execution_options(**dict.fromkeys(asked))
+    try:
+        yield
+    finally:
+        connection.execution_options(**asked)
 
 
 class database_now(FunctionElement[Any]):

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
+from notify.runtime.databases import at_once
 from notify.runtime.schemas import named_by, text_of
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
@@ -160,7 +161,10 @@ class _Table:
 def _read(connection: Connection, needs: Sequence[Need], schema: str) -> dict[str, _Table]:
     """The tables that are there, by name. Other kinds of databases cannot be verified: nothing supports them."""
     read = _READERS.get(connection.dialect.name)
-    return read(connection, [need.table.name for need in needs], schema) if read is not None and needs else {}
+    if read is None or not needs:
+        return {}
+    with at_once(connection):
+        return read(connection, [need.table.name for need in needs], schema)
 
 
 def _refuse_bytes(text: object) -> None:

@@ -21,6 +21,7 @@ from notify.storage.log.entry import (
     message_key_of,
     queue_keys,
     table_of,
+    transaction_id_of,
 )
 from notify.storage.log.queues import Queue
 
@@ -64,6 +65,9 @@ class OpenPart:
         self._withdrawn_due = array("Q")
         self._by_message: tuple[dict[bytes, int], dict[bytes, int]] | None = None
         """The entries of delayed and withdrawn messages, by message; built on first use."""
+        self._id_ends = array("I")
+        """The last four bytes of each entry's id, up to the last lookup: a search of the entries themselves, for which
+        any client may ask, reads twenty times as much memory."""
 
     def publish(self, entries: list[bytes], queues: list[Queue | None], delayed: list[tuple[int, int, int]]) -> None:
         """Add the entries of a frame that has become durable, with the queue of each, or None.
@@ -179,14 +183,13 @@ class OpenPart:
             view.release()
 
     def lookup(self, transaction_id: bytes) -> list[bytes]:
-        """Every published entry of a transaction, in log order. A scan, for administrators only."""
-        found = []
-        at = self.entries.find(transaction_id)
-        while at >= 0:
-            if at % ENTRY_SIZE == ID_AT:
-                found.append(bytes(self.entries[at - ID_AT : at + ENTRY_SIZE - ID_AT]))
-            at = self.entries.find(transaction_id, at + 1)
-        return found
+        """Every published entry of a transaction, in log order."""
+        id_ends = self._id_ends
+        if len(id_ends) < len(self.entries) // ENTRY_SIZE:
+            id_ends.frombytes(table_of(self.entries)["id_low"][len(id_ends) :].astype(np.uint32).tobytes())
+        numbers = np.flatnonzero(np.frombuffer(id_ends, np.uint32) == int.from_bytes(transaction_id[-4:])).tolist()
+        entries = [bytes(self.entries[n * ENTRY_SIZE : (n + 1) * ENTRY_SIZE]) for n in numbers]
+        return [entry for entry in entries if transaction_id_of(entry) == transaction_id]
 
     def keyed(self, key_hash: int) -> list[bytes]:
         """Every published queue entry of a key, by its hash, in log order."""

@@ -398,3 +398,18 @@ def test_held_keys_survive_a_restart(run: Any) -> None:
         assert (progress.attempts, dict(progress.forgiven), dict(progress.held)) == ({}, {}, {})
 
     run(scenario)
+
+
+def test_messages_are_found_by_their_transactions_while_others_come(run: Any) -> None:
+    async def scenario(b: Bench) -> None:
+        made: list[NewTransaction] = []
+        for number in range(4):
+            made.append(sent(b"%d" % number))
+            await commit(b.store, made[-1])
+            if number == 2:
+                await b.restart()
+            found = [bodies_in(b.store.messages(one.id)) for one in made]
+            assert found == [[b"%d" % n] for n in range(number + 1)]
+            assert b.store.messages(ids.new_id()) == []
+
+    run(scenario)

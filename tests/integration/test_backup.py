@@ -138,6 +138,13 @@ def test_a_directory_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_backup_has_the_log_of_one_server(tmp_path: Path, server: ServerProcess) -> None:
+    """The server that answered made the backup, and its files were fetched from the first address."""
+    code, refused = backup(tmp_path / "b", f"http://127.0.0.1:1,{server.url}")
+    assert code == 2 and "one server" in refused["text"]
+    assert admin(server.url, "GET", "backups")["backups"] == []
+
+
 def test_a_restore_that_is_cut_off_leaves_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cut restore leaves nothing that a server starts on. It copied in place and synced nothing."""
     copy, data_dir = tmp_path / "copy", tmp_path / "restored"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client import Inbox, ReceivedMessage
+from notify.client import Inbox, ReceivedMessage, create_tables
 from notify.client.inbox.rows import ASKED_AT_ONCE
 from notify.client.tables.definitions import notify_inbox
 from notify.errors import InvalidRequest
 from notify.protocol.message import FIRST_ID
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.shop import Order
+from tests.support.databases import empty_database
+from tests.support.shop import Base, Order
 
 TRANSACTION = "01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d"
 
@@ -136,3 +139,36 @@ def test_two_transactions_with_the_same_messages(shared_engine: sa.Engine, uniqu
         assert (first.result(PATIENCE_SECONDS), second.result(PATIENCE_SECONDS)) == (3, 2)
     assert effects.calls == [["0001", "0002", "0003"], ["0004", "0000"]]
     assert effects.committed(shared_engine) == [f"{n:04}" for n in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_claim_that_is_seen_and_not_committed_is_no_effect(
+    kind: str, database_urls: Mapping[str, str], tmp_path: Path, unique: str
+) -> None:
+    """At READ UNCOMMITTED a consumer sees the claim of another one, whose handler then fails."""
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url, isolation_level="READ UNCOMMITTED")
+        create_tables(engine)
+        Base.metadata.create_all(engine)
+        inbox, effects = Inbox(engine), Effects(unique)
+        has_claimed, may_fail = threading.Event(), threading.Event()
+
+        def fail(messages: list[ReceivedMessage], session: Session) -> None:
+            has_claimed.set()
+            assert may_fail.wait(PATIENCE_SECONDS)
+            raise ValueError("after the other one has looked")
+
+        @sa.event.listens_for(engine, "after_cursor_execute")
+        def looked(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+            if has_claimed.is_set() and statement.startswith("SELECT") and "notify_inbox" in statement:
+                may_fail.set()
+
+        assert inbox.run_batch(unique, [message(0)], effects) == 1
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(inbox.run_batch, unique, [message(1)], fail)
+            assert has_claimed.wait(PATIENCE_SECONDS)
+            assert inbox.run_batch(unique, [message(0), message(1)], effects) == 1
+            with pytest.raises(ValueError, match="has looked"):
+                first.result(PATIENCE_SECONDS)
+        assert effects.committed(engine) == ["0000", "0001"]
+        engine.dispose()

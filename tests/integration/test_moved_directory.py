@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from notify.testing.forked import launch
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import empty_database
 from tests.support.groups import publish
-from tests.support.http import ask
+from tests.support.http import REASON, admin, ask
 from tests.support.logs import T0, commit
+from tests.support.servers import Started, make_storage
 from tests.support.transactions import sent
 
 SECOND_US = 1_000_000
@@ -122,3 +125,18 @@ def test_workers_do_not_begin_empty_logs_where_theirs_were(tmp_path: Path) -> No
         process.kill()
         process.wait(60)
         process.stdout.close()
+
+
+def test_a_server_whose_messages_are_in_a_database_goes_on(
+    tmp_path: Path, database_urls: Mapping[str, str], unique: str
+) -> None:
+    """Nothing in its directory is missed before a start; but a new token failed with its answer."""
+    with empty_database("postgresql", database_urls, tmp_path) as url, ExitStack() as stack:
+        make_storage(url)
+        server = Started(url, tmp_path, stack).add()
+        shutil.rmtree(tmp_path / "s0")
+        token = {"name": "t", "rights": ["publish"], "reason": REASON}
+        assert admin(server.url, "POST", "credentials", token)["result"]["name"] == "t"
+        assert admin(server.url, "GET", "actions")["actions"][0]["what"] == "credential.add"
+        publish(server.url, unique, ["1"])
+        eventually(lambda: "registry_not_kept" in "".join(server.output), "the reason in its output")

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import announcing
-from notify.binlog_bridge.errors import Unfit
+from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.pump import Bridge
 from notify.client.tables.definitions import notify_refused
 from notify.runtime.databases import within_schema
@@ -174,6 +174,37 @@ def test_a_later_schema_that_no_publication_has_stops_a_bridge_that_is_no_superu
     once(tenants(owner, server, unique), fill=True)
     outbox(mine.url("Tenant-b"), unique, range(8, 12))
     assert once(tenants(owner, server, unique)).totals.rows == 3
+    assert sorted(numbers(server, unique, 9)) == [n for n in range(12) if n % 4 != 3]
+    assert drain(server.url, unique, unique, 0) == []
+    mine.engine.dispose()
+
+
+@pytest.mark.long
+def test_a_table_that_was_put_back_into_the_publication_while_it_was_away_stops_it(
+    schemas: Schemas, owner: str, server: ServerProcess, unique: str
+) -> None:
+    """The slot lacks the rows of the time in between, unlike those of a schema that came meanwhile."""
+    subscribe(server.url, unique, unique)
+    mine = Schemas(owner)
+
+    def publish(change: str, schema: str) -> None:
+        with mine.engine.begin() as connection:
+            name = connection.exec_driver_sql("SELECT pubname FROM pg_publication").scalar()
+            connection.exec_driver_sql(f'ALTER PUBLICATION "{name}" {change} TABLE "{schema}".half_message')
+
+    outbox(mine.add("Tenant-a"), unique, range(4))
+    once(tenants(owner, server, unique))
+    outbox(mine.add("Tenant-b"), unique, range(0))
+    publish("ADD", "Tenant-b")
+    outbox(mine.url("Tenant-b"), unique, range(4, 8))
+    assert once(tenants(owner, server, unique)).totals.rows == 3
+    publish("DROP", "Tenant-a")
+    outbox(mine.url("Tenant-a"), unique, range(8, 12))
+    publish("ADD", "Tenant-a")
+    for _ in range(2):
+        with pytest.raises(Purged, match=r"what the source publishes was changed.*Tenant-a.*--backfill"):
+            once(tenants(owner, server, unique))
+    once(tenants(owner, server, unique), fill=True)
     assert sorted(numbers(server, unique, 9)) == [n for n in range(12) if n % 4 != 3]
     assert drain(server.url, unique, unique, 0) == []
     mine.engine.dispose()

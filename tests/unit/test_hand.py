@@ -88,7 +88,7 @@ def handling(
         if isinstance(consumer, Consumer):
             consumer._pool = HandlerThreads(concurrency, "test")
         else:
-            consumer._callers = {}
+            consumer._callers, consumer._contexts = {}, []
         hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, concurrency, 32)
         hand.put(runs_of(session, consumer._handlers, Received(deliveries)))
         try:
@@ -212,7 +212,7 @@ def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
 
     async def run() -> None:
         consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer._callers = {}
+        consumer._callers, consumer._contexts = {}, []
 
         @consumer.subscribe("t")
         async def single(message: ReceivedMessage) -> None:
@@ -344,7 +344,7 @@ def test_a_coroutine_gives_the_loop_its_turns() -> None:
     async def run() -> None:
         nonlocal turns
         consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer._callers = {}
+        consumer._callers, consumer._contexts = {}, []
 
         @consumer.subscribe("t")
         async def handle(message: ReceivedMessage) -> None: ...
@@ -403,6 +403,34 @@ def test_the_handlers_of_a_thread_share_djangos_caches(monkeypatch: pytest.Monke
     monkeypatch.setattr(cache, "caches", caches)
     seen: list[Any] = []
     handling(lambda messages: seen.append(caches["default"]), delivered("abc"), concurrency=1, batch=batch)
+    assert len(seen) == 3 and len(set(map(id, seen))) == 1
+
+
+def test_coroutines_that_come_after_each_other_share_djangos_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message had a new cache, with a connection of its own."""
+    from django.core import cache
+
+    caches = cache.CacheHandler({"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}})
+    monkeypatch.setattr(cache, "caches", caches)
+    seen: list[Any] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(caches["default"])
+
+    async def run() -> None:
+        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+        consumer.subscribe("t")(handle)
+        consumer._callers, consumer._contexts = {}, []
+        session = Session()
+        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+        for lease in range(3):
+            hand.put(runs_of(session, consumer._handlers, Received(delivered("a", str(lease)))))
+            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+            if consumer._callers:
+                await asyncio.wait(list(consumer._callers))
+        hand.end()
+
+    asyncio.run(run())
     assert len(seen) == 3 and len(set(map(id, seen))) == 1
 
 

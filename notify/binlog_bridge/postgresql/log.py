@@ -82,6 +82,8 @@ class Wal:
     ) -> WalReader:
         if position is None:
             raise Purged("the queue has no position for this source: start with --backfill")
+        if put_back := self._published.put_back_since(position.published):
+            raise Purged(published_anew(", ".join(put_back[:3])))
         return WalReader(
             engine.url,
             self._slot,

@@ -11,12 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.postgresql import slot as slots
+from notify.binlog_bridge.postgresql.position import MOMENT, MOMENT_DIGITS
 from notify.binlog_bridge.postgresql.rights import POOLED
 from notify.binlog_bridge.postgresql.slot import PREFIX, SERVER_SUFFIX, Slot
 from notify.binlog_bridge.scope import Scope
 from notify.errors import Unavailable
 from notify.movers.outbox import LOCAL, MOVES, SERVER
-from notify.protocol.limits import OLD_SLOT_TRANSACTIONS
+from notify.protocol.limits import OLD_SLOT_TRANSACTIONS, digits
 from notify.runtime.databases import quoted
 from notify.runtime.guarantees import faults
 from notify.runtime.pooler import is_pooled
@@ -317,12 +318,18 @@ def _table_findings(table: Table) -> list[Finding]:
 
 # The entry as JSON: row filters and lists of columns are there from PostgreSQL 15 on. A row of the catalogue that is
 # changed is replaced by one with another xmin; a table that is made again has another oid, and needs an entry unless
-# all tables are published.
+# all tables are published. Numbers of transactions are counted through from the first one; those of a table's system
+# columns are its own.
 _PUBLISHED = sa.text(
     "SELECT p.pubname, concat_ws(' ', p.oid, p.xmin), t.schemaname, t.tablename, "
     "CASE WHEN r.prrelid IS NULL THEN '' ELSE concat_ws(' ', r.prrelid, r.xmin) END, "
+    "now.until, now.until + age(now.latest) - coalesce(age(r.xmin), 2147483647), "
+    "now.until + age(now.latest) - coalesce((SELECT age(a.xmin) FROM pg_attribute a "
+    "WHERE a.attrelid = c.oid AND a.attnum = -1), 0), "
     "p.pubinsert, p.pubupdate, p.pubviaroot, to_jsonb(r) "
-    "FROM pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname "
+    "FROM (SELECT CAST(CAST(s AS text) AS bigint) AS until, CAST(s AS xid) AS latest "
+    "FROM pg_snapshot_xmax(pg_current_snapshot()) s) now, "
+    "pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname "
     "JOIN pg_namespace n ON n.nspname = t.schemaname "
     "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename "
     "LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE p.pubname = ANY(:names)"
@@ -336,6 +343,10 @@ class Published:
 
     publications: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
+    until: int = 0
+    """The first transaction of which nothing is seen here."""
+    made: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The transactions that made a table, and put it into its publications last."""
 
     def changed_since(self, earlier: Published) -> list[str]:
         """The publications and tables of an earlier moment that were changed, or removed and added again."""
@@ -344,11 +355,20 @@ class Published:
 
     def digest(self, *, is_many: bool) -> str:
         """A text that is another one after a change; "": nothing is published. `is_many`: schemas come and go, so that
-        their tables do not count."""
+        their tables do not count; instead it names the moment, see `put_back_since`."""
         if not self.publications:
             return ""
         versions = sorted(self.publications.items()), [] if is_many else sorted(self.tables.items())
-        return hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
+        return f"{digest}{MOMENT}{self.until}" if is_many else digest
+
+    def put_back_since(self, digest: str) -> list[str]:
+        """The tables that were there at the moment of a digest, and published, and were put into a publication later:
+        so they had been taken out."""
+        until = digits(digest.partition(MOMENT)[2], MOMENT_DIGITS)
+        if until is None:
+            return []
+        return [name for name, (table, entry) in self.made.items() if table < until <= entry]
 
 
 def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Published, list[Finding]]:
@@ -357,9 +377,13 @@ def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Publish
     entries_of: dict[tuple[str, str], list[list[Any]]] = {}
     publications: dict[str, str] = {}
     versions: dict[str, list[str]] = {}
-    for publication, version, schema, name, of_table, *rest in connection.execute(
+    made: dict[str, tuple[int, int]] = {}
+    until = 0
+    for publication, version, schema, name, of_table, seen, entry, table_made, *rest in connection.execute(
         _PUBLISHED, {"names": list(slot.publications)}
     ):
+        until = int(seen)
+        made[f"{schema}.{name}"] = int(table_made), max(int(entry), made.get(f"{schema}.{name}", (0, 0))[1])
         entries_of.setdefault((str(schema), str(name)), []).append(rest)
         publications[str(publication)] = str(version)
         versions.setdefault(f"{schema}.{name}", []).append(f"{publication} {of_table}")
@@ -384,7 +408,14 @@ def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Publish
                 )
             )
     ours = {f"{table.schema}.{table.name}" for table in found_here}
-    return Published(publications, {name: " ".join(sorted(versions[name])) for name in ours & versions.keys()}), found
+    listed = ours & versions.keys()
+    now = Published(
+        publications,
+        {name: " ".join(sorted(versions[name])) for name in listed},
+        until,
+        {name: made[name] for name in listed},
+    )
+    return now, found
 
 
 def _is_whole(table: Table, inserts: bool, updates: bool, via_root: bool, entry: dict[str, Any] | None) -> bool:

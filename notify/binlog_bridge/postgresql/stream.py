@@ -17,7 +17,7 @@ from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.postgresql.messages import EPOCH_US
-from notify.binlog_bridge.postgresql.position import Position, lsn_of, lsn_text
+from notify.binlog_bridge.postgresql.position import MOMENT, Position, lsn_of, lsn_text
 from notify.binlog_bridge.postgresql.replication import Replication, ending, lost_history, refusal
 from notify.binlog_bridge.postgresql.slot import Slot, is_lost
 from notify.errors import Unavailable
@@ -90,7 +90,8 @@ class WalStream:
         system, timeline = replication.identity()
         self._check_history(replication, system, timeline)
         self._check_slot(replication)
-        if self._published and self._position.published not in ("", self._published):
+        before, now = (text.partition(MOMENT)[0] for text in (self._position.published, self._published))
+        if before and now and before != now:
             raise Purged(published_anew(", ".join(self._slot.publications)))
         names = ",".join(f'"{name}"' for name in self._slot.publications)
         replication.command(

@@ -76,7 +76,7 @@ INBOX_TELL_SECONDS = 10.0
 
 
 def begin_djangos_caches() -> None:
-    """Make Django's caches of this thread, if Django is there. They are context variables, which the copied context of
+    """Make Django's caches of this context, if Django is there. They are context variables, which the copied context of
     each call would otherwise make again, each time with a new connection."""
     module: Any = sys.modules.get("django.core.cache")
     if module is not None:
@@ -414,6 +414,8 @@ class AsyncConsumer(_Consumer):
         with self._running():
             self._callers: dict[asyncio.Task[None], frozenset[Holder]] = {}
             """The callers of handlers, and the holders of the messages of which each waits for the handler."""
+            self._contexts: list[contextvars.Context] = []
+            """The contexts of callers that have ended, for the next ones: Django's caches are in them."""
             left = await self._consume()
         if left is not None:
             raise left
@@ -422,14 +424,16 @@ class AsyncConsumer(_Consumer):
         return await inbox.call_async(function, *arguments)
 
     def _start_caller(self, hand: Hand) -> None:
-        task = asyncio.get_running_loop().create_task(self._call_handlers(hand))
+        context = self._contexts.pop() if self._contexts else contextvars.copy_context()
+        task = asyncio.get_running_loop().create_task(self._call_handlers(hand, context), context=context)
         self._callers[task] = frozenset()
 
-    async def _call_handlers(self, hand: Hand) -> None:
-        """Call handlers, one after the other, until nothing waits."""
+    async def _call_handlers(self, hand: Hand, context: contextvars.Context) -> None:
+        """Call handlers, one after the other, until nothing waits. `context`: this task's own."""
         task = asyncio.current_task()
         assert task is not None
         hand.began()
+        begin_djangos_caches()
         try:
             while hand.has_waiting:
                 for call in hand.calls():
@@ -451,6 +455,7 @@ class AsyncConsumer(_Consumer):
                 await asyncio.sleep(0)  # lets other tasks run
         finally:
             del self._callers[task]
+            self._contexts.append(context)
             hand.left()
 
     def _begin(self, hand: Hand, call: Call) -> Awaitable[Any] | None:

@@ -24,6 +24,7 @@ from notify.errors import InboxUnavailable, InvalidRequest
 from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.databases import (
+    at_once,
     check_engine,
     has_table,
     in_transaction,
@@ -198,7 +199,7 @@ class Inbox:
             return await in_transaction_async(self.engine, self._named, function, *arguments)
 
     def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
-        with naming(connection, self.place(connection)):
+        with at_once(connection), naming(connection, self.place(connection)):
             return function(connection, *arguments)
 
     def place(self, connection: sa.Connection) -> str:
@@ -260,10 +261,11 @@ class Inbox:
         self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
     ) -> list[ReceivedMessage]:
         """The messages that had no effect before, and are claimed now."""
-        place = self.place(connection)
-        if len(messages) == 1:  # takes a statement less if the message had its effect
-            return list(messages) if claim(connection, group, messages[0], place) else []
-        return claim_all(connection, group, messages, place)
+        with at_once(connection):
+            place = self.place(connection)
+            if len(messages) == 1:  # takes a statement less if the message had its effect
+                return list(messages) if claim(connection, group, messages[0], place) else []
+            return claim_all(connection, group, messages, place)
 
     def purge(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
         """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.

@@ -23,6 +23,7 @@ from notify.protocol.message import REPLAY, ReceivedMessage
 from notify.runtime.databases import (
     NESTED,
     as_sqlalchemys,
+    at_once,
     begins_explicitly,
     commits_by_itself,
     database_now,
@@ -142,17 +143,33 @@ _RECORDED = re.compile(r"[a-z0-9._@/-]{1,64}")
 
 
 def _existing(connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None) -> set[Row]:
-    """The rows in the inbox with the ids of these rows."""
+    """These rows, as far as the inbox has them."""
+    found = _selected(connection, group, rows, schema)
+    if found and connection.dialect.name in ("mysql", "mariadb"):
+        # At READ UNCOMMITTED the transactions of some rows may still run, and these rows may vanish. A locking read
+        # waits for their ends, at any level.
+        return _selected(connection, group, found, schema, is_locking=True)
+    return found
+
+
+def _selected(
+    connection: sa.Connection, group: str, rows: Iterable[Row], schema: str | None, *, is_locking: bool = False
+) -> set[Row]:
     columns = notify_inbox.c
-    ids = sorted({message_id for message_id, _ in rows})
-    existing: set[Row] = set()
+    wanted = set(rows)
+    ids = sorted({message_id for message_id, _ in wanted})
+    # The whole key, so that a locking read locks no gaps, into which other consumers insert.
+    replays = columns.replay.in_(sorted({replay for _, replay in wanted}))
+    selected: set[Row] = set()
     for begin in range(0, len(ids), ASKED_AT_ONCE):
         page = ids[begin : begin + ASKED_AT_ONCE]
-        condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page))
+        condition = sa.and_(columns.consumer_group == group, columns.message_id.in_(page), replays)
         query = sa.select(columns.message_id, columns.replay).where(condition)
+        if is_locking:
+            query = query.with_for_update(read=True)
         result = connection.execute(query, execution_options=_options(schema))
-        existing.update((message_id, replay) for message_id, replay in result)
-    return existing
+        selected.update((message_id, replay) for message_id, replay in result)
+    return selected & wanted
 
 
 def _options(schema: str | None) -> dict[str, Any]:
@@ -272,7 +289,8 @@ class Guard:
                 raise has_ended() from None
             if is_of_aborted(error):
                 raise _was_aborted() from None
-            self._connection.exec_driver_sql(_RELEASE)
+            with at_once(self._connection):
+                self._connection.exec_driver_sql(_RELEASE)
             raise
 
     def __enter__(self) -> Guard:
@@ -287,7 +305,8 @@ class Guard:
         if self._is_over:
             return
         try:
-            self._connection.exec_driver_sql(_ROLLBACK)
+            with at_once(self._connection):
+                self._connection.exec_driver_sql(_ROLLBACK)
         except sa.exc.DBAPIError as refusal:
             self.is_lost = is_savepoint_gone(refusal.orig)
         except sa.exc.SQLAlchemyError:

@@ -33,7 +33,7 @@ SILENT_SECONDS = 5.0
 FROZEN_SECONDS = 5.0
 """How late a process may close the connections before it counts as one that was frozen."""
 TAKEN_SECONDS = 1.0
-"""How long another thread may hold the connection for outcomes. A thread that holds it longer was interrupted."""
+"""How long another thread may hold the connection for outcomes before it counts as interrupted."""
 RECEIVE_BYTES = 65_536
 
 
@@ -134,6 +134,18 @@ class BlockingConnection(AnswerReader):
             closed.close()
 
 
+@contextlib.contextmanager
+def _taken(lock: threading.Lock, seconds: float = 0.0) -> Iterator[bool]:
+    """Wait at most `seconds` for a lock; whether it is taken within the block. Nobody waits forever: a thread that was
+    interrupted may still hold it."""
+    is_taken = lock.acquire(timeout=seconds)
+    try:
+        yield is_taken
+    finally:
+        if is_taken:
+            lock.release()
+
+
 class BlockingSender:
     """Two connections to a producer's only server: one for halves, one for outcomes; a thread at a time uses each."""
 
@@ -161,20 +173,20 @@ class BlockingSender:
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item | None:
         """Send a half, wait, and return its item; None if the loop has to send it. Raises Timeout."""
-        if not self._taking_half.acquire(blocking=False):
-            return None
-        until = time.monotonic() + self._seconds
-        try:
-            server = self._connect()
-            body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
-            return None if server is None or body is None else self._ask(server, transaction_id, body, until)
-        except OSError:
-            self._close_outcome_connection()  # a failure of one has most likely cut both
-            return None
-        finally:
-            if self._is_closed:
-                self._half_connection.close()
-            self._taking_half.release()
+        with _taken(self._taking_half) as is_taken:
+            if not is_taken:
+                return None
+            until = time.monotonic() + self._seconds
+            try:
+                server = self._connect()
+                body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
+                return None if server is None or body is None else self._ask(server, transaction_id, body, until)
+            except OSError:
+                self._close_outcome_connection()  # a failure of one has most likely cut both
+                return None
+            finally:
+                if self._is_closed:
+                    self._half_connection.close()
 
     def _connect(self) -> HttpClient | None:
         """Open the connections if necessary, and return their server; None if the loop has to send. Raises OSError."""
@@ -221,30 +233,30 @@ class BlockingSender:
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> bool:
         """Send an outcome without waiting for the answer; False if the loop has to send it."""
-        is_next = self._outcome_connection.is_open and not self._running.handed_over
-        if not is_next or not self._taking_outcome.acquire(blocking=False):
+        if not self._outcome_connection.is_open or self._running.handed_over:
             return False
-        try:
+        with _taken(self._taking_outcome) as is_taken:
+            if not is_taken:
+                return False
             body = self._running.client.outcome_alone(transaction_id, shard, outcome)
             if body is None or self._server is None or not self._is_answered() or not self._outcome_connection.is_open:
                 return False
             request = self._server.request("POST", OUTCOMES, body)
             self._unanswered, self._sent_at = (transaction_id, shard, outcome), time.monotonic()
-            self._outcome_connection.send(request)
+            try:
+                self._outcome_connection.send(request)
+            except OSError:
+                self._unanswered = None
+                return False
             return True
-        except OSError:
-            self._unanswered = None
-            return False
-        finally:
-            self._taking_outcome.release()
 
     def notice_lost_outcome(self) -> None:
         """Notice whether the last outcome was lost, if no thread holds its connection."""
-        if self._unanswered is not None and self._taking_outcome.acquire(blocking=False):
-            try:
+        if self._unanswered is None:
+            return
+        with _taken(self._taking_outcome) as is_taken:
+            if is_taken:
                 self._is_answered()
-            finally:
-                self._taking_outcome.release()
 
     def _is_answered(self, seconds: float = 0.0) -> bool:
         """Whether the last outcome is answered, or was left to the loop. Waits at most `seconds` for its answer."""
@@ -265,18 +277,8 @@ class BlockingSender:
             self._unanswered = None
         return True
 
-    @contextlib.contextmanager
-    def _outcome_connection_taken(self) -> Iterator[None]:
-        """Take the connection for outcomes, even if an interrupted thread still holds it: nobody waits forever."""
-        is_taken = self._taking_outcome.acquire(timeout=TAKEN_SECONDS)
-        try:
-            yield
-        finally:
-            if is_taken:
-                self._taking_outcome.release()
-
     def _close_outcome_connection(self) -> None:
-        with self._outcome_connection_taken():
+        with _taken(self._taking_outcome, TAKEN_SECONDS):
             self._is_answered()
             self._lose()
 
@@ -298,31 +300,27 @@ class BlockingSender:
     def _look(self) -> None:
         """Runs on the loop. If a thread holds a connection, that is in use and left alone."""
         now = time.monotonic()
-        if self._taking_outcome.acquire(blocking=False):
-            try:
-                if not self._is_answered() and now - self._sent_at > ANSWER_SECONDS:
-                    self._lose()
-            finally:
-                self._taking_outcome.release()
+        with _taken(self._taking_outcome) as is_taken:
+            if is_taken and not self._is_answered() and now - self._sent_at > ANSWER_SECONDS:
+                self._lose()
         if self._is_closed or (now - self._used_at > SILENT_SECONDS and self._close_unused()):
             return
         self._look_later()
 
     def _close_unused(self) -> bool:
         """Close the connections, unless one is in use; returns whether they are closed."""
-        if self._unanswered is not None or not self._taking_half.acquire(blocking=False):
+        if self._unanswered is not None:
             return False
-        try:
-            self._half_connection.close()
-            self._close_outcome_connection()
-            self._is_watched = False
-            return True
-        finally:
-            self._taking_half.release()
+        with _taken(self._taking_half) as is_taken:
+            if is_taken:
+                self._half_connection.close()
+                self._close_outcome_connection()
+                self._is_watched = False
+            return is_taken
 
     def finish(self, seconds: float) -> None:
         """Wait at most `seconds` for the answer to the last outcome; without one, the loop sends the outcome again."""
-        with self._outcome_connection_taken():
+        with _taken(self._taking_outcome, TAKEN_SECONDS):
             if not self._is_answered(seconds):
                 self._lose(is_fault=False)
 
@@ -330,11 +328,11 @@ class BlockingSender:
         """Finish and close the connections; a thread that is sending a half closes that for halves itself."""
         self._is_closed = True
         self.finish(seconds)
-        with self._outcome_connection_taken():
+        with _taken(self._taking_outcome, TAKEN_SECONDS):
             self._lose()
-        if self._taking_half.acquire(blocking=False):
-            self._half_connection.close()
-            self._taking_half.release()
+        with _taken(self._taking_half) as is_taken:
+            if is_taken:
+                self._half_connection.close()
 
     def abandon(self) -> None:
         """Close the connections in a forked child, without the locks, which threads of the parent may have held."""

@@ -40,7 +40,14 @@ from notify.protocol.limits import LIMITS, check_delay
 from notify.protocol.message import Message
 from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
-from notify.runtime.databases import NESTED, commits_by_itself, drop_if_nested, has_ended_on_sqlite, is_doubled
+from notify.runtime.databases import (
+    NESTED,
+    at_once,
+    commits_by_itself,
+    drop_if_nested,
+    has_ended_on_sqlite,
+    is_doubled,
+)
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.client")
@@ -239,6 +246,10 @@ class HalfSender:
             self._upload(pending, messages)
         if self._mode == "outbox":
             _trace(messages)
+        with at_once(connection):
+            self._write(connection, pending, messages)
+
+    def _write(self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage]) -> None:
         place = self._places.of(connection)
         for _ in range(MOST_PLACES):
             if self._is_written(connection, pending, messages, place):

@@ -30,8 +30,6 @@ TOGETHER = 16
 MOST_BYTES = 2 << 20
 """The most bytes of bodies in one INSERT with VALUES on MySQL and MariaDB, unless a single row has more: the server
 refuses a statement above its max_allowed_packet."""
-_AT_ONCE = {"stream_results": False}
-"""For a service that reads with a cursor on the server: psycopg would declare one for the INSERT."""
 _STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
 """The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
 is the service's, which may change its own mode at any time."""
@@ -193,7 +191,7 @@ class HalfRows:
             many = isinstance(parameters, list)
             listed = [tuple([row[name] for name in order]) for row in (parameters if many else [parameters])]
             parameters = listed if many else listed[0]
-        return int(connection.exec_driver_sql(insert.text, parameters, execution_options=_AT_ONCE).rowcount)
+        return int(connection.exec_driver_sql(insert.text, parameters).rowcount)
 
 
 def is_mariadb(connection: Connection) -> bool:

@@ -4,9 +4,10 @@ without asking, and notes up to which time checks cannot be answered any more.""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from notify.runtime.databases import (
     REFUSED,
     RELAYED,
     UNSENT,
+    at_once,
     is_lost,
     reason_of,
 )
@@ -97,12 +99,12 @@ async def purge(
     cutoff: datetime | None = None
     try:
         for _ in range(max_batches):
-            with engine.connect() as connection, naming(connection, found_in(connection, half_message.name, schema)):
+            with engine.connect() as connection, _within(connection, schema):
                 cutoff = cutoff or instant_before(connection, older_than)
                 rows, forgotten_ms = _read_old(connection, cutoff, ids_retention, BATCH, after)
                 schema = named_by(connection)  # a pool's next connection may find the table elsewhere
             final = await _final(http, rows, forgotten_ms)
-            with engine.begin() as connection, naming(connection, schema):
+            with engine.begin() as connection, _within(connection, schema):
                 result.rows += _delete(connection, final, cutoff)
             result.looked_at += len(rows)
             result.kept += len(rows) - len(final)
@@ -112,6 +114,13 @@ async def purge(
     finally:
         await http.aclose()
     return result
+
+
+@contextlib.contextmanager
+def _within(connection: Connection, schema: str | None) -> Iterator[None]:
+    """Statements on a schema's tables; None: where the connection finds half_message."""
+    with at_once(connection), naming(connection, found_in(connection, half_message.name, schema)):
+        yield
 
 
 def _read_old(
@@ -244,7 +253,7 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
     because they contain the time of the producer's own clock.
     """
     result = Purged()
-    with engine.begin() as connection, naming(connection, found_in(connection, half_message.name, schema)):
+    with engine.begin() as connection, _within(connection, schema):
         cutoff = instant_before(connection, older_than)
         note_purged(connection, notify_source.c.rows_from, cutoff)
         highest_ms = 0
@@ -262,7 +271,7 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
 
 def counts(engine: Engine, schema: str | None = None) -> dict[str, int]:
     """The number of rows in half_message by their state, for `notify doctor`."""
-    with engine.connect() as connection, naming(connection, named_by(connection, schema)):
+    with engine.connect() as connection, _within(connection, schema):
         rows = connection.execute(sa.select(half_message.c.relayed, sa.func.count()).group_by(half_message.c.relayed))
         by_state = {int(relayed): int(count) for relayed, count in rows}
     return {

@@ -120,7 +120,10 @@ class Administration:
         if self._last_known is not None and not (is_same and time.monotonic() < self._kept_at + KEEP_EVERY_SECONDS):
             self._kept_at = time.monotonic()
             last_known = Known(self.clock(), self.configuration.revision, list(self._credentials))
-            await in_thread(self._last_known.keep, last_known)
+            try:
+                await in_thread(self._last_known.keep, last_known)
+            except OSError as error:  # full, or gone: it matters at a start, not to what is asked now
+                log.warning("registry_not_kept", reason=str(error)[:300])
 
     def _learn(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials
