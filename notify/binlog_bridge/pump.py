@@ -471,8 +471,8 @@ class Bridge:
         batch.lag = max(0, self._source_us() - newest_us) / 1e6 if newest_us else 0.0
         if self.totals.retained is not None:
             batch.retained, batch.retained_left, batch.slot_age = self.totals.retained
-        await self._post(sink, batch)
-        self.totals.rows += sum([len(t.messages) for t in batch.transactions])
+        refused = {item.id for item in (await self._post(sink, batch)).refused}
+        self.totals.rows += sum([len(t.messages) for t in batch.transactions if t.id not in refused])
         self._has_read(newest_us or self._newest_us(batch.position))
         if newest_us:
             self.totals.lag_us = self._source_us() - newest_us

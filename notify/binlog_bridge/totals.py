@@ -13,6 +13,7 @@ class Totals:
     """Counts of a bridge since it started. Times are by the source's clock, in microseconds."""
 
     rows: int = 0
+    """How many messages of the log the target has got."""
     stored: int = 0
     known: int = 0
     refused: int = 0

@@ -16,6 +16,7 @@ from notify.errors import InvalidRequest, Timeout
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS, dead_letter_topic, kafka_group, retry_topic
 from notify.kafka.records import ID, header, listed
+from notify.kafka.table import PASSING
 
 CALL_SECONDS = 60.0
 POLL_SECONDS = 0.5
@@ -25,6 +26,8 @@ LEAVE_SECONDS = 30.0
 """How long the group of a killed process may keep its members: Kafka waits for their sessions to end."""
 LEAVE_LOOK_SECONDS = 0.5
 """The pause between two tries to move such a group."""
+LEADER_LOOK_SECONDS = 0.1
+"""The pause between two questions to a partition without a leader."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -180,6 +183,16 @@ class ExploredKafka:
         return [(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
 
     def _ends(self, place: Place) -> tuple[int, int]:
-        """The offset of the first record, and the one after the last record."""
-        first, end = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=CALL_SECONDS)
-        return first, end
+        """The offset of the first record, and the one after the last record. A topic that was just made may have no
+        leader yet, and is asked again."""
+        until = time.monotonic() + SILENT_SECONDS
+        while True:
+            try:
+                first, end = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=CALL_SECONDS)
+            except KafkaException as raised:
+                error = raised.args[0]
+                if not (error.retriable() or error.code() in PASSING) or time.monotonic() > until:
+                    raise
+                time.sleep(LEADER_LOOK_SECONDS)
+            else:
+                return first, end

@@ -61,7 +61,7 @@ def _over_sql_storage(storage: str, directory: Path, name: str, move: Callable[[
         halves = Started(storage, directory, stack).add()
         queue = ServerProcess(directory / "queue", flags=["--registry", storage, "--roles", "queue"]).start()
         stack.callback(stop_if_running, queue)
-        until_known([queue])
+        until_known([halves, queue])
         subscribe(queue.url, name, name)
         engine = make_engine(f"sqlite:///{directory}/service.db")
         stack.callback(engine.dispose)

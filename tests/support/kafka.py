@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings
+from notify.errors import Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS, eventually
@@ -29,7 +30,8 @@ class KafkaNode:
 
     @classmethod
     def start(cls, directory: Path) -> KafkaNode:
-        """Raises Unavailable where Kafka cannot run here."""
+        """Raises Unavailable where Kafka cannot run here. A node that does not become ready is an error, since a test
+        without it would be skipped, and nobody would notice."""
         proxies: list[KafkaProxy] = []
 
         def advertised(port: int) -> int:
@@ -37,7 +39,10 @@ class KafkaNode:
             return proxies[-1].port
 
         cluster = KafkaCluster(directory, advertised=advertised, node_settings=NodeSettings(MANY_TOPICS))
-        cluster.start()
+        try:
+            cluster.start(5 * PATIENCE_SECONDS)
+        except Unavailable as reason:
+            raise TimeoutError(str(reason)) from None
         return cls(cluster.url, proxies[0], cluster)
 
     def stop(self) -> None:

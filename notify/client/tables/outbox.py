@@ -68,8 +68,9 @@ class Outbox:
         """The condition that a row is not newer than this time (`newest`); None: no row is."""
         if at is None:
             return sa.false()
-        if connection.dialect.name != "sqlite" and (not isinstance(at, datetime) or at == datetime.max):
-            return sa.true()  # a time that Python does not know
+        is_sqlite = connection.dialect.name == "sqlite"
+        if isinstance(at, bytes) if is_sqlite else not isinstance(at, datetime) or at == datetime.max:
+            return sa.true()  # no time that Python knows; in SQLite bytes are greater than any text
         return _as_it_stands(connection, self.at)[0] <= at
 
     def has_other_topic(self, topics: Sequence[str]) -> Any:
