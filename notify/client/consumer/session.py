@@ -519,17 +519,10 @@ class Session:
 
     async def _receive_all(self) -> None:
         """Receive until the session ends. Broadcast topics are received in separate requests."""
-        handlers = self._work.handlers
-        broadcast: list[str] | None = [h.topic for h in handlers.values() if h.mode == "broadcast"]
-        rest: list[str] | None = [h.topic for h in handlers.values() if h.mode != "broadcast"]
-        if any("*" in topic for topic in handlers):
-            # The server knows which topics match the patterns: receive all that the group subscribes to.
-            broadcast, rest = [], None
-        loops = [
-            asyncio.ensure_future(self._receive_until_ended(topics))
-            for topics in (broadcast, rest)
-            if topics is None or topics
-        ]
+        handlers = self._work.handlers.values()
+        broadcast = [handler.topic for handler in handlers if handler.mode == "broadcast"]
+        rest = [handler.topic for handler in handlers if handler.mode != "broadcast"]
+        loops = [asyncio.ensure_future(self._receive_until_ended(topics)) for topics in (broadcast, rest) if topics]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -540,7 +533,7 @@ class Session:
             if isinstance(result, Exception):
                 raise result
 
-    async def _receive_until_ended(self, topics: list[str] | None) -> None:
+    async def _receive_until_ended(self, topics: list[str]) -> None:
         hand = self._work.hand
         ended = asyncio.ensure_future(self._ending.wait())
         receiving: asyncio.Future[list[Run] | None] | None = None
@@ -571,7 +564,7 @@ class Session:
         its first part this consumer among those with the same name of an instance."""
         return f"{self._name}.{next(self._numbers)}"
 
-    async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Run] | None:
+    async def _receive(self, topics: list[str], room: int, request_id: str) -> list[Run] | None:
         """The messages of one answer; None if a proxy has cut the request off: what the server answered is lost."""
         if self._ending.is_set():
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
