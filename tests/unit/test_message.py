@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
@@ -83,6 +84,36 @@ def test_an_instant_or_bytes_of_a_subclass_are_sent() -> None:
     )
     assert packed.body == b"x"
     assert packed.deliver_at == given == datetime(2026, 11, 25, 10, 30, 1, 500, UTC)
+
+
+@dataclasses.dataclass
+class Event:
+    """An event whose name is in its class, as many write it."""
+
+    item: str
+    name: str = dataclasses.field(default="order.placed", init=False)
+
+
+@dataclasses.dataclass
+class Envelope:
+    events: list[Event]
+    by_id: dict[str, Event]
+    version: int = dataclasses.field(default_factory=lambda: 2, init=False)
+
+
+def test_a_field_of_a_dataclass_that_its_class_has_is_sent() -> None:
+    """msgspec leaves it out, and the consumer got an event without its name."""
+    event, expected = Event("book"), {"item": "book", "name": "order.placed"}
+    bodies: list[tuple[Any, Any]] = [
+        (event, expected),
+        ([1, event], [1, expected]),
+        ({"event": (event,), "at": None}, {"event": [expected], "at": None}),
+        (Envelope([event], {"a": event}), {"events": [expected], "by_id": {"a": expected}, "version": 2}),
+    ]
+    for body, wanted in bodies:
+        packed = pack(Message("t", body))
+        assert packed.body is not None and msgspec.json.decode(packed.body) == wanted
+    assert vars(event) == {"item": "book"}, "the service's own object is as it was"
 
 
 def test_subclasses_of_text_and_numbers_are_sent_as_such() -> None:

@@ -63,6 +63,7 @@ lease."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
+SEVERAL = "; do several servers that share no registry answer at this address? Each needs an address of its own"
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
 UNKNOWN_FIELD = "invalid_schema"
@@ -298,6 +299,8 @@ class Session:
         """Whether the server knows the subscriptions, and since when the inbox is whole."""
         self._began = self._answered = datetime.now(UTC)
         """When the session began, and when the server last answered a request to receive."""
+        self._subscribed_again = False
+        """Whether the server has lost the subscriptions once before."""
         self._has_only_admin_routes = False
         """Whether the server is an older one, where only an admin route makes subscriptions."""
 
@@ -587,7 +590,9 @@ class Session:
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise
-            log.warning("%s no longer knows the subscriptions; sending them again: %s", self._http.url, error)
+            hint = SEVERAL if self._subscribed_again else ""
+            self._subscribed_again = True
+            log.warning("%s no longer knows the subscriptions; sending them again: %s%s", self._http.url, error, hint)
             await self._subscribe_all(again=True)
             return []
 
