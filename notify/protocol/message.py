@@ -84,6 +84,10 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
     try:
         # A pydantic model encodes itself; msgspec encodes dataclasses and its own structs.
         write = getattr(body, "model_dump_json", None)
+        if write is not None and (state := getattr(body, "_sa_instance_state", None)) is not None:
+            # A row of SQLModel writes only what is loaded, so that after a commit it would be empty.
+            for name in state.expired_attributes.intersection(type(body).model_fields):
+                getattr(body, name)
         data = write().encode() if write is not None else msgspec.json.encode(_with_defaults(body))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"the body is neither bytes, text nor a JSON value: {error}", "invalid_body") from None
