@@ -384,7 +384,7 @@ def test_a_consumer_with_a_pattern_leaves_the_other_topics_of_its_group_to_other
         consumer.subscribe(topic, max_attempts=1, **options)(lambda message: seen.append(message.topic))
 
     subscribe_to(with_pattern, f"{unique}.order.*", start="earliest")
-    subscribe_to(with_pattern, f"{unique}.news", mode="broadcast")
+    subscribe_to(with_pattern, f"{unique}.order.news", mode="broadcast")
     subscribe_to(other, f"{unique}.invoice")
     with running(other, subscribed=True):
         pass  # it was there once, and is down now
@@ -392,8 +392,11 @@ def test_a_consumer_with_a_pattern_leaves_the_other_topics_of_its_group_to_other
         producer.publish(Message(f"{unique}.invoice", "x"))
         with running(with_pattern, subscribed=True):
             producer.publish(Message(f"{unique}.order.placed", "x"))
-            eventually(lambda: seen, "the message of the pattern")
-            eventually(lambda: producer.publish(Message(f"{unique}.news", "x")) and f"{unique}.news" in seen, "news")
+            eventually(lambda: f"{unique}.order.placed" in seen, "the message of the pattern")
+            eventually(
+                lambda: producer.publish(Message(f"{unique}.order.news", "x")) and f"{unique}.order.news" in seen,
+                "news",
+            )
         assert f"{unique}.invoice" not in seen
         with running(other):
             eventually(lambda: f"{unique}.invoice" in seen, "the message that waited for its service")

@@ -36,19 +36,6 @@ def _session_of(request_id: str) -> str:
     return "" if named is None else str(named[1])
 
 
-def _asked_by(names: Collection[str], patterns: Sequence[str], may: May | None) -> May:
-    """Whether a request with these names and patterns asks for a topic, and `may` consume it."""
-    matches: dict[str, bool] = {}
-    """By topic of the group, for this request."""
-
-    def asks(topic: str) -> bool:
-        if topic not in matches:
-            matches[topic] = topic in names or any(is_meant(pattern, topic) for pattern in patterns)
-        return matches[topic] and (may is None or may(topic))
-
-    return asks
-
-
 class Delivery:
     """Consumer groups over a storage. Call its methods on the event loop only."""
 
@@ -103,7 +90,7 @@ class Delivery:
             if subscribes:
                 await self.following.subscribe_missing(name, [each for each in request.topics if each in topics])
             if len(topics) < len(frozenset(request.topics)):
-                may = _asked_by(topics, [each for each in request.topics if each not in topics], may)
+                may = self._asked_by(name, topics, [each for each in request.topics if each not in topics], may)
                 topics = None
         if not subscribes:
             self.following.refuse_lost(name, request.topics)
@@ -124,6 +111,22 @@ class Delivery:
                 self._waiters.leave(name, request.instance)
         waiter = Waiter(request, topics, may, request_id, in_runs=in_runs)
         return await self._waiters.messages(group, waiter, request.wait)
+
+    def _asked_by(self, group: str, names: Collection[str], patterns: Sequence[str], may: May | None) -> May:
+        """Whether a request with these names and patterns asks for a topic of the group, and `may` consume it.
+
+        No pattern asks for a broadcast topic, which is received by its name, in a request of its own.
+        """
+        matches: dict[str, bool] = {}
+        """By topic, for this request."""
+
+        def asks(topic: str) -> bool:
+            if topic not in matches:
+                is_matched = any(is_meant(pattern, topic) for pattern in patterns)
+                matches[topic] = topic in names or (is_matched and self.mode_of(group, topic) != "broadcast")
+            return matches[topic] and (may is None or may(topic))
+
+        return asks
 
     def visible(self, topics: set[str]) -> None:
         """Serve the polls that wait for these topics, whose new messages have become durable."""
