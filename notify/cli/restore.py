@@ -16,6 +16,7 @@ from notify.cli.data_directory import begun, facts_of, place, sync, take_place
 from notify.cli.printed import console
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.workers import MOST, SHARED, refuse_divided, worker_names
+from notify.server.data_directory import SHARD
 
 
 def register(app: typer.Typer) -> None:
@@ -69,6 +70,9 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(directory / name, target)
         target.chmod(0o600)
+    if isinstance(shard := manifest.get("shard"), str):
+        (partial / SHARD).write_text(shard)
+        (partial / SHARD).chmod(0o600)
     try:
         facts = asyncio.run(facts_of(partial / "log"))
     except NotifyError as error:

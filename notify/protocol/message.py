@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -82,11 +84,42 @@ def encode_body(message: Message) -> tuple[bytes, dict[str, str] | None]:
     try:
         # A pydantic model encodes itself; msgspec encodes dataclasses and its own structs.
         write = getattr(body, "model_dump_json", None)
-        data = write().encode() if write is not None else msgspec.json.encode(body)
+        if write is not None and (state := getattr(body, "_sa_instance_state", None)) is not None:
+            # A row of SQLModel writes only what is loaded, so that after a commit it would be empty.
+            for name in state.expired_attributes.intersection(type(body).model_fields):
+                getattr(body, name)
+        data = write().encode() if write is not None else msgspec.json.encode(_with_defaults(body))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"the body is neither bytes, text nor a JSON value: {error}", "invalid_body") from None
     headers.setdefault(CONTENT_TYPE, "application/json")
     return data, headers
+
+
+def _with_defaults(value: Any) -> Any:
+    """The value, with a dict in place of a dataclass of which a field is only in its class, such as
+    `field(default="order.placed", init=False)`: msgspec leaves such fields out."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if isinstance(value, dict):
+        if _SCALARS.issuperset(map(type, value.values())):
+            return value
+        values = {key: _with_defaults(each) for key, each in value.items()}
+        return value if all(map(operator.is_, values.values(), value.values())) else values
+    if isinstance(value, list | tuple | set | frozenset):
+        if _SCALARS.issuperset(map(type, value)):
+            return value
+        items = [_with_defaults(each) for each in value]
+        return value if all(map(operator.is_, items, value)) else items
+    if not hasattr(kind, "__dataclass_fields__"):
+        return value
+    names = [each.name for each in dataclasses.fields(value)]
+    fields = {name: _with_defaults(getattr(value, name)) for name in names if hasattr(value, name)}
+    own = getattr(value, "__dict__", fields)
+    return value if all(name in own and own[name] is each for name, each in fields.items()) else fields
+
+
+_SCALARS = frozenset((str, int, float, bool, type(None), bytes))
 
 
 def _headers(given: Mapping[str, str]) -> dict[str, str]:

@@ -1,13 +1,18 @@
-"""A data directory that cannot be used, and the room on its disk."""
+"""A data directory: the shard whose log it has, the room on its disk, and the error if it cannot be used."""
 
 from __future__ import annotations
 
 import errno
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from notify.errors import StorageFailed
+from notify.errors import InvalidRequest, StorageFailed
+from notify.server import kept_file
+
+SHARD = "shard"
+"""The file with the name of the shard whose log is in the directory."""
 
 _REMEDIES = {
     errno.ENOSPC: "make room on its disk",
@@ -45,3 +50,25 @@ def unusable(directory: str | Path, error: OSError) -> StorageFailed:
     remedy = _REMEDIES.get(error.errno or 0, "let this user read and write all of it, or choose another --data-dir")
     file = f" ({error.filename})" if error.filename else ""
     return StorageFailed(f"the data directory {directory} cannot be used: {error.strerror or error}{file}; {remedy}")
+
+
+def keep_shard(directory: Path, shard: str) -> None:
+    """Record the shard of a directory's log, if there is room. Raises InvalidRequest if the log is another shard's.
+
+    The rows of producers name the shard that has a half: under another name a check would take this half for one that
+    does not count, and roll back a transaction that is committed.
+    """
+    path = directory / SHARD
+    kept = ""
+    with suppress(OSError):
+        kept = path.read_bytes().decode(errors="replace").strip()
+    if kept == shard:
+        return
+    if kept and any((directory / "log").glob("*.log")):
+        raise InvalidRequest(
+            f"{directory} has the log of shard {kept}, and rows of producers name that shard: start it with --shard "
+            f"{kept}. (If no transaction of this log is in doubt, and it is to have another name nevertheless, write "
+            f"the new name into {path})"
+        )
+    with suppress(OSError):  # a log may be read although its disk is full
+        kept_file.put(path, shard.encode())

@@ -38,6 +38,7 @@ from notify.server.connections.handshake import Handshake
 from notify.server.connections.protocol import Protocol
 from notify.server.connections.quota import allowed_by_files
 from notify.server.connections.tls import Certificates
+from notify.server.data_directory import keep_shard
 from notify.server.settings import Settings, check_trace_url
 from notify.server.start import cluster_of, roles_of
 from notify.storage.log import LogStore
@@ -224,18 +225,21 @@ def _prepare(settings: Settings) -> None:
 
 
 def make_directory(settings: Settings) -> None:
-    """Make the data directory, for its owner only. Raises InvalidRequest if it cannot be made, or is divided among
-    another number of workers."""
+    """Make the data directory, for its owner only. Raises InvalidRequest if it cannot be made, is divided among
+    another number of workers, or has another shard's log."""
     directory = Path(settings.data_dir)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidRequest(f"cannot make the data directory {settings.data_dir}: {error.strerror}") from None
     _keep_to_owner(directory)
-    if settings.shard in settings.key_shards:
-        return  # a worker's directory, whose parent has checked
-    check_count(directory, settings.workers)
-    refuse_one_of_several(directory)
+    if settings.shard not in settings.key_shards:  # of a worker's directory its parent has checked this
+        check_count(directory, settings.workers)
+        refuse_one_of_several(directory)
+        if settings.workers > 1:
+            return  # the logs are in the directories of the workers
+    if not settings.storage and not settings.kafka:
+        keep_shard(directory, settings.shard)
 
 
 def _store(settings: Settings, on_failure: Callable[[StorageFailed], None]) -> TransactionStore:

@@ -85,7 +85,8 @@ class Settings:
     )
     shard: str = _setting(
         "main",
-        "The name of this server's log or database among several. An outcome names the shard that stored its half.",
+        "The name of this server's log or database among several. An outcome names the shard that stored its half. "
+        "The data directory remembers it.",
         filled=True,
     )
     workers: int = _setting(

@@ -212,6 +212,32 @@ def test_a_handler_runs_in_a_transaction_and_again_after_it_failed(shop: Shop, i
     assert (shop.items(), inbox_rows(shop), seen) == (["a", "b", "c"], 3, {"a": 1, "b": 2, "c": 1})
 
 
+@pytest.mark.parametrize("batch", [None, 1], ids=["messages", "batches"])
+def test_a_handler_without_an_inbox_gets_a_new_connection_when_its_own_was_ended(shop: Shop, batch: int | None) -> None:
+    """A database that ended a connection made dead letters of all further messages, until the process was restarted."""
+    attempts: list[int] = []
+    consumer = Consumer(shop.server.url, group=shop.topic, concurrency=1)
+
+    @consumer.subscribe(shop.topic, retry_min=0.1, batch=batch)
+    def on_placed(received: Any) -> None:
+        first = received[0] if batch else received
+        attempts.append(first.attempt)
+        shop.add(first.text)
+        connections[shop.alias].connection.close()  # as the database does: Django does not notice
+
+    subscribe(shop.server.url, shop.topic, shop.topic)
+    for body in ("a", "b", "c"):
+        shop.producer.publish(Message(shop.topic, body))
+    thread = threading.Thread(target=consumer.run, kwargs={"signals": False})
+    thread.start()
+    try:
+        eventually(lambda: consumer.handled + consumer.failed >= 3, "three calls")
+    finally:
+        consumer.stop()
+        thread.join(PATIENCE_SECONDS)
+    assert (shop.items(), attempts) == (["a", "b", "c"], [1, 1, 1])
+
+
 def test_a_consumer_says_what_is_missing(shop: Shop, inbox: DjangoInbox) -> None:
     consumer = Consumer(shop.server.url, group=shop.topic, inbox=inbox)
     with pytest.raises(InvalidRequest, match=r"with Django's, calls it with \(message\)"):

@@ -373,6 +373,35 @@ def test_topics_made_on_the_fly_are_consumed_by_a_pattern(server: ServerProcess,
         consumer.subscribe("x*", mode="broadcast")
 
 
+def test_a_consumer_with_a_pattern_leaves_the_other_topics_of_its_group_to_others(
+    server: ServerProcess, unique: str
+) -> None:
+    """It had no handler for them, and made dead letters of messages while the service that has one was down."""
+    seen: list[str] = []
+    other, with_pattern = Consumer(server.url, group=unique), Consumer(server.url, group=unique)
+
+    def subscribe_to(consumer: Consumer, topic: str, **options: Any) -> None:
+        consumer.subscribe(topic, max_attempts=1, **options)(lambda message: seen.append(message.topic))
+
+    subscribe_to(with_pattern, f"{unique}.order.*", start="earliest")
+    subscribe_to(with_pattern, f"{unique}.order.news", mode="broadcast")
+    subscribe_to(other, f"{unique}.invoice")
+    with running(other, subscribed=True):
+        pass  # it was there once, and is down now
+    with TransactionProducer(server.url, group=unique) as producer:
+        producer.publish(Message(f"{unique}.invoice", "x"))
+        with running(with_pattern, subscribed=True):
+            producer.publish(Message(f"{unique}.order.placed", "x"))
+            eventually(lambda: f"{unique}.order.placed" in seen, "the message of the pattern")
+            eventually(
+                lambda: producer.publish(Message(f"{unique}.order.news", "x")) and f"{unique}.order.news" in seen,
+                "news",
+            )
+        assert f"{unique}.invoice" not in seen
+        with running(other):
+            eventually(lambda: f"{unique}.invoice" in seen, "the message that waited for its service")
+
+
 def test_a_stuck_consumer_is_in_the_metrics_and_in_the_admin_api(frozen_server: InMemoryServer, unique: str) -> None:
     url = frozen_server.url
     subscribe(url, unique, unique)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client.producer.running import is_taken
 from notify.errors import InvalidRequest
+from notify.protocol.wire import Item
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
+from tests.support.http import post
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,6 +106,48 @@ def test_a_commit_whose_outcome_is_not_stored_succeeds_and_says_so(
         frozen._app.faults._lost.clear()
         assert producer.flush(PATIENCE_SECONDS) == []
     assert sorted(bodies(frozen, unique)) == ["before", "lost"]
+
+
+def rolls_back(server: InMemoryServer, group: str) -> None:
+    """As an operator or another program does to a transaction that is just committing."""
+    (half,) = [half for half in server.halves(group) if half.state == "PREPARED"]
+    outcome = {"id": half.id.partition(".")[0], "outcome": "ROLLBACK"}
+    post(server.url, "/v1/transactions/outcomes", {"producer_group": group, "outcomes": [outcome]})
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "why"),
+    [
+        pytest.param(lambda server, _: server.forget(), "does not know it any more", id="lost data"),
+        pytest.param(rolls_back, "ROLLED_BACK is recorded already", id="rolled back"),
+    ],
+)
+@pytest.mark.parametrize("waits", [False, True], ids=["flush", "wait_for_outcome"])
+def test_a_commit_that_the_server_refuses_is_logged_as_an_error(
+    frozen: InMemoryServer,
+    engine: sa.Engine,
+    unique: str,
+    caplog: pytest.LogCaptureFixture,
+    waits: bool,
+    meanwhile: Callable[[InMemoryServer, str], object],
+    why: str,
+) -> None:
+    with TransactionProducer(frozen.url, group=unique, engine=engine, wait_for_outcome=waits) as producer:
+        commit(producer, engine, unique, "before")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        sa.event.listen(engine, "commit", lambda _: meanwhile(frozen, unique), once=True)
+        with caplog.at_level(logging.WARNING, "notify.client"):
+            commit(producer, engine, unique, "refused")
+            assert producer.flush(PATIENCE_SECONDS) == []
+    (refusal,) = [record for record in caplog.records if "refuses its COMMIT" in record.message]
+    assert refusal.levelno == logging.ERROR and why in refusal.message
+    assert "a check will find it" not in caplog.text
+
+
+@pytest.mark.parametrize("status", [421, 429, 500, 503, 507])
+def test_an_outcome_without_room_has_not_reached_the_server(status: int) -> None:
+    assert not is_taken(Item("", status))
+    assert is_taken(Item("", 200)) and is_taken(Item("", 404)) and is_taken(Item("", 409))
 
 
 def test_an_outbox_has_no_outcome_to_wait_for(engine: sa.Engine, unique: str) -> None:

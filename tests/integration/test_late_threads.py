@@ -9,6 +9,8 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -26,6 +28,26 @@ producer = TransactionProducer(sys.argv[1], group="g")
 def send():
     threading.main_thread().join()
     producer.publish(Message(sys.argv[2], "late"))
+
+threading.Thread(target=send).start()
+"""
+LEFT_BEHIND = """
+import sys, threading
+import sqlalchemy as sa
+from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
+
+engine = sa.create_engine(f"sqlite:///{sys.argv[3]}/shop.db")
+use_explicit_begin(engine)
+create_tables(engine)
+producer = TransactionProducer(sys.argv[1], group="g", engine=engine, mode="auto")
+
+def send():
+    threading.main_thread().join()
+    with engine.connect() as connection, producer.transaction(connection) as transaction:
+        transaction.send(Message(sys.argv[2], "left behind"))
+    print("committed", flush=True)
+    sys.stdin.readline()
+    assert producer.flush(60) == []
 
 threading.Thread(target=send).start()
 """
@@ -59,6 +81,33 @@ def run(program: str, *arguments: str) -> str:
 def test_the_first_message_may_come_after_the_main_threads_end(memory: InMemoryServer, unique: str) -> None:
     """It was refused with "can't register atexit after shutdown"."""
     run(AFTER_MAIN, memory.url, unique)
+    assert [message.text for message in memory.messages(unique)] == ["late"]
+
+
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 3), reason="CPython 3.12.0 to 3.12.2 start no thread then (issue 113964)"
+)
+def test_rows_left_behind_are_sent_after_the_main_threads_end(
+    memory: InMemoryServer, unique: str, tmp_path: Path
+) -> None:
+    """A service whose threads outlive its main thread sent none of them, and logged a traceback every few seconds."""
+    arguments = [sys.executable, "-c", LEFT_BEHIND, memory.url, unique, str(tmp_path)]
+    with subprocess.Popen(arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as program:
+        assert program.stdin is not None and program.stdout is not None
+        with memory.down():
+            assert program.stdout.readline() == "committed\n"
+        _, errors = program.communicate("\n", timeout=2 * PATIENCE_SECONDS)
+    assert program.returncode == 0 and "Traceback" not in errors, errors
+    assert [message.text for message in memory.messages(unique)] == ["left behind"]
+
+
+@pytest.mark.skipif(
+    (3, 12) <= sys.version_info < (3, 12, 3), reason="CPython 3.12.0 to 3.12.2 start no thread then (issue 113964)"
+)
+def test_names_are_looked_up_after_the_main_threads_end(memory: InMemoryServer, unique: str) -> None:
+    """Without uvloop asyncio looks them up in threads of its own, which end with the main thread."""
+    url = memory.url.replace("127.0.0.1", "localhost")
+    run("import sys\nsys.modules['uvloop'] = None\n" + AFTER_MAIN, url, unique)
     assert [message.text for message in memory.messages(unique)] == ["late"]
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from notify.errors import StorageFailed
+from notify.errors import InvalidRequest, StorageFailed, Unavailable
+from notify.server.data_directory import SHARD, keep_shard
 from notify.storage.log import LogStore
 from notify.storage.topics import Topic
 from notify.testing.forked import launch
@@ -140,3 +141,33 @@ def test_a_server_whose_messages_are_in_a_database_goes_on(
         assert admin(server.url, "GET", "actions")["actions"][0]["what"] == "credential.add"
         publish(server.url, unique, ["1"])
         eventually(lambda: "registry_not_kept" in "".join(server.output), "the reason in its output")
+
+
+def test_a_log_is_not_served_as_another_shard(tmp_path: Path) -> None:
+    """A check would take each half for one on a shard that its row does not name, and roll it back."""
+    server = ServerProcess(tmp_path / "data", flags=("--shard", "main"))
+    server.start().stop()
+    named = ServerProcess(tmp_path / "data", flags=("--shard", "eu"))
+    with pytest.raises(Unavailable, match="has the log of shard main"):
+        named.start()
+    (tmp_path / "data" / "shard").write_text("eu\n")  # as the refusal says
+    named.start().stop()
+
+
+def test_the_directories_of_two_workers_are_not_exchanged(tmp_path: Path) -> None:
+    for name in ("worker-1", "worker-2"):
+        (tmp_path / name / "log").mkdir(parents=True)
+        keep_shard(tmp_path / name, name)
+        keep_shard(tmp_path / name, name)
+        (tmp_path / name / "log" / "00000000.log").touch()
+    (tmp_path / "worker-1").rename(tmp_path / "other")
+    (tmp_path / "worker-2").rename(tmp_path / "worker-1")
+    with pytest.raises(InvalidRequest, match="has the log of shard worker-2"):
+        keep_shard(tmp_path / "worker-1", "worker-1")
+
+
+def test_a_directory_without_a_log_takes_any_shard(tmp_path: Path) -> None:
+    keep_shard(tmp_path, "main")
+    keep_shard(tmp_path, "eu")
+    keep_shard(tmp_path, "eu")
+    assert (tmp_path / SHARD).read_text() == "eu"

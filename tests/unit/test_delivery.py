@@ -91,6 +91,35 @@ def test_a_group_waits_for_the_first_topic_of_its_pattern() -> None:
     run(scenario())
 
 
+def test_a_request_with_patterns_gets_the_topics_that_match_alone() -> None:
+    """A consumer with a pattern got the messages of all topics of its group, and failed for want of a handler."""
+
+    async def scenario() -> None:
+        s = Groups()
+        await s.delivery.following.subscribe_pattern(Subscription("g", "order.*"), None)
+        await s.delivery.following.subscribe(Subscription("g", "named"), "earliest")
+        await s.delivery.following.subscribe(Subscription("g", "another"), "earliest")
+        for topic in ("order.old", "named", "another"):
+            s.topics.use(topic)
+            await s.send(topic, topic)
+        asked = Receive(instance="i", topics=["order.*", "named"], wait=30)
+        handed = await s.delivery.receive("g", asked, subscribes=False)
+        assert {h.messages[0].topic for h in handed} == {"order.old", "named"}
+        waiting = asyncio.ensure_future(s.delivery.receive("g", asked, lambda topic: topic != "order.secret"))
+        await asyncio.sleep(0)  # the poll begins to wait
+        for topic in ("another", "order.secret", "order.new"):
+            s.topics.use(topic)
+            await s.send(topic, topic)
+        assert {h.messages[0].topic for h in await waiting} == {"order.new"}
+        readers = s.group().readers
+        asked_for = {name for name in ("order.new", "order.secret", "named", "another") if readers.has(name, s.now_us)}
+        assert asked_for == {"order.new", "named"}
+        with pytest.raises(NotFound, match=r"no subscription to topic 'order\.x\*'"):
+            await s.delivery.receive("g", Receive(instance="i", topics=["order.x*"]), subscribes=False)
+
+    run(scenario())
+
+
 def test_a_message_that_fails_for_ever_does_not_stop_its_queue() -> None:
     """The memory kept for a queue grows with its gaps, not with the messages that were settled behind them."""
 

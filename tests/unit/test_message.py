@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm.exc import DetachedInstanceError
 
 from notify.client.producer.packing import pack
 from notify.client.producer.transactions import TransactionClient
@@ -83,6 +87,68 @@ def test_an_instant_or_bytes_of_a_subclass_are_sent() -> None:
     )
     assert packed.body == b"x"
     assert packed.deliver_at == given == datetime(2026, 11, 25, 10, 30, 1, 500, UTC)
+
+
+@dataclasses.dataclass
+class Event:
+    """An event whose name is in its class, as many write it."""
+
+    item: str
+    name: str = dataclasses.field(default="order.placed", init=False)
+
+
+@dataclasses.dataclass
+class Envelope:
+    events: list[Event]
+    by_id: dict[str, Event]
+    version: int = dataclasses.field(default_factory=lambda: 2, init=False)
+
+
+def test_a_field_of_a_dataclass_that_its_class_has_is_sent() -> None:
+    """msgspec leaves it out, and the consumer got an event without its name."""
+    event, expected = Event("book"), {"item": "book", "name": "order.placed"}
+    bodies: list[tuple[Any, Any]] = [
+        (event, expected),
+        ([1, event], [1, expected]),
+        ({"event": (event,), "at": None}, {"event": [expected], "at": None}),
+        (Envelope([event], {"a": event}), {"events": [expected], "by_id": {"a": expected}, "version": 2}),
+    ]
+    for body, wanted in bodies:
+        packed = pack(Message("t", body))
+        assert packed.body is not None and msgspec.json.decode(packed.body) == wanted
+    assert vars(event) == {"item": "book"}, "the service's own object is as it was"
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Row(Base):
+    """A row that writes itself as SQLModel's do: only the columns that are loaded."""
+
+    __tablename__ = "rows"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+    model_fields: ClassVar = {"id": None, "item": None}
+
+    def model_dump_json(self) -> str:
+        return msgspec.json.encode(
+            {name: vars(self)[name] for name in self.model_fields if name in vars(self)}
+        ).decode()
+
+
+def test_a_row_is_sent_as_a_whole_after_a_commit() -> None:
+    """The session had expired its columns, and the body was {}."""
+    engine = sa.create_engine("sqlite://")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        row = Row(id=1, item="book")
+        session.add(row)
+        session.commit()
+        assert pack(Message("t", row)).body in (b'{"id":1,"item":"book"}', b'{"item":"book","id":1}')
+        session.commit()
+    with pytest.raises(DetachedInstanceError):
+        pack(Message("t", row))
 
 
 def test_subclasses_of_text_and_numbers_are_sent_as_such() -> None:

@@ -86,6 +86,17 @@ def begin_djangos_caches() -> None:
                     module.caches[alias]
 
 
+def renew_djangos_connections() -> None:
+    """Close the connections of this thread that are broken or have reached their CONN_MAX_AGE, as Django does between
+    requests. Otherwise all messages would fail on a connection that the database has ended."""
+    module: Any = sys.modules.get("django.db")
+    if module is not None:
+        with contextlib.suppress(Exception):  # wrong settings fail where a handler uses a database
+            for wrapper in module.connections.all(initialized_only=True):
+                if not wrapper.in_atomic_block:  # the transaction of a test case stays open
+                    wrapper.close_if_unusable_or_obsolete()
+
+
 class Waits:
     """The waits of one message for the inbox's database."""
 
@@ -612,6 +623,7 @@ class Consumer(_Consumer):
         """Call the handler of one message."""
         handler, message = call.run.handler, call.run.messages[call.place]
         assert message is not None
+        renew_djangos_connections()
         try:
             if handler is None:
                 raise no_handler(message)
@@ -626,6 +638,7 @@ class Consumer(_Consumer):
     def _handle_batch(self, hand: Hand, lot: list[Waiting]) -> None:
         batch = Batch(hand, lot, self._bodies.read_all(messages_of(lot)))
         while batch.next():
+            renew_djangos_connections()
             try:
                 contextvars.copy_context().run(self._call_all, batch.messages, batch.function)
             except BaseException as error:

@@ -63,6 +63,7 @@ lease."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
+SEVERAL = "; do several servers that share no registry answer at this address? Each needs an address of its own"
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
 UNKNOWN_FIELD = "invalid_schema"
@@ -298,6 +299,8 @@ class Session:
         """Whether the server knows the subscriptions, and since when the inbox is whole."""
         self._began = self._answered = datetime.now(UTC)
         """When the session began, and when the server last answered a request to receive."""
+        self._subscribed_again = False
+        """Whether the server has lost the subscriptions once before."""
         self._has_only_admin_routes = False
         """Whether the server is an older one, where only an admin route makes subscriptions."""
 
@@ -519,17 +522,10 @@ class Session:
 
     async def _receive_all(self) -> None:
         """Receive until the session ends. Broadcast topics are received in separate requests."""
-        handlers = self._work.handlers
-        broadcast: list[str] | None = [h.topic for h in handlers.values() if h.mode == "broadcast"]
-        rest: list[str] | None = [h.topic for h in handlers.values() if h.mode != "broadcast"]
-        if any("*" in topic for topic in handlers):
-            # The server knows which topics match the patterns: receive all that the group subscribes to.
-            broadcast, rest = [], None
-        loops = [
-            asyncio.ensure_future(self._receive_until_ended(topics))
-            for topics in (broadcast, rest)
-            if topics is None or topics
-        ]
+        handlers = self._work.handlers.values()
+        broadcast = [handler.topic for handler in handlers if handler.mode == "broadcast"]
+        rest = [handler.topic for handler in handlers if handler.mode != "broadcast"]
+        loops = [asyncio.ensure_future(self._receive_until_ended(topics)) for topics in (broadcast, rest) if topics]
         try:
             await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -540,7 +536,7 @@ class Session:
             if isinstance(result, Exception):
                 raise result
 
-    async def _receive_until_ended(self, topics: list[str] | None) -> None:
+    async def _receive_until_ended(self, topics: list[str]) -> None:
         hand = self._work.hand
         ended = asyncio.ensure_future(self._ending.wait())
         receiving: asyncio.Future[list[Run] | None] | None = None
@@ -571,7 +567,7 @@ class Session:
         its first part this consumer among those with the same name of an instance."""
         return f"{self._name}.{next(self._numbers)}"
 
-    async def _receive(self, topics: list[str] | None, room: int, request_id: str) -> list[Run] | None:
+    async def _receive(self, topics: list[str], room: int, request_id: str) -> list[Run] | None:
         """The messages of one answer; None if a proxy has cut the request off: what the server answered is lost."""
         if self._ending.is_set():
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
@@ -594,7 +590,9 @@ class Session:
         except NotFound as error:
             if error.code != "not_subscribed":
                 raise
-            log.warning("%s no longer knows the subscriptions; sending them again: %s", self._http.url, error)
+            hint = SEVERAL if self._subscribed_again else ""
+            self._subscribed_again = True
+            log.warning("%s no longer knows the subscriptions; sending them again: %s%s", self._http.url, error, hint)
             await self._subscribe_all(again=True)
             return []
 

@@ -11,6 +11,7 @@ import django.db
 import sqlalchemy as sa
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from notify.client.consumer.consumer import renew_djangos_connections
 from notify.client.django.engine import django_engine_of, django_errors
 from notify.client.django.tables import MAKE_TABLES
 from notify.client.inbox.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
@@ -54,7 +55,7 @@ class DjangoInbox(Inbox):
 
         Raises InvalidRequest if autocommit is off, because the end of `atomic` would not commit then.
         """
-        _renew_connections()
+        renew_djangos_connections()
         wrapper = connections[self.using]
         if not wrapper.in_atomic_block and not wrapper.get_autocommit():
             raise InvalidRequest(
@@ -68,7 +69,7 @@ class DjangoInbox(Inbox):
                     connection = self._engine.borrow(wrapper)
                 yield connection, (), functools.partial(self._release, wrapper)
         finally:
-            _renew_connections()
+            renew_djangos_connections()
 
     def _claimed(
         self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
@@ -101,11 +102,3 @@ class DjangoInbox(Inbox):
 
     async def _run_async(self, group: str, messages: Sequence[ReceivedMessage], handle: Callable[..., Any]) -> NoReturn:
         await self.call_async(handle)
-
-
-def _renew_connections() -> None:
-    """Close the connections of this thread that are broken or have reached their CONN_MAX_AGE, as Django does between
-    requests."""
-    for wrapper in connections.all(initialized_only=True):
-        if not wrapper.in_atomic_block:  # the transaction of a test case stays open
-            wrapper.close_if_unusable_or_obsolete()

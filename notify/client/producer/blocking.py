@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from notify.client.producer.running import Running
+from notify.client.producer.running import Running, is_taken
 from notify.client.producer.transactions import HALVES, NOT_NOW, OUTCOMES
 from notify.client.threads.loop import LoopThread
 from notify.client.transport.http import AnswerReader, HttpClient, items_of
@@ -271,10 +271,11 @@ class BlockingSender:
         if answer is None:
             return False
         item = _item_of(answer, last_outcome[0])
-        if item is None or item.status in NOT_NOW:  # NOT_NOW: a shard is unreachable, or a key is moving
+        if item is None or not is_taken(item):
             self._lose()
         else:
             self._unanswered = None
+            self._running.heed(last_outcome[2], item)
         return True
 
     def _close_outcome_connection(self) -> None:

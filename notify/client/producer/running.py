@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable
 
@@ -19,6 +20,10 @@ from notify.client.threads.loop import LoopThread
 from notify.client.transport.http import error_of
 from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Item
+from notify.runtime.log_rate import LogRate
+from notify.runtime.program_log import program_log
+
+log = program_log("notify.client")
 
 SWEEP_AT = 256
 """The number of outcomes that are remembered at least before those that the server has answered are forgotten."""
@@ -26,6 +31,10 @@ MOST_LOST = 10_000
 """The most outcomes that the server did not take and that `flush` sends again; check-back finds the older ones."""
 AGAIN_SECONDS = 0.1
 """The pause of `flush` before it sends outcomes again."""
+NO_ROOM = (429, 507)
+"""The server could not store an outcome for want of room."""
+REFUSALS_A_SECOND = 5
+"""So many refused outcomes are logged per second."""
 
 
 class Running:
@@ -46,6 +55,7 @@ class Running:
         self.finish_alone: Callable[[], None] | None = None
         """Lets the loop send the last outcome that a thread has sent itself, if it is not answered."""
         self._left_behind = plan.left_behind
+        self._may_log = LogRate(REFUSALS_A_SECOND).may
         if self._left_behind is not None:
             self._left_sender = self._send_left_behind(self._left_behind)
         self.answer_checks()
@@ -112,14 +122,33 @@ class Running:
         if len(self._outcomes) > self._sweep_at:
             self._forget_answered()
         future = self.client.outcome_soon(transaction_id, shard, outcome)
-        if self._left_behind is not None:
-            future.add_done_callback(self._note_answer)
+        future.add_done_callback(functools.partial(self._note_answer, outcome))
         self._outcomes[transaction_id] = shard, outcome, future
         return future
 
-    def _note_answer(self, future: asyncio.Future[Item]) -> None:
-        if not _has_reached(future):
+    def _note_answer(self, outcome: str, future: asyncio.Future[Item]) -> None:
+        if _has_reached(future):
+            self.heed(outcome, future.result())
+        else:
             self.outcome_was_lost()
+
+    def heed(self, outcome: str, item: Item) -> None:
+        """Log that the server has refused an outcome for ever: what the database did and what is delivered differ. Any
+        thread may call this.
+
+        A ROLLBACK may come for a half that has never arrived.
+        """
+        if item.status == 200 or (item.status == 404 and outcome == "ROLLBACK") or not self._may_log():
+            return
+        if item.status == 404:
+            why = (
+                f"{self._plan.url} does not know it any more: the server has lost its data, or several servers that "
+                "share no registry answer at this address"
+            )
+        else:
+            why = f"{item.detail} ({item.code})"
+        harm = "are not delivered" if outcome == "COMMIT" else "may be delivered"
+        log.error("transaction %s: the server refuses its %s, so that its messages %s: %s", item.id, outcome, harm, why)
 
     def outcome_was_lost(self) -> None:
         """An outcome did not reach the server. In mode auto, what commits from now on must not overtake it. Any thread
@@ -156,7 +185,7 @@ class Running:
             return f"no answer within {seconds:g} s"
         except NotifyError as error:
             return str(error)
-        return f"{item.detail} ({item.status})" if item.status in NOT_NOW else ""
+        return "" if is_taken(item) else f"{item.detail} ({item.status})"
 
     def unsent(self) -> list[str]:
         """The transactions whose outcomes have not reached the server, in order."""
@@ -225,4 +254,9 @@ def _has_reached(future: asyncio.Future[Item] | None) -> bool:
     """Whether the server has answered an outcome, and not that it cannot take it at the moment."""
     if future is None or not future.done() or future.cancelled() or future.exception() is not None:
         return False
-    return future.result().status not in NOT_NOW
+    return is_taken(future.result())
+
+
+def is_taken(item: Item) -> bool:
+    """Whether the server has stored an outcome, or refuses it for ever; otherwise it may take it later."""
+    return item.status not in NOT_NOW and item.status not in NO_ROOM

@@ -1,8 +1,9 @@
-"""HandlerThreads: a thread pool that does not keep its process from ending.
+"""HandlerThreads: a thread pool that does not keep its process from ending, and that works until its process ends.
 
 Python waits at exit for each thread of a ThreadPoolExecutor, so that a handler that never returns would keep the
 process alive long after the consumer's `drain`. In this pool such a handler is cut off, as by kill -9, and its message
-is delivered again.
+is delivered again. And once the main thread has ended, each ThreadPoolExecutor refuses work, although the other threads
+of a service may run on for years.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from notify.runtime.green import patched_by, start_thread
@@ -18,8 +19,11 @@ from notify.runtime.green import patched_by, start_thread
 Work = tuple["Future[Any]", Callable[[], Any]]
 
 
-class HandlerThreads(Executor):
-    """At most `most` threads, started when they are needed. Only one thread at a time may submit."""
+class HandlerThreads(ThreadPoolExecutor):
+    """At most `most` threads, started when they are needed. Only one thread at a time may submit.
+
+    It has nothing of a ThreadPoolExecutor but its kind: an event loop takes no other one as its own.
+    """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most

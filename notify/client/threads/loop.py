@@ -26,7 +26,7 @@ the process, but Python calls the handler only once the main thread runs."""
 END_SECONDS = 2.0
 """How long cancelled tasks may take to end at a close."""
 LOOKUP_THREADS = 4
-"""The most threads of a loop under gevent or eventlet that look up names."""
+"""The most threads of a loop that look up names, and make calls to a database."""
 CLOSED = "this was closed while another thread waited for it, or before: make another one"
 LEFT = "this belongs to the process before a fork, or to threads that gevent or eventlet has replaced: make another one"
 
@@ -103,6 +103,8 @@ class LoopThread:
         self._home = home()
         self._is_green = bool(patched_by())
         self.loop = new_event_loop()
+        if not self._is_green:  # that of greenlets has such threads already
+            self.loop.set_default_executor(HandlerThreads(LOOKUP_THREADS, f"{name}-call"))
         self._entering = threading.RLock()
         """Keeps threads that begin to wait apart from `close`, so that no thread waits for a stopped loop.
 

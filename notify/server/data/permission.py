@@ -71,8 +71,9 @@ def check_subscriber(request: Request, group: str, topic: str) -> None:
 def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Callable[[str], bool] | None:
     """A function that tells whether the principal may consume a topic with a group at the moment; None: every topic.
 
-    Raises Forbidden if it may consume no topic, or not each of `topics`, which the request names; InvalidRequest if a
-    name is not valid, or there are more topics than a request may name.
+    Raises Forbidden if it may consume no topic, or not each of `topics`, which the request names; of a pattern it gets
+    the topics that it may consume. Raises InvalidRequest if a name is not valid, or there are more topics than a
+    request may name.
     """
     principal = request.principal
     if principal is EVERYONE:
@@ -80,7 +81,10 @@ def may_consume(request: Request, group: str, topics: Sequence[str] = ()) -> Cal
     check_name("group", group)
     check_between("the number of topics", len(topics), 0, LIMITS.topics)
     for topic in topics:
-        check(request, "consume", group, topic)
+        if "*" in topic:
+            check_name("topic", topic.replace("*", "x"))
+        else:
+            check(request, "consume", group, topic)
     principal.check_some("consume", group)
     return lambda topic: principal.may("consume", group, topic)
 

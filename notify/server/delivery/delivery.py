@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection, Sequence
 
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.protocol.limits import LIMITS, check_between, check_count, check_name
@@ -18,7 +19,7 @@ from notify.server.delivery.receipts import lease_of
 from notify.server.delivery.schedule import Schedule
 from notify.server.delivery.waiters import May, Waiter, Waiters
 from notify.server.metrics import Metrics
-from notify.server.topics import Topics
+from notify.server.topics import Topics, is_meant
 from notify.storage.capabilities import Placing
 from notify.storage.queues import Store
 
@@ -69,11 +70,12 @@ class Delivery:
         """Messages for an instance of a group; waits up to `wait` seconds for the first.
 
         `may` tells whether the consumer may consume a topic, and is called whenever messages are handed out; None: it
-        may consume every topic. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
-        subscription to one of the topics, or to a pattern if no topics are named: the consumer had subscribed, and this
-        log has lost the subscription. A request whose `request_id` the instance has sent before gets that answer again,
-        if its consumer has not settled any of it; "": it has none. `in_runs`: whether some of what is handed out may be
-        runs.
+        may consume every topic. A request that names patterns gets the topics of the group that match, also those that
+        are made while it waits. With `subscribes` False this raises NotFound (`not_subscribed`) if the group has no
+        subscription to one of the topics or patterns, or to any pattern if no topics are named: the consumer had
+        subscribed, and this log has lost the subscription. A request whose `request_id` the instance has sent before
+        gets that answer again, if its consumer has not settled any of it; "": it has none. `in_runs`: whether some of
+        what is handed out may be runs.
         """
         check_name("group", name)
         if not 0 < len(request.instance) <= 255:
@@ -84,9 +86,12 @@ class Delivery:
         topics = None
         if request.topics is not None:
             check_between("the number of topics", len(request.topics), 0, LIMITS.topics)
-            topics = frozenset(request.topics)
+            topics = frozenset(each for each in request.topics if "*" not in each)
             if subscribes:
-                await self.following.subscribe_missing(name, request.topics)
+                await self.following.subscribe_missing(name, [each for each in request.topics if each in topics])
+            if len(topics) < len(frozenset(request.topics)):
+                may = self._asked_by(name, topics, [each for each in request.topics if each not in topics], may)
+                topics = None
         if not subscribes:
             self.following.refuse_lost(name, request.topics)
         group = self.groups.get(name)
@@ -106,6 +111,22 @@ class Delivery:
                 self._waiters.leave(name, request.instance)
         waiter = Waiter(request, topics, may, request_id, in_runs=in_runs)
         return await self._waiters.messages(group, waiter, request.wait)
+
+    def _asked_by(self, group: str, names: Collection[str], patterns: Sequence[str], may: May | None) -> May:
+        """Whether a request with these names and patterns asks for a topic of the group, and `may` consume it.
+
+        No pattern asks for a broadcast topic, which is received by its name, in a request of its own.
+        """
+        matches: dict[str, bool] = {}
+        """By topic, for this request."""
+
+        def asks(topic: str) -> bool:
+            if topic not in matches:
+                is_matched = any(is_meant(pattern, topic) for pattern in patterns)
+                matches[topic] = topic in names or (is_matched and self.mode_of(group, topic) != "broadcast")
+            return matches[topic] and (may is None or may(topic))
+
+        return asks
 
     def visible(self, topics: set[str]) -> None:
         """Serve the polls that wait for these topics, whose new messages have become durable."""

@@ -228,13 +228,19 @@ class Following:
         self._forget(group, topic)
 
     def refuse_lost(self, group: str, topics: Sequence[str] | None) -> None:
-        """Raises NotFound if the group has no subscription to one of `topics`; for None, if it has no pattern."""
+        """Raises NotFound if the group has no subscription to one of `topics`, which may be patterns; for None, if it
+        has no pattern."""
         if topics is None:
             missing = [] if self.has_pattern(group) else ["a pattern"]
         else:
-            missing = [f"topic {name!r}" for name in topics if self._store.subscription(group, name) is None]
+            missing = [f"topic {name!r}" for name in topics if not self._is_subscribed(group, name)]
         if missing:
             raise NotFound(f"group {group!r} has no subscription to {missing[0]}: subscribe it", "not_subscribed")
+
+    def _is_subscribed(self, group: str, name: str) -> bool:
+        if "*" in name:
+            return any((pattern.group, pattern.topic) == (group, name) for pattern in self._store.patterns())
+        return self._store.subscription(group, name) is not None
 
     async def subscribe_missing(self, group: str, topics: Sequence[str]) -> None:
         """Subscribe a group, from the latest message on, to the topics that it does not follow yet."""

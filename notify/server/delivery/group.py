@@ -212,7 +212,7 @@ class Group:
         self.wait_seconds = 0.0
         instance = self.instances.asking(name, now_us)
         asked = topics if topics is None else [topic for topic in topics if (topic, 0) in self.cursors]
-        self.readers.note(instance, asked, now_us)
+        self.readers.note(instance, asked, now_us, may)
         handed: list[Handed] = []
         if self.paused or now_us < self._paced_until_us:
             return handed

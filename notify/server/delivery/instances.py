@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 
 HORIZON_SECONDS = 5.0
 """While others wait, an instance holds at most as many messages as it finishes in this time."""
@@ -48,11 +49,13 @@ class Instance:
     """One consumer of a group, as the server sees it."""
 
     __slots__ = (
+        "__weakref__",
         "_busy_since_us",
         "_busy_us",
         "_finished_in_window",
         "answers",
         "asked_us",
+        "asks",
         "bounds",
         "expired",
         "expired_in_a_row",
@@ -66,6 +69,8 @@ class Instance:
     def __init__(self, name: str, now_us: int) -> None:
         self.name = name
         self.asked_us = now_us
+        self.asks: Callable[[str], bool] | None = None
+        """Whether its last request that named no topics asked for a topic of the group; None: for all of them."""
         self.seen_us = now_us
         """When it last asked, settled or renewed."""
         self.in_flight = 0
@@ -190,18 +195,20 @@ class Readers:
     """By topic of a group, an instance that asks for its messages. A topic can have none although the group has running
     consumers: a new version of the service has no handler for it any more."""
 
-    __slots__ = ("_of_all", "_of_topic")
+    __slots__ = ("_of_many", "_of_topic")
 
     def __init__(self) -> None:
         self._of_topic: dict[str, Instance] = {}
-        self._of_all: Instance | None = None
-        """One that asks for all topics."""
+        self._of_many: weakref.WeakSet[Instance] = weakref.WeakSet()
+        """Those that ask for all topics, or for those of patterns."""
 
-    def note(self, instance: Instance, topics: Iterable[str] | None, now_us: int) -> None:
-        """Note that the instance asks for these topics of the group; None: for all."""
+    def note(
+        self, instance: Instance, topics: Iterable[str] | None, now_us: int, asks: Callable[[str], bool] | None
+    ) -> None:
+        """Note that the instance asks for these topics of the group; None: for those that `asks` tells, or all."""
         if topics is None:
-            if not _is_active(self._of_all, now_us):
-                self._of_all = instance
+            instance.asks = asks
+            self._of_many.add(instance)
             return
         for topic in topics:
             reader = self._of_topic.get(topic)
@@ -210,7 +217,10 @@ class Readers:
 
     def has(self, topic: str, now_us: int) -> bool:
         """Whether a running instance asks for the topic."""
-        return _is_active(self._of_topic.get(topic), now_us) or _is_active(self._of_all, now_us)
+        return _is_active(self._of_topic.get(topic), now_us) or any(
+            _is_active(instance, now_us) and (instance.asks is None or instance.asks(topic))
+            for instance in self._of_many
+        )
 
     def forget(self, topic: str) -> None:
         """The group does not follow the topic any more."""
