@@ -32,9 +32,10 @@ MOST_BYTES = 2 << 20
 refuses a statement above its max_allowed_packet."""
 _AT_ONCE = {"stream_results": False}
 """For a service that reads with a cursor on the server: psycopg would declare one for the INSERT."""
-_STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
-"""The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
-is the service's, which may change its own mode at any time."""
+_STRICT = "STRICT_ALL_TABLES"
+"""The mode in which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session is
+the service's, which may change its own mode at any time. MariaDB tells a driver the mode of this statement, by which
+the driver escapes the next one, so that the session's other modes are kept there (NO_BACKSLASH_ESCAPES)."""
 _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
@@ -101,6 +102,9 @@ class HalfRows:
         if place.has_digest:
             for row, message in zip(rows, messages, strict=True):
                 row["digest"] = body_digest(message.body or b"")
+        if _lacks_clock(connection):
+            for row in rows:
+                row["created_at"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"
         if _needs_no_guard(connection.dialect.name, place) and not self._follows(connection):
             self._insert_many(connection, place, rows)
             return True
@@ -134,6 +138,9 @@ class HalfRows:
             return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
         written = 0  # the drivers would send the rows one by one, because not every value is a parameter
         for part in _parts(rows):
+            if len(part) == 1:
+                written += self._insert_values(connection, place, part)
+                continue
             insert = self._of_values(connection, place, len(part), list(part[0]))
             written += self._execute(connection, insert, _numbered(part))
         return written
@@ -145,8 +152,8 @@ class HalfRows:
         if insert is None:
             table = within(half_message, place.schema)
             if count == 1:
-                statement = table.insert().values(created_at=database_now())
-                return self._keep(key, connection, statement, names)
+                created = {} if "created_at" in names else {"created_at": database_now()}
+                return self._keep(key, connection, table.insert().values(created), names)
             fixed: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
             values = [
                 {name: sa.bindparam(f"{name}_{number}", type_=half_message.c[name].type) for name in names}
@@ -164,6 +171,7 @@ class HalfRows:
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
             columns += ["digest"] if place.has_digest else []
+            columns += ["created_at"] if _lacks_clock(connection) else []
             follows = self._follows(connection)
             insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count, follows))
         return insert
@@ -176,9 +184,9 @@ class HalfRows:
             self._inserts = {}
         before = ""
         if is_mariadb(connection):
-            before = f"SET STATEMENT {_STRICT} FOR "
+            before = f"SET STATEMENT sql_mode = CONCAT(@@sql_mode, ',{_STRICT}') FOR "
         elif connection.dialect.name == "mysql":
-            statement = statement.prefix_with(f"/*+ SET_VAR({_STRICT}) */")
+            statement = statement.prefix_with(f"/*+ SET_VAR(sql_mode = '{_STRICT}') */")
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
         self._inserts[key] = insert = _Insert(before + compiled.string, compiled.positiontup)
         return insert
@@ -200,6 +208,12 @@ def is_mariadb(connection: Connection) -> bool:
     """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
     sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _lacks_clock(connection: Connection) -> bool:
+    """Whether the database's clock cannot order rows, so that a row gets the time of this machine, which is the
+    database's: SQLite has milliseconds, and two processes may commit one after another within one."""
+    return connection.dialect.name == "sqlite"
 
 
 def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -253,6 +267,7 @@ def _guarded(
     ends = [""] if count == 1 else [f"_{number}" for number in range(count)]
     if follows:
         guard = sa.and_(guard, ~_left_behind_with(table.alias("left_row"), ends))
+    created = {} if "created_at" in columns else {"created_at": database_now()}
     selects = []
     for number in range(count):
         texts: dict[str, Any] = {
@@ -267,9 +282,9 @@ def _guarded(
             # the types of texts, numbers and times.
             is_bare = connection.dialect.driver == "psycopg2" or isinstance(kind, sa.Float | sa.LargeBinary)
             values.append(sa.cast(value, kind) if is_postgresql and count > 1 and is_bare else value)
-        selects.append(sa.select(*values, database_now()).where(guard))
+        selects.append(sa.select(*values, *created.values()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
-    return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
+    return table.insert().from_select([*columns, *created], rows, include_defaults=False)
 
 
 def _left_behind_with(table: Any, ends: list[str]) -> Any:

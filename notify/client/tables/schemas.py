@@ -199,7 +199,7 @@ class Places:
         except CheckUnavailable as error:
             raise BindingRefused(f"nothing is committed: {error}") from None
         except (ProgrammingError, OperationalError) as error:
-            if notify_source.name not in str(error.orig):
+            if not is_table_missing(error.orig):
                 raise
             raise self._no_table(self._where(schema), notify_source.name, schema) from error
 
