@@ -396,6 +396,33 @@ def test_texts_are_stored_as_they_are_where_a_backslash_escapes_nothing(
     engine.dispose()
 
 
+@pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
+@pytest.mark.parametrize("odd", [{"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"}, {"charset": "gbk"}])
+@pytest.mark.parametrize("database", MYSQLS)
+def test_a_body_that_a_driver_of_asyncio_would_change_is_refused(
+    url: str, memory: InMemoryServer, unique: str, driver: str, odd: dict[str, str]
+) -> None:
+    """asyncmy doubled its backslashes, and its quotation marks ended the literal."""
+    pytest.importorskip(driver)
+    texts = ["a\\b", "it's", "中'"]
+
+    async def work() -> None:
+        engine = create_async_engine(sa.make_url(url).set(drivername=f"mysql+{driver}"), connect_args=odd)
+        try:
+            async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, mode="outbox") as producer:
+                async with AsyncSession(engine) as session, session.begin():
+                    for text in texts:
+                        await producer.send(session, Message(unique, text.encode(), key=text))
+        finally:
+            await engine.dispose()
+
+    with pytest.raises(BindingRefused, match="asyncmy") if driver == "asyncmy" else contextlib.nullcontext():
+        asyncio.run(work())
+    assert [(key, body.decode()) for _, key, body in rows_of(url)] == [
+        (text, text) for text in texts if driver != "asyncmy"
+    ]
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_a_key_with_nul_is_refused(url: str, memory: InMemoryServer, unique: str, driver: str) -> None:

@@ -92,6 +92,7 @@ class HalfRows:
             for number, message in enumerate(messages)
         ]
         if self._with_bodies:
+            _refuse_backslashes(connection)
             conversions = self._conversions
             if conversions is None:
                 self._conversions = conversions = _conversions_of(connection)
@@ -208,6 +209,25 @@ def is_mariadb(connection: Connection) -> bool:
     """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
     sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+_NO_BACKSLASH_ESCAPES = 0x200
+_WITH_BACKSLASHES = ("big5", "cp932", "gb18030", "gbk", "sjis")
+"""Character sets of MySQL and MariaDB in which a backslash may be the second byte of a letter."""
+
+
+def _refuse_backslashes(connection: Connection) -> None:
+    """Raises BindingRefused if the driver would send a body as other bytes, or as SQL: asyncmy escapes bytes with
+    backslashes, whether the session takes them so or not."""
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.driver == "asyncmy" and (
+        driver.server_status & _NO_BACKSLASH_ESCAPES or driver._charset in _WITH_BACKSLASHES
+    ):
+        raise BindingRefused(
+            "nothing is committed: asyncmy escapes a body with backslashes, which this session takes for a part of it "
+            f"(sql_mode NO_BACKSLASH_ESCAPES, or the charset {driver._charset}): leave the mode out, give "
+            "charset=utf8mb4, or use aiomysql"
+        )
 
 
 def _lacks_clock(connection: Connection) -> bool:
