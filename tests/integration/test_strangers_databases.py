@@ -477,6 +477,25 @@ def test_a_statement_that_fails_after_the_rows_leaves_the_outcome_to_a_check(
     engine.dispose()
 
 
+@pytest.mark.parametrize("database", MOST)
+def test_a_table_that_loses_a_column_is_met_again(url: str, memory: InMemoryServer, unique: str) -> None:
+    """Each repeated transaction was refused with the advice to repeat it, until the process was restarted."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+
+        def send(text: str) -> None:
+            with Session(engine) as session, session.begin():
+                producer.send(session, Message(unique, text))
+
+        send("1")
+        execute(url, "ALTER TABLE half_message DROP COLUMN digest")
+        with pytest.raises(TransactionRefused, match="repeat the transaction"):
+            send("lost")
+        send("2")
+    assert [message.text for message in memory.wait_for(unique, 2)] == ["1", "2"]
+    engine.dispose()
+
+
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_a_right_that_is_missing_is_no_missing_table(url: str, memory: InMemoryServer, unique: str) -> None:
     engine = make_engine(url)

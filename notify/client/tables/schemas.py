@@ -126,6 +126,7 @@ class Places:
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
         self._guesses = False
+        self._known, self._last = {}, {}  # the same table may have lost the column
         refused = TransactionRefused(
             "nothing is committed: this transaction's schema has the half_message of an older version, unlike the one "
             "before: repeat the transaction, or call create_tables for every schema"
