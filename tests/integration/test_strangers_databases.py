@@ -35,10 +35,12 @@ from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.old_rows import instant_before, note_purged
 from notify.client.tables.purge import purge_by_force
 from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.movers.relay.relay import Relay
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
 from notify.protocol.message import ReceivedMessage
 from notify.runtime.databases import begins_explicitly, database_now
+from notify.storage.sql.engines import visitor_engine
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.databases import MOST, empty_database
@@ -434,6 +436,23 @@ def test_a_key_with_nul_is_refused(url: str, memory: InMemoryServer, unique: str
             with Session(engine) as session, session.begin():
                 producer.send(session, Message(unique, "x", key="a\0b"))
     engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_relay_reads_all_letters_whatever_encoding_its_address_has(
+    url: str, memory: InMemoryServer, unique: str
+) -> None:
+    """A key that the encoding of the service's URL lacks ended the relay."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode="outbox", answer_checks=False) as producer:
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x", key="中"))
+    engine.dispose()
+    address = sa.make_url(url).update_query_dict({"client_encoding": "latin1"})
+    visitor = visitor_engine(address.render_as_string(hide_password=False))
+    assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
+    visitor.dispose()
+    assert [message.key for message in memory.messages(unique)] == ["中"]
 
 
 @pytest.mark.parametrize("database", ["mysql"])
