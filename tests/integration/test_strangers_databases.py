@@ -30,7 +30,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.tables.database_calls import DatabaseCalls
-from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.old_rows import instant_before, note_purged
 from notify.client.tables.purge import purge_by_force
@@ -476,6 +476,17 @@ def test_a_pool_that_commits_what_is_left_is_refused(memory: InMemoryServer, uni
 # --- transactions that others work on ------------------------------------------------------------------------------
 
 
+def refreshing(engine: Any) -> Any:
+    """The engine, whose commits are heard by a service that passes over an error."""
+
+    @event.listens_for(getattr(engine, "sync_engine", engine), "commit")
+    def refresh(connection: sa.Connection) -> None:
+        with contextlib.suppress(sa.exc.DBAPIError):
+            connection.exec_driver_sql("REFRESH MATERIALIZED VIEW nowhere")
+
+    return engine
+
+
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_a_statement_that_fails_after_the_rows_leaves_the_outcome_to_a_check(
     url: str, memory: InMemoryServer, unique: str
@@ -483,17 +494,42 @@ def test_a_statement_that_fails_after_the_rows_leaves_the_outcome_to_a_check(
     """PostgreSQL rolls back at such a COMMIT, without an error: the message was sent, and its changes were gone."""
     engine = make_engine(url)
     with TransactionProducer(memory.url, group=unique, engine=engine, check_after=0.5) as producer:
-
-        @event.listens_for(engine, "commit")
-        def refresh(connection: sa.Connection) -> None:
-            with contextlib.suppress(sa.exc.DBAPIError):
-                connection.exec_driver_sql("REFRESH MATERIALIZED VIEW nowhere")
-
+        refreshing(engine)
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, "ghost"))
         eventually(lambda: not memory.halves(unique), "a check to decide")
     assert memory.messages(unique) == []
     engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+def test_a_statement_that_fails_while_the_inbox_commits_is_a_failure(database: str, url: str) -> None:
+    """PostgreSQL rolled the effect back with its claim, and the message was acknowledged."""
+    engine = refreshing(make_engine(url))
+    inbox, received = Inbox(engine), given()
+    with pytest.raises(InvalidRequest, match="while the inbox committed"):
+        inbox.run("g", received, lambda message, session: None)
+    with engine.connect() as connection:
+        claims = connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox))
+    assert claims == (0 if database == "postgresql" else 1)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_statement_that_fails_while_an_asynchronous_inbox_commits_is_a_failure(url: str) -> None:
+    async def run() -> None:
+        engine = refreshing(create_async_engine(url))
+
+        async def handle(message: ReceivedMessage, session: AsyncSession) -> None:
+            return None
+
+        try:
+            with pytest.raises(InvalidRequest, match="while the inbox committed"):
+                await Inbox(engine).run_async("g", given(), handle)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("database", MOST)
@@ -582,10 +618,9 @@ def test_sqlite_that_has_begun_already(url: str, memory: InMemoryServer, unique:
 def test_rows_of_one_millisecond_are_moved_in_the_order_of_their_commits(
     url: str, memory: InMemoryServer, unique: str, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two processes that committed one after another within a millisecond, which is all that SQLite's clock tells,
-    the one with the lower id came first: a fifth of a key's messages were out of order."""
+    """SQLite's clock tells milliseconds. Where two processes committed one after another within one, the lower id came
+    first: a fifth of a key's messages were out of order."""
     engine, c = make_engine(url), half_message.c
-    execute(url, "DELETE FROM half_message")
     with memory.down() if mode == "auto" else contextlib.nullcontext():
         with TransactionProducer(memory.url, group=unique, engine=engine, mode=mode, half_timeout=0.05) as producer:
             for n in range(20):
