@@ -151,11 +151,19 @@ def _code_of(error: BaseException | None) -> object:
     return number
 
 
+_STALE_PLAN = "RevalidateCachedQuery"
+"""The function of PostgreSQL that refuses a statement which a session prepared before a column got another type: it
+fails in this session for ever, and the SQLSTATE (0A000) says only that something is not supported."""
+
+
 def is_gone(error: BaseException | None) -> bool:
-    """Whether a driver's error, of any class, has one of these SQLSTATEs or codes.
+    """Whether a driver's error, of any class, has one of these SQLSTATEs or codes, or only another session can execute
+    the same statement.
 
     PyMySQL's errors have both, and most of MySQL's SQLSTATEs are the general HY000.
     """
+    if getattr(getattr(error, "diag", None), "source_function", None) == _STALE_PLAN:
+        return True
     return _state_of(error).startswith(GONE_STATES) or _code_of(error) in GONE_CODES
 
 

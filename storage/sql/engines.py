@@ -55,9 +55,11 @@ def make_engine(
     """
     try:
         parsed = with_driver(parsed_url(url))
-        if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" in parsed.query:
-            # A service's URL may name an encoding that lacks characters of its keys, which would be read as "?".
-            parsed = parsed.update_query_dict({"charset": "utf8mb4"})
+        # A service's URL may name an encoding that lacks characters of its keys: MySQL and MariaDB would give them as
+        # "?", and PostgreSQL no row at all.
+        for option, encoding in (("charset", "utf8mb4"), ("client_encoding", "utf8")):
+            if option in parsed.query:
+                parsed = parsed.update_query_dict({option: encoding})
         check_host(parsed.host)
         if parsed.get_dialect().is_async:
             kind = parsed.get_backend_name()

@@ -120,6 +120,22 @@ def test_a_binlog_is_read_from_its_first_file(mysql: MySqlServer, url: str, serv
     assert numbers(server, unique, 9) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
+def test_transactions_without_gtids_stop_it(mysql: MySqlServer, url: str, server: ServerProcess, unique: str) -> None:
+    """The bridge that read them said: set gtid_mode = ON. The next one began behind them, and so did one that was away
+    meanwhile."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    move(url, server)
+    mysql.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE", "SET GLOBAL gtid_mode = OFF_PERMISSIVE")
+    outbox(url, unique, range(4, 6))
+    mysql.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE", "SET GLOBAL gtid_mode = ON")
+    outbox(url, unique, range(8, 10))
+    with pytest.raises(Purged, match=r"without GTIDs .* --backfill"):
+        move(url, server)
+    move(url, server, fill=True)
+    assert numbers(server, unique, 6) == [0, 1, 4, 5, 8, 9]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "more", [0, pytest.param(40, marks=pytest.mark.long)], ids=["the same numbers", "more than before"]

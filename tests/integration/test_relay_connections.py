@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ def test_a_relay_says_that_another_session_has_locked_a_table(
         assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 1
 
 
+OFTEN = 12
+"""More often than psycopg executes a statement before it prepares it, in each of the sessions of a relay."""
+
+
 @pytest.mark.long
 def test_a_relay_is_not_bound_as_requests_of_its_role_are(
     database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path
@@ -207,3 +212,34 @@ def test_tables_that_are_made_later_are_relayed(
             return connection.scalar(sa.select(server_member.c.name).where(server_member.c.kind == "relay")) is not None
 
     asyncio.run(run())
+
+
+def test_a_relay_goes_on_when_a_column_gets_another_type(
+    database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """PostgreSQL refuses a statement that the session prepared before: the relay ended."""
+    subscribe(server.url, unique, unique)
+
+    async def run(url: str, engine: sa.Engine) -> None:
+        relay = Relay(engine, server.url)
+        task = asyncio.ensure_future(relay.run(interval=0.05))
+        for count in range(1, OFTEN + 2):
+            if count > OFTEN:
+                await asyncio.to_thread(alter, url)
+            await asyncio.to_thread(outbox, url, unique, range(4 * count, 4 * count + 1))
+            await eventually_async(partial(has_sent, relay, count, task), "the row to be sent")
+            assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def has_sent(relay: Relay, count: int, task: asyncio.Future[Any]) -> bool:
+        return relay.total.sent == count or task.done()
+
+    def alter(url: str) -> None:
+        # psycopg forgets what it has prepared in a session that alters something.
+        with opened(url) as other, other.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE half_message ALTER COLUMN transaction_id TYPE text")
+
+    with empty_database("postgresql", database_urls, tmp_path) as url, opened(url) as engine:
+        create_tables(engine)
+        asyncio.run(run(url, engine))

@@ -30,12 +30,17 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.tables.database_calls import DatabaseCalls
-from notify.client.tables.definitions import half_message, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.old_rows import instant_before, note_purged
 from notify.client.tables.purge import purge_by_force
 from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
+from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS
 from notify.protocol.message import ReceivedMessage
 from notify.runtime.databases import begins_explicitly, database_now
+from notify.storage.sql.engines import visitor_engine
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.databases import MOST, empty_database
@@ -350,6 +355,76 @@ def test_a_mariadb_that_speaks_as_oracle(url: str, memory: InMemoryServer, uniqu
     engine.dispose()
 
 
+def rows_of(url: str) -> list[tuple[int, str, bytes]]:
+    """The numbers, keys and bodies of all rows."""
+    engine, c = make_engine(url), half_message.c
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(c.message_no, c.key, c.body).order_by(c.transaction_id, c.message_no))
+        rows = [(number, key, bytes(body)) for number, key, body in found]
+    engine.dispose()
+    return rows
+
+
+@pytest.mark.parametrize("sizes", [[1] * (TOGETHER + 1), [1] * (2 * TOGETHER + 1), [1, *[LIMITS.message_bytes] * 3]])
+@pytest.mark.parametrize("database", MYSQLS)
+def test_a_transaction_of_any_number_and_size_of_messages(
+    url: str, memory: InMemoryServer, unique: str, sizes: list[int]
+) -> None:
+    """Its commit failed on MySQL and MariaDB where the last statement had one row, as with 18 messages on MariaDB."""
+    engine = make_engine(url)
+    for more in (0, 1):  # MariaDB's first statement has one row, those of others TOGETHER
+        with TransactionProducer(memory.url, group=unique, engine=engine, mode="outbox") as producer:
+            with Session(engine) as session, session.begin():
+                for size in sizes + [1] * more:
+                    producer.send(session, Message(unique, b"x" * size))
+    written = [*enumerate(sizes), *enumerate([*sizes, 1])]
+    assert [(number, len(body)) for number, _, body in rows_of(url)] == written
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", MYSQLS)
+def test_texts_are_stored_as_they_are_where_a_backslash_escapes_nothing(
+    url: str, memory: InMemoryServer, unique: str
+) -> None:
+    """MariaDB said after each row that a backslash escapes, so that the driver doubled those of the next row, and a
+    quotation mark ended its text."""
+    engine = sa.create_engine(url, connect_args={"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"})
+    texts = ["a\\b", "it's", "\\' --"]
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode="outbox") as producer:
+        with Session(engine) as session, session.begin():
+            for text in texts * 2:
+                producer.send(session, Message(unique, text.encode(), key=text))
+    assert [(key, body.decode()) for _, key, body in rows_of(url)] == [(text, text) for text in texts * 2]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["aiomysql", "asyncmy"])
+@pytest.mark.parametrize("odd", [{"init_command": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"}, {"charset": "gbk"}])
+@pytest.mark.parametrize("database", MYSQLS)
+def test_a_body_that_a_driver_of_asyncio_would_change_is_refused(
+    url: str, memory: InMemoryServer, unique: str, driver: str, odd: dict[str, str]
+) -> None:
+    """asyncmy doubled its backslashes, and its quotation marks ended the literal."""
+    pytest.importorskip(driver)
+    texts = ["a\\b", "it's", "中'"]
+
+    async def work() -> None:
+        engine = create_async_engine(sa.make_url(url).set(drivername=f"mysql+{driver}"), connect_args=odd)
+        try:
+            async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, mode="outbox") as producer:
+                async with AsyncSession(engine) as session, session.begin():
+                    for text in texts:
+                        await producer.send(session, Message(unique, text.encode(), key=text))
+        finally:
+            await engine.dispose()
+
+    with pytest.raises(BindingRefused, match="asyncmy") if driver == "asyncmy" else contextlib.nullcontext():
+        asyncio.run(work())
+    assert [(key, body.decode()) for _, key, body in rows_of(url)] == [
+        (text, text) for text in texts if driver != "asyncmy"
+    ]
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_a_key_with_nul_is_refused(url: str, memory: InMemoryServer, unique: str, driver: str) -> None:
@@ -361,6 +436,23 @@ def test_a_key_with_nul_is_refused(url: str, memory: InMemoryServer, unique: str
             with Session(engine) as session, session.begin():
                 producer.send(session, Message(unique, "x", key="a\0b"))
     engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_relay_reads_all_letters_whatever_encoding_its_address_has(
+    url: str, memory: InMemoryServer, unique: str
+) -> None:
+    """A key that the encoding of the service's URL lacks ended the relay."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode="outbox", answer_checks=False) as producer:
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x", key="中"))
+    engine.dispose()
+    address = sa.make_url(url).update_query_dict({"client_encoding": "latin1"})
+    visitor = visitor_engine(address.render_as_string(hide_password=False))
+    assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
+    visitor.dispose()
+    assert [message.key for message in memory.messages(unique)] == ["中"]
 
 
 @pytest.mark.parametrize("database", ["mysql"])
@@ -379,6 +471,95 @@ def test_a_pool_that_commits_what_is_left_is_refused(memory: InMemoryServer, uni
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db", pool_reset_on_return="commit")
     with pytest.raises(InvalidRequest, match="pool_reset_on_return"):
         TransactionProducer(memory.url, group=unique, engine=engine)
+
+
+# --- transactions that others work on ------------------------------------------------------------------------------
+
+
+def refreshing(engine: Any) -> Any:
+    """The engine, whose commits are heard by a service that passes over an error."""
+
+    @event.listens_for(getattr(engine, "sync_engine", engine), "commit")
+    def refresh(connection: sa.Connection) -> None:
+        with contextlib.suppress(sa.exc.DBAPIError):
+            connection.exec_driver_sql("REFRESH MATERIALIZED VIEW nowhere")
+
+    return engine
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_statement_that_fails_after_the_rows_leaves_the_outcome_to_a_check(
+    url: str, memory: InMemoryServer, unique: str
+) -> None:
+    """PostgreSQL rolls back at such a COMMIT, without an error: the message was sent, and its changes were gone."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, check_after=0.5) as producer:
+        refreshing(engine)
+        with Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "ghost"))
+        eventually(lambda: not memory.halves(unique), "a check to decide")
+    assert memory.messages(unique) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql"])
+def test_a_statement_that_fails_while_the_inbox_commits_is_a_failure(database: str, url: str) -> None:
+    """PostgreSQL rolled the effect back with its claim, and the message was acknowledged."""
+    engine = refreshing(make_engine(url))
+    inbox, received = Inbox(engine), given()
+    with pytest.raises(InvalidRequest, match="while the inbox committed"):
+        inbox.run("g", received, lambda message, session: None)
+    with engine.connect() as connection:
+        claims = connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox))
+    assert claims == (0 if database == "postgresql" else 1)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_statement_that_fails_while_an_asynchronous_inbox_commits_is_a_failure(url: str) -> None:
+    async def run() -> None:
+        engine = refreshing(create_async_engine(url))
+
+        async def handle(message: ReceivedMessage, session: AsyncSession) -> None:
+            return None
+
+        try:
+            with pytest.raises(InvalidRequest, match="while the inbox committed"):
+                await Inbox(engine).run_async("g", given(), handle)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("database", MOST)
+def test_a_table_that_loses_a_column_is_met_again(url: str, memory: InMemoryServer, unique: str) -> None:
+    """Each repeated transaction was refused with the advice to repeat it, until the process was restarted."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+
+        def send(text: str) -> None:
+            with Session(engine) as session, session.begin():
+                producer.send(session, Message(unique, text))
+
+        send("1")
+        execute(url, "ALTER TABLE half_message DROP COLUMN digest")
+        with pytest.raises(TransactionRefused, match="repeat the transaction"):
+            send("lost")
+        send("2")
+    assert [message.text for message in memory.wait_for(unique, 2)] == ["1", "2"]
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_right_that_is_missing_is_no_missing_table(url: str, memory: InMemoryServer, unique: str) -> None:
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied"), Session(engine) as session:
+            session.execute(sa.text("SET LOCAL ROLE pg_monitor"))
+            producer.send(session, Message(unique, "x"))
+            session.commit()
+    engine.dispose()
 
 
 # --- SQLite's ways to begin ---------------------------------------------------------------------------------------
@@ -429,6 +610,27 @@ def test_sqlite_that_has_begun_already(url: str, memory: InMemoryServer, unique:
     inbox.check()
     assert [inbox.run("g", received, lambda message, session: None) for _ in range(2)] == [True, False]
     assert LocalTransactionCheck(engine).check(half_of(url)) is Outcome.ROLLBACK
+    engine.dispose()
+
+
+@pytest.mark.parametrize("mode", ["outbox", "auto"])
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_rows_of_one_millisecond_are_moved_in_the_order_of_their_commits(
+    url: str, memory: InMemoryServer, unique: str, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's clock tells milliseconds. Where two processes committed one after another within one, the lower id came
+    first: a fifth of a key's messages were out of order."""
+    engine, c = make_engine(url), half_message.c
+    with memory.down() if mode == "auto" else contextlib.nullcontext():
+        with TransactionProducer(memory.url, group=unique, engine=engine, mode=mode, half_timeout=0.05) as producer:
+            for n in range(20):
+                monkeypatch.setattr(ids, "_generator", ids._Generator())  # as in another process
+                with Session(engine) as session, session.begin():
+                    producer.send(session, Message(unique, str(n), key="k"))
+    with engine.connect() as connection:
+        rows = connection.execute(sa.select(c.body, c.created_at).order_by(c.created_at, c.transaction_id)).all()
+    assert [int(body) for body, _ in rows] == list(range(20))
+    assert any(at.microsecond % 1000 for _, at in rows)
     engine.dispose()
 
 

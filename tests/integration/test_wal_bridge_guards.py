@@ -279,7 +279,7 @@ def test_a_slot_of_another_history_stops_it(url: str, engine: sa.Engine, server:
         insert(connection, unique, 2)
     name = slot(engine)["slot_name"]
     execute(engine, f"SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())")
-    with pytest.raises(Purged, match=r"behind this bridge's position.*--backfill"):
+    with pytest.raises(Purged, match=r"after this bridge's position.*--backfill"):
         move(url, server)
 
 

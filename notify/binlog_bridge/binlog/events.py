@@ -100,7 +100,10 @@ EVENT_TYPES = {
     UPDATE: _handled("UPDATE_ROWS_EVENT", "rows before and after"),
     32: _harmless("DELETE_ROWS_EVENT", _DELETED),
     MYSQL_GTID: _handled("GTID_LOG_EVENT", "a transaction begins"),
-    34: _refused("ANONYMOUS_GTID_LOG_EVENT", "the source writes transactions without GTIDs: set gtid_mode = ON"),
+    34: _refused(
+        "ANONYMOUS_GTID_LOG_EVENT",
+        "the source writes transactions without GTIDs: set gtid_mode = ON, then start this bridge with --backfill",
+    ),
     PREVIOUS_GTIDS: _handled("PREVIOUS_GTIDS_LOG_EVENT", "it says whether a file continues from the bridge's position"),
     36: _harmless("TRANSACTION_CONTEXT_EVENT", _GROUP_REPLICATION),
     37: _harmless("VIEW_CHANGE_EVENT", _GROUP_REPLICATION),

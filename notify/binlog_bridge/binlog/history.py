@@ -19,6 +19,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pymysql
+
 from notify.binlog_bridge.binlog.position import GtidSet, MariaDbSet, MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Purged
 from notify.protocol.limits import digits
@@ -137,6 +139,44 @@ def check_executed(connection: Any, position: Position) -> None:
             "Nothing was skipped. If this is the right server, start with --backfill, which sends the missing messages "
             "from the tables, and then continues; an audit names messages whose transactions were lost (GHOST)"
         )
+
+
+_ANONYMOUS = "Anonymous_Gtid"
+_NO_SUCH_FILE = 1220
+_MOST_BEFORE = 3
+"""The events of a file up to the first one of a transaction: two at its beginning."""
+
+
+def check_unnamed(connection: Any, position: Position) -> None:
+    """Raises Purged if a MySQL has written transactions without GTIDs right after a position in its own binlog, while
+    gtid_mode was not ON. It begins with the first file that has GTIDs that a reader lacks, and so skips them.
+
+    If another transaction follows the position, the source sends all from there, and the reader itself meets the
+    others.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@server_id")
+        file, offset = position.file, position.offset
+        if not file or cursor.fetchone()[0] != position.server:
+            return
+        while True:
+            try:
+                cursor.execute(f"SHOW BINLOG EVENTS IN %s FROM {max(offset, 4)} LIMIT {_MOST_BEFORE}", (file,))
+            except pymysql.Error as error:
+                if error.args[0] == _NO_SUCH_FILE:
+                    return
+                raise
+            kinds = [str(row[2]) for row in cursor.fetchall()]
+            if _ANONYMOUS in kinds:
+                raise Purged(
+                    f"the source wrote transactions without GTIDs in {file}, while gtid_mode was not ON, and skips "
+                    "them for this bridge: start with --backfill, which sends the missing messages from the tables, "
+                    "and then continues"
+                )
+            if any(kind.startswith("Gtid") for kind in kinds):
+                return
+            name, _, number = file.rpartition(".")
+            file, offset = f"{name}.{_number(file) + 1:0{len(number)}}", 0
 
 
 def check_gap(moved: MariaDbSet, domain: int, number: int) -> None:

@@ -17,7 +17,7 @@ import pymysql
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.binlog import rights
-from notify.binlog_bridge.binlog.history import check_continues, check_executed
+from notify.binlog_bridge.binlog.history import check_continues, check_executed, check_unnamed
 from notify.binlog_bridge.binlog.position import MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit
 from notify.errors import Unavailable
@@ -117,6 +117,7 @@ class BinlogStream:
                 raise Purged(f"the source has purged {shown(self.purged)} already: start with --backfill")
             return _DUMP, self._request(_first_file(connection))
         check_executed(connection, self._position)
+        check_unnamed(connection, self._position)
         encoded = MySqlSet.parse(gtids).encode()
         head = struct.pack("<HIIQI", _THROUGH_GTID, self._server_id, 0, _BEGIN, len(encoded))
         return _DUMP_GTID, head + encoded

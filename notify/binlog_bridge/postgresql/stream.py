@@ -139,7 +139,7 @@ class WalStream:
         confirmed = lsn_of(row["confirmed_flush_lsn"] or "0/0")
         if confirmed > self._position.lsn:
             raise Purged(
-                f"slot {self._slot.name} continues at {lsn_text(confirmed)}, behind this bridge's position "
+                f"slot {self._slot.name} continues at {lsn_text(confirmed)}, after this bridge's position "
                 f"{self._position.shown}: it was recreated, another program has read it, or the queue was restored "
                 f"from a backup. {_REMEDY}"
             )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.check.local import is_async as is_async_engine
@@ -41,7 +42,7 @@ PURGE_AFTER_SECONDS = 30 * DAY
 """Longer than a server's retention of 7 days; older messages are delivered again only if an operator forces it."""
 MOST_PURGED = 10_000
 """The most rows that a transaction of a purge deletes."""
-MAY_COMMIT = "notify_inbox_may_commit"
+MAY_COMMIT, FAILED = "notify_inbox_may_commit", "notify_inbox_failed"
 Finish = Callable[[Guard | None], None]
 TURN_SECONDS = 60.0
 """How long a handler waits for its turn at SQLite's one writer; then SQLite's own lock decides."""
@@ -126,12 +127,28 @@ def _refuse_connection(connection: sa.Connection) -> None:
         raise _must_not_commit()
 
 
+def _note_failure(context: ExceptionContext) -> None:
+    session = None if context.connection is None else _guarded.get(context.connection)
+    if session is not None and session.info.get(MAY_COMMIT):
+        session.info[FAILED] = context.original_exception
+
+
+def _check_committed(session: Session) -> None:
+    """Raises InvalidRequest if a listener to the commit has passed over an error, with which PostgreSQL rolls back
+    instead, without an error. If the effect is committed, so is its claim, which the next delivery finds."""
+    if (failed := session.info.get(FAILED)) is not None:
+        raise InvalidRequest(
+            f"a statement failed while the inbox committed, so that the effect may be lost: {failed}", "inbox_commit"
+        )
+
+
 def _guard_connections(engine: Any) -> None:
     """Listen to the commits of an engine: to make a listener for each connection would cost as much as a statement."""
     sync_engine = getattr(engine, "sync_engine", engine)
     if not event.contains(sync_engine, "commit", _refuse_connection):
         # Before a producer's, which would store halves of messages.
         event.listen(sync_engine, "commit", _refuse_connection, insert=True)
+        event.listen(sync_engine, "handle_error", _note_failure)
 
 
 def _must_not_commit() -> InvalidRequest:
@@ -256,6 +273,7 @@ class Inbox:
         messages, and the function that completes the effect."""
         with InboxSession(self.engine) as session, session.begin() as transaction:
             yield _connection_of(session), (session,), functools.partial(_finish, session, transaction)
+        _check_committed(session)
 
     def _claimed(
         self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
@@ -362,6 +380,7 @@ def _begin(
 def _commit(session: Session, transaction: SessionTransaction) -> None:
     transaction.__exit__(None, None, None)
     session.close()
+    _check_committed(session)
 
 
 def _give_up(session: Session, transaction: SessionTransaction, error: BaseException) -> None:

@@ -302,6 +302,8 @@ class Binding:
         connection = context.connection
         if connection is None or connection.get_transaction() is None or connection.invalidated:
             return
+        if (pending := self.pending(connection)) is not None and pending.prepared:
+            pending.in_doubt = True  # a later listener's statement, whose error it may pass over
         if has_undone(connection.dialect.name, connection.connection, context.original_exception):
             (self.pending(connection) or self._begin(connection)).undone = context.original_exception
 

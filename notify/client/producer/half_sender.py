@@ -84,8 +84,8 @@ class PendingMessages:
     """The messages of one root transaction."""
 
     __slots__ = (
-        "_root", "dropped", "failed", "id", "is_left", "is_named", "prepared", "rolled_back", "sends", "session",
-        "shard", "stored", "undone",
+        "_root", "dropped", "failed", "id", "in_doubt", "is_left", "is_named", "prepared", "rolled_back", "sends",
+        "session", "shard", "stored", "undone",
     )  # fmt: skip
 
     def __init__(self, root: Callable[[], Any]) -> None:
@@ -106,6 +106,9 @@ class PendingMessages:
         self.dropped: list[PackedMessage] = []
         """The messages that a rollback of the whole transaction discarded."""
         self.prepared = False
+        self.in_doubt = False
+        """Whether a statement failed after the rows were written, so that a commit without an error proves nothing:
+        PostgreSQL rolls such a transaction back instead."""
         self.id = ""
         self.is_named = False
         """Whether the id was read before the commit, so that it has to stay."""
@@ -395,7 +398,7 @@ class HalfSender:
             return
         if pending.is_left and self._left_behind is not None:
             self._left_behind.ended(pending.id)
-        else:
+        elif not pending.in_doubt:  # else a check decides
             self._outgoing.outcome_soon(pending.id, pending.shard, "COMMIT")
 
 

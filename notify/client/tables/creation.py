@@ -23,7 +23,7 @@ from notify.client.tables.definitions import (
     with_left_behind_index,
 )
 from notify.errors import InvalidRequest
-from notify.runtime.databases import WAKE_CHANNEL, at_once, has_table
+from notify.runtime.databases import WAKE_CHANNEL, at_level, at_once, has_table
 from notify.runtime.guarantees import verify
 from notify.runtime.schemas import found_in, named_by, naming, qualified, text_of
 
@@ -43,8 +43,12 @@ def create_tables(engine: Engine | Connection, schema: str | None = None) -> str
         )
     if isinstance(engine, Connection):
         return _create(engine, schema)
-    with engine.begin() as connection:
-        return _create(connection, schema)
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            # A transaction with one snapshot does not see the tables that another process has made meanwhile.
+            at_level(connection, "READ COMMITTED")
+        with connection.begin():
+            return _create(connection, schema)
 
 
 def _create(connection: Connection, schema: str | None) -> str:

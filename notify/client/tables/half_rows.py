@@ -30,9 +30,10 @@ TOGETHER = 16
 MOST_BYTES = 2 << 20
 """The most bytes of bodies in one INSERT with VALUES on MySQL and MariaDB, unless a single row has more: the server
 refuses a statement above its max_allowed_packet."""
-_STRICT = "sql_mode = 'STRICT_ALL_TABLES'"
-"""The setting with which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session
-is the service's, which may change its own mode at any time."""
+_STRICT = "STRICT_ALL_TABLES"
+"""The mode in which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session is
+the service's, which may change its own mode at any time. MariaDB tells a driver the mode of this statement, by which
+the driver escapes the next one, so that the session's other modes are kept there (NO_BACKSLASH_ESCAPES)."""
 _MARK_COLUMNS = (
     "transaction_id", "producer_group", "mode", "state", "shards", "relayed", "message_no", "topic", "key", "tag",
 )  # fmt: skip
@@ -89,6 +90,7 @@ class HalfRows:
             for number, message in enumerate(messages)
         ]
         if self._with_bodies:
+            _refuse_backslashes(connection)
             conversions = self._conversions
             if conversions is None:
                 self._conversions = conversions = _conversions_of(connection)
@@ -99,6 +101,9 @@ class HalfRows:
         if place.has_digest:
             for row, message in zip(rows, messages, strict=True):
                 row["digest"] = body_digest(message.body or b"")
+        if _lacks_clock(connection):
+            for row in rows:
+                row["created_at"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"
         if _needs_no_guard(connection.dialect.name, place) and not self._follows(connection):
             self._insert_many(connection, place, rows)
             return True
@@ -132,6 +137,9 @@ class HalfRows:
             return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
         written = 0  # the drivers would send the rows one by one, because not every value is a parameter
         for part in _parts(rows):
+            if len(part) == 1:
+                written += self._insert_values(connection, place, part)
+                continue
             insert = self._of_values(connection, place, len(part), list(part[0]))
             written += self._execute(connection, insert, _numbered(part))
         return written
@@ -143,8 +151,8 @@ class HalfRows:
         if insert is None:
             table = within(half_message, place.schema)
             if count == 1:
-                statement = table.insert().values(created_at=database_now())
-                return self._keep(key, connection, statement, names)
+                created = {} if "created_at" in names else {"created_at": database_now()}
+                return self._keep(key, connection, table.insert().values(created), names)
             fixed: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
             values = [
                 {name: sa.bindparam(f"{name}_{number}", type_=half_message.c[name].type) for name in names}
@@ -162,6 +170,7 @@ class HalfRows:
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
             columns += ["digest"] if place.has_digest else []
+            columns += ["created_at"] if _lacks_clock(connection) else []
             follows = self._follows(connection)
             insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count, follows))
         return insert
@@ -174,9 +183,9 @@ class HalfRows:
             self._inserts = {}
         before = ""
         if is_mariadb(connection):
-            before = f"SET STATEMENT {_STRICT} FOR "
+            before = f"SET STATEMENT sql_mode = CONCAT(@@sql_mode, ',{_STRICT}') FOR "
         elif connection.dialect.name == "mysql":
-            statement = statement.prefix_with(f"/*+ SET_VAR({_STRICT}) */")
+            statement = statement.prefix_with(f"/*+ SET_VAR(sql_mode = '{_STRICT}') */")
         compiled = statement.compile(dialect=connection.dialect, column_keys=names)
         self._inserts[key] = insert = _Insert(before + compiled.string, compiled.positiontup)
         return insert
@@ -198,6 +207,31 @@ def is_mariadb(connection: Connection) -> bool:
     """Whether this is a MariaDB. There a SELECT with UNION converts texts and cuts off bodies without an error in any
     sql_mode, so that no such statement inserts rows."""
     return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+_NO_BACKSLASH_ESCAPES = 0x200
+_WITH_BACKSLASHES = ("big5", "cp932", "gb18030", "gbk", "sjis")
+"""Character sets of MySQL and MariaDB in which a backslash may be the second byte of a letter."""
+
+
+def _refuse_backslashes(connection: Connection) -> None:
+    """Raises BindingRefused if the driver would send a body as other bytes, or as SQL: asyncmy escapes bytes with
+    backslashes, whether the session takes them so or not."""
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.driver == "asyncmy" and (
+        driver.server_status & _NO_BACKSLASH_ESCAPES or driver._charset in _WITH_BACKSLASHES
+    ):
+        raise BindingRefused(
+            "nothing is committed: asyncmy escapes a body with backslashes, which this session takes for a part of it "
+            f"(sql_mode NO_BACKSLASH_ESCAPES, or the charset {driver._charset}): leave the mode out, give "
+            "charset=utf8mb4, or use aiomysql"
+        )
+
+
+def _lacks_clock(connection: Connection) -> bool:
+    """Whether the database's clock cannot order rows, so that a row gets the time of this machine, which is the
+    database's: SQLite has milliseconds, and two processes may commit one after another within one."""
+    return connection.dialect.name == "sqlite"
 
 
 def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -251,6 +285,7 @@ def _guarded(
     ends = [""] if count == 1 else [f"_{number}" for number in range(count)]
     if follows:
         guard = sa.and_(guard, ~_left_behind_with(table.alias("left_row"), ends))
+    created = {} if "created_at" in columns else {"created_at": database_now()}
     selects = []
     for number in range(count):
         texts: dict[str, Any] = {
@@ -265,9 +300,9 @@ def _guarded(
             # the types of texts, numbers and times.
             is_bare = connection.dialect.driver == "psycopg2" or isinstance(kind, sa.Float | sa.LargeBinary)
             values.append(sa.cast(value, kind) if is_postgresql and count > 1 and is_bare else value)
-        selects.append(sa.select(*values, database_now()).where(guard))
+        selects.append(sa.select(*values, *created.values()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
-    return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
+    return table.insert().from_select([*columns, *created], rows, include_defaults=False)
 
 
 def _left_behind_with(table: Any, ends: list[str]) -> Any:

@@ -126,6 +126,7 @@ class Places:
         if half_message.c.digest.name not in str(error.orig) or not is_column_missing(error.orig):
             return None
         self._guesses = False
+        self._known, self._last = {}, {}  # the same table may have lost the column
         refused = TransactionRefused(
             "nothing is committed: this transaction's schema has the half_message of an older version, unlike the one "
             "before: repeat the transaction, or call create_tables for every schema"
@@ -199,7 +200,7 @@ class Places:
         except CheckUnavailable as error:
             raise BindingRefused(f"nothing is committed: {error}") from None
         except (ProgrammingError, OperationalError) as error:
-            if notify_source.name not in str(error.orig):
+            if not is_table_missing(error.orig):
                 raise
             raise self._no_table(self._where(schema), notify_source.name, schema) from error
 
