@@ -150,7 +150,8 @@ _EMPTY = """
             UNION ALL SELECT 1 FROM pg_prepared_xacts WHERE database = current_database()
             UNION ALL SELECT 1 FROM pg_replication_slots WHERE database = current_database()
             UNION ALL SELECT 1 FROM pg_database LEFT JOIN pg_db_role_setting ON setdatabase = oid
-                WHERE datname = current_database() AND (setconfig IS NOT NULL OR datacl IS NOT NULL OR datconnlimit >= 0)
+                WHERE datname = current_database()
+                AND (setconfig IS NOT NULL OR datacl IS NOT NULL OR datconnlimit >= 0)
         ), 'more than tables was left';
         DROP SCHEMA IF EXISTS public CASCADE;
         CREATE SCHEMA public AUTHORIZATION pg_database_owner;

@@ -17,9 +17,6 @@ from tests.support.kafka_proxy import KafkaProxy
 MANY_TOPICS = {"file.delete.delay.ms": 1_000, "log.index.size.max.bytes": 64 << 10}
 """Settings for tests that make and delete thousands of partitions: each maps its indexes, of 10 MB by default, and
 stays for a minute after it was deleted."""
-_IDLE = {"metadata.max.idle.interval.ms": 0}
-"""By default the controller writes a record every half second, also where nothing happens: a third of an idle node's
-CPU, which the suite's nodes are for most of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class KafkaNode:
             proxies.append(KafkaProxy("127.0.0.1", port))
             return proxies[-1].port
 
-        cluster = KafkaCluster(directory, advertised=advertised, node_settings=NodeSettings(MANY_TOPICS | _IDLE))
+        cluster = KafkaCluster(directory, advertised=advertised, node_settings=NodeSettings(MANY_TOPICS))
         cluster.start()
         return cls(cluster.url, proxies[0], cluster)
 
