@@ -5,6 +5,7 @@ STAMP := .venv/.installed
 DOCS_STAMP := .venv-docs/.installed
 RELEASE_STAMP := .venv-release/.installed
 DEMO_STAMP := .venv-demo/.installed
+COMPILED_STAMP := .venv/.compiled
 
 .PHONY: docs pictures reference release install demo cluster-demo test test-quick test-long test-slow check compiled mysql crash crash-auto crash-bridge crash-history crash-movers crash-cluster crash-disk crash-fair crash-held crash-kafka crash-proxy crash-schedules crash-store crash-withdraw matrix-kafka simulate bench bench-queue bench-backlog bench-sql bench-audit bench-audit-fan-in bench-console bench-observed bench-shipping bench-kafka bench-consumers bench-session bench-long-query bench-peers profile siege soak compare fuzz audit-backup audit-faults audit-cluster audit-load audit-watch clean
 install: $(STAMP)
@@ -55,12 +56,14 @@ test: install
 	@$(MAKE) --no-print-directory --jobs=2 check compiled mysql
 	$(PY) -m pytest -n $(WORKERS) --durations=25 --reruns $(RERUNS) --rerun-show-tracebacks
 
-# Compiles the code and the tests once: otherwise each worker of a new checkout does so, which takes 9 s of a processor,
-# and each worker's fork server again, since pytest, which rewrites assertions, has bytecode of its own. The run itself
-# shows what cannot be collected.
-compiled: install
+# Compiles the code and the tests of a new checkout: otherwise each worker does so, which takes 9 s of a processor, and
+# each worker's fork server again, since pytest, which rewrites assertions, has bytecode of its own. To look at all tests
+# takes as long, so what changes later is left to the workers. The run itself shows what cannot be collected.
+compiled: $(COMPILED_STAMP)
+$(COMPILED_STAMP): $(STAMP)
 	@$(PY) -m compileall -q notify storage spark tools tests > /dev/null || true
 	@$(PY) -m pytest --collect-only --quiet > /dev/null || true
+	@touch $@
 
 # Unpack MySQL's programs once from Debian's packages; print their version, or why there is none. 15 s.
 mysql: install

@@ -19,6 +19,8 @@ CALL_SECONDS = 15.0
 def progress_of_all(admin: AdminClient) -> dict[str, dict[Place, Progress]]:
     """The progress of every Kafka group with committed offsets, by partition. Raises KafkaException, TimeoutError."""
     listed = _result(gathered({"": admin.list_consumer_groups(request_timeout=CALL_SECONDS)}, CALL_SECONDS)[""])
+    if listed.errors:  # of brokers that did not answer: their groups are not in the list
+        raise KafkaException(listed.errors[0])
     return progress_of(admin, [group.group_id for group in listed.valid])
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
@@ -325,6 +326,14 @@ def flags_of(run: tuple[Made, str], report: Path) -> list[str]:
     ]  # fmt: skip
 
 
+def rows_of(url: str, table: str) -> list[dict[str, Any]]:
+    """The rows of a table, as the data source gives them to Spark."""
+    source = NotifyTable({"path": url, "table": table})
+    reader = source.reader(source.schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return list(pa.Table.from_batches(batches).to_pylist())
+
+
 def test_the_command_writes_a_report(
     spark: Any, run: tuple[Made, str], server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,10 +351,8 @@ def test_the_command_writes_a_report(
         "report.html", "report.json", "findings.parquet", "buckets.parquet", "segments", "proved.json",
     }  # fmt: skip
     assert json.loads((report / "report.json").read_text())["verdict"] == "PASS"
-    spark.dataSource.register(NotifyTable)
-    table = spark.read.format("notify_table").load
-    assert sum(row.committed for row in table(results, table="buckets").collect()) == COUNT
-    states = {(row.kind, row.name): row.read for row in table(results, table="state").collect()}
+    assert sum(row["committed"] for row in rows_of(results, "buckets")) == COUNT
+    states = {(row["kind"], row["name"]): row["read"] for row in rows_of(results, "state")}
     assert states["audit", "newest"] == "PASS" and "source" in {kind for kind, _ in states}
     wanted = ids.to_text(run[0].id(7))
     code, answer = cli(
@@ -353,6 +360,21 @@ def test_the_command_writes_a_report(
     )
     events = [e["what"] for e in answer["events"]]
     assert code == 0 and len(events) == 5 and "half of message 0" in events[0] and "acknowledged" in events[-1]
+
+
+@pytest.mark.long
+def test_spark_reads_the_results(
+    spark: Any, run: tuple[Made, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the test above reads them without Spark, whose workers of Python take four seconds of CPU to start."""
+    monkeypatch.setattr(command, "session", lambda *_, **__: contextlib.nullcontext(spark))
+    results = f"file://{tmp_path}/results"
+    code, answer = cli("audit", "run", *flags_of(run, tmp_path / "report"), "--results", results)
+    assert code == 0, answer
+    spark.dataSource.register(NotifyTable)
+    for table in ("buckets", "state"):
+        read = spark.read.format("notify_table").load(results, table=table).collect()
+        assert len(read) == len(rows_of(results, table)) > 0
 
 
 @pytest.mark.long

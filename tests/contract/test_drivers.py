@@ -19,14 +19,22 @@ from tests.support.databases import empty_database
 DRIVERS = ("psycopg", "psycopg2", "pg8000")
 
 
-@pytest.fixture(params=DRIVERS)
-def engine(request: pytest.FixtureRequest, database_urls: Mapping[str, str], tmp_path: Path) -> Iterator[sa.Engine]:
+@pytest.fixture(scope="module", params=DRIVERS)
+def shared(request: pytest.FixtureRequest, database_urls: Mapping[str, str]) -> Iterator[sa.Engine]:
     pytest.importorskip(request.param)
-    with empty_database("postgresql", database_urls, tmp_path) as url:
+    with empty_database("postgresql", database_urls, Path()) as url:
         engine = sa.create_engine(sa.make_url(url).set(drivername=f"postgresql+{request.param}"))
         create_tables(engine)
         yield engine
         engine.dispose()
+
+
+@pytest.fixture
+def engine(shared: sa.Engine) -> sa.Engine:
+    """An engine of each driver, with empty tables."""
+    with shared.begin() as connection:
+        connection.execute(sa.delete(half_message))
+    return shared
 
 
 @pytest.mark.parametrize("mode", ["half", "outbox", "auto"])

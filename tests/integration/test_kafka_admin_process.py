@@ -16,7 +16,7 @@ from notify.errors import Unavailable
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import ask
-from tests.support.kafka import commit_offsets
+from tests.support.kafka import KafkaNode, commit_offsets
 
 pytest.importorskip("confluent_kafka")
 
@@ -28,10 +28,12 @@ from notify.cli.kafka.seen import Seen
 from notify.kafka import admin_process
 from notify.kafka.admin_process import AdminProcess
 from notify.kafka.cluster import Cluster
+from notify.kafka.group_questions import progress_of_all
 from notify.kafka.progress import Progress
 from notify.kafka.rights import GROUP, Need, Needs
 from notify.server.groups.kafka.snapshot import take
 from tests.support.kafka_consumers import make_topic
+from tests.support.kafka_proxy import Api, Fault, Which
 
 CHILD = b"notify.kafka.admin_process_child"
 
@@ -168,6 +170,19 @@ def test_an_audit_survives_an_abort_of_kafkas_client(
     aborting(9)
     with pytest.raises(Unavailable, match=r"ended \(SIGABRT\); try again"):
         KafkaGroups.of(Cluster.of(kafka_url))
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, pytest.param(Fault.HELD, marks=pytest.mark.long)])
+def test_a_broker_that_does_not_list_its_groups_is_not_one_without_groups(
+    kafka_node: KafkaNode, group: str, fault: Fault
+) -> None:
+    """Kafka's client returns an empty list, with the error beside it: an audit judged as if nobody had subscribed."""
+    admin = Cluster.of(kafka_node.url).admin()
+    planned = kafka_node.proxy.plan(Which(Api.LIST_GROUPS), fault)
+    with pytest.raises(KafkaException):
+        progress_of_all(admin)
+    kafka_node.proxy.withdraw(planned)
+    assert list(progress_of_all(admin)[group].values()) == [Progress(3)]
 
 
 @pytest.mark.long

@@ -29,10 +29,11 @@ COMPACT = 3
 
 
 class Api(enum.IntEnum):
-    """The requests of a transaction, by their keys in Kafka's protocol."""
+    """The requests of a transaction, and the one for a node's groups, by their keys in Kafka's protocol."""
 
     PRODUCE = 0
     FIND_COORDINATOR = 10
+    LIST_GROUPS = 16
     INIT_PRODUCER_ID = 22
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25

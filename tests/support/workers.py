@@ -11,6 +11,7 @@ import gc
 import zlib
 from collections import defaultdict
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +21,38 @@ from notify.testing.guardian import Guardian
 from tests.support.databases import ForWorkers
 
 _KAFKA = "tests/integration/test_kafka_"
+_GROUPS = ("admin_process", "doctor", "groups", "refused", "stopping", "subscriptions", "unexpected_records")
 TOGETHER = {
+    "Kafka's groups": (
+        *(f"{_KAFKA}{noun}" for noun in _GROUPS),
+        "tests/integration/test_queues_",
+        "tests/contract/test_letters.py",
+        "tests/history/test_history_over_kafka.py",
+    ),
     "Kafka's sinks, consumers and delays": (
-        *(f"{_KAFKA}{part}" for part in ("sink", "bridge", "consumer", "forgotten", "hanging", "odd_topics", "delays")),
-        *(f"{_KAFKA}{part}" for part in ("made_anew", "taken_back", "late", "store_sweep")),
+        _KAFKA,
         "tests/integration/test_kafka.py",
         "tests/integration/test_layouts.py",
         "tests/integration/test_auto_everywhere.py",
-        "tests/contract/test_sinks_by_position.py",
+        "tests/contract/test_sinks",
         "tests/contract/test_bridges.py",
         "tests/audit/test_kafka_input.py",
     ),
-    "Kafka's groups": (
-        *(f"{_KAFKA}{part}" for part in ("groups", "refused", "hostile", "stopping", "subscr", "doctor", "asker")),
-        "tests/integration/test_queues_",
-        "tests/history/test_history_over_kafka.py",
-    ),
     "the audit": ("tests/audit/",),
 }
-"""Tests whose path begins with one of these share a worker. All tests of the audit have one Spark session, since the
-first audit of a session takes 12 s of CPU more than the next ones; and all tests that need no Kafka of their own have
-one of two nodes, since a node takes 10 s to start and to warm up, and 2 % of a processor until its worker ends. No
-more than that goes together, since a worker's tests run one after the other: these take 300 s each."""
+"""Tests whose path begins with one of these share a worker; the first that fits counts. All tests of the audit have one
+Spark session, since the first audit of a session takes 12 s of CPU more than the next ones; and all tests that need no
+Kafka of their own have one of two nodes, since a node takes 5 s of CPU to start and to warm up, and 2 % of a processor
+until its worker ends. No more than that goes together, since a worker's tests run one after the other."""
 
 ONE_BY_ONE = ("tests/simulation/",)
 """Tests of these files go to whichever worker is free."""
 
 _INTEGRATION = "tests/integration/test_"
 IN_ORDER = (
+    *TOGETHER["Kafka's groups"],
     *TOGETHER["Kafka's sinks, consumers and delays"],
     *TOGETHER["the audit"],
-    *TOGETHER["Kafka's groups"],
     "tests/browser/test_console.py",
     "tests/history/",
     f"{_INTEGRATION}relay_faults.py",
@@ -58,7 +60,6 @@ IN_ORDER = (
     f"{_INTEGRATION}snippets.py",
     "tests/unit/test_imports.py",
     "tests/browser/",
-    f"{_KAFKA}secured.py",
     f"{_INTEGRATION}bridge",
     *(f"{_INTEGRATION}{noun}.py" for noun in ("mysql_positions", "ended_suites", "doctor_databases")),
     f"{_INTEGRATION}inbox.py",
@@ -108,16 +109,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             config.stash[GUARDIAN].end()
 
 
-def rank(nodeid: str) -> int:
-    """The place of a test in the order of work."""
+@cache
+def rank(file: str) -> int:
+    """The place of a test's file in the order of work."""
     for place, beginning in enumerate(IN_ORDER):
-        if nodeid.startswith(beginning):
+        if file.startswith(beginning):
             return place
     return len(IN_ORDER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: rank(item.nodeid))
+    items.sort(key=lambda item: rank(item.nodeid.partition("::")[0]))
     leave_kinds_to_long(items)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.workers import IN_ORDER, TOGETHER
+
 ROOT = Path(__file__).parents[2]
 PAUSES = ("sleep",)
 """Names of functions that pause, in any module: `time.sleep`, `asyncio.sleep`."""
@@ -96,6 +98,13 @@ def test_every_pause_has_a_reason() -> None:
 def test_an_import_from_a_test_is_seen(line: str) -> None:
     assert NAMES_A_TEST.search(f"import os\n{line}\n")
     assert any(map(is_test, imported(ast.parse(line), "tests.unit")))
+
+
+def test_the_order_of_work_names_files_that_there_are() -> None:
+    """Files of Kafka had new names, and each of their workers started a node of its own."""
+    files = [str(path.relative_to(ROOT)) for path in modules()]
+    named = {*IN_ORDER, *(beginning for several in TOGETHER.values() for beginning in several)}
+    assert [beginning for beginning in sorted(named) if not any(file.startswith(beginning) for file in files)] == []
 
 
 def test_an_import_from_elsewhere_is_none() -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from notify.kafka.group_questions import progress_of_all
 from notify.server.groups.kafka import snapshot
 from notify.server.groups.kafka.answers import gathered
 
@@ -32,20 +33,28 @@ def answered(value: Any) -> Future[Any]:
 class Brokers:
     """Two groups, `a` in topic `t` and `b` in `u`; each topic has two partitions, of which 100 records are left."""
 
-    def __init__(self, leaderless: Iterable[tuple[str, int]] = (), lost: Iterable[str] = ()) -> None:
+    def __init__(
+        self, leaderless: Iterable[tuple[str, int]] = (), lost: Iterable[str] = (), unlisted: Iterable[str] = ()
+    ) -> None:
+        """`unlisted`: groups of a broker that does not answer who its groups are."""
         self._leaderless = set(leaderless)
         self._lost = set(lost)
+        self._unlisted = set(unlisted)
 
     def list_topics(self, timeout: float) -> Any:
         names = ("t", "u", "dead-letter.a", "dead-letter.b")
         return SimpleNamespace(topics={name: SimpleNamespace(partitions=range(2)) for name in names})
 
     def list_consumer_groups(self, request_timeout: float) -> Any:
-        return answered(SimpleNamespace(valid=[SimpleNamespace(group_id=name) for name in ("a", "b", "others")]))
+        listed = [SimpleNamespace(group_id=name) for name in ("a", "b", "others") if name not in self._unlisted]
+        errors = [KafkaError(KafkaError._TIMED_OUT)] if self._unlisted else []
+        return answered(SimpleNamespace(valid=listed, errors=errors))
 
-    def list_consumer_group_offsets(self, asked: list[Any], require_stable: bool, request_timeout: float) -> Any:
+    def list_consumer_group_offsets(
+        self, asked: list[Any], require_stable: bool = True, request_timeout: float = 0.0
+    ) -> Any:
         name = asked[0].group_id
-        topic = {"a": "t", "b": "u"}[name]
+        topic = {"a": "t", "b": "u", "others": "v"}[name]
         answer = SimpleNamespace(topic_partitions=[TopicPartition(topic, number, 40) for number in range(2)])
         return {name: answered(NO_COORDINATOR if name in self._lost else answer)}
 
@@ -65,7 +74,7 @@ def lags(taken: snapshot.Snapshot) -> dict[str, tuple[list[int], bool]]:
 
 def test_all_is_told_or_the_brokers_are_asked_again() -> None:
     assert lags(snapshot.take(Brokers())) == {"a": ([40, 40], True), "b": ([40, 40], True)}  # type: ignore[arg-type]
-    for brokers in (Brokers([("t", 1)]), Brokers(lost=["a"])):
+    for brokers in (Brokers([("t", 1)]), Brokers(lost=["a"]), Brokers(unlisted=["a"])):
         with pytest.raises(KafkaException):
             snapshot.take(brokers)  # type: ignore[arg-type]
 
@@ -85,3 +94,16 @@ def test_one_refusal_leaves_no_answer_behind() -> None:
     answers = gathered({"bad": answered(NO_LEADER), "good": answered("x")})
     assert answers["good"] == "x"
     assert isinstance(answers["bad"], KafkaError)
+
+
+def test_a_group_of_a_broker_that_lists_none_is_shown_and_not_as_whole() -> None:
+    """It was gone, with its lag and its dead letters, as if it had been deleted."""
+    taken = snapshot.take(Brokers(unlisted=["a"]), in_part=True)  # type: ignore[arg-type]
+    assert lags(taken) == {"a": ([40, 40], False), "b": ([40, 40], True)}
+
+
+def test_an_audit_does_not_take_a_broker_that_lists_no_groups_for_one_without_groups() -> None:
+    """It judged the messages as if nobody had subscribed to them."""
+    assert progress_of_all(Brokers()).keys() == {"a", "b", "others"}  # type: ignore[arg-type]
+    with pytest.raises(KafkaException):
+        progress_of_all(Brokers(unlisted=["a"]))  # type: ignore[arg-type]

@@ -102,6 +102,11 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     if isinstance(listed, KafkaError):
         raise KafkaException(listed)
     present = {g.group_id for g in listed.valid}
+    if listed.errors:  # of brokers that did not answer: their groups are not in the list
+        if unknown is None:
+            raise KafkaException(listed.errors[0])
+        unknown |= ours - present
+        present |= ours
     names = sorted(name for name in present if consumer_group(name) in ours)
     progress = _progress(admin, names, topics, unknown)
     letters = {(dead_letter_topic(name), p) for name in ours for p in range(topics[dead_letter_topic(name)])}
