@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from notify.check.listener import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.question import MayNotAsk, ask, short_waits
 from notify.check.sources import Sources
-from notify.runtime.databases import at_once, reason_of
+from notify.runtime.databases import reason_of, without_server_cursors
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.check")
@@ -53,7 +53,7 @@ def answer(connection: Connection, half: HalfMessage, sources: Sources | None = 
     Raises CheckUnavailable if the half names another database, if the row may have been purged, or if the database
     does not answer in time.
     """
-    with short_waits(connection), at_once(connection):
+    with short_waits(connection), without_server_cursors(connection):
         return _answer(connection, half, Sources() if sources is None else sources)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from notify.check.listener import CheckUnavailable
 from notify.check.question import LocalRow, short_lock_waits
 from notify.errors import UnsafeTable
-from notify.runtime.databases import at_once, commits_by_itself, is_held_up
+from notify.runtime.databases import commits_by_itself, is_held_up, without_server_cursors
 from notify.runtime.guarantees import verify_once
 from notify.runtime.program_log import program_log
 from notify.runtime.schemas import database_of, found_in, kinds_of, qualified, text_of
@@ -125,7 +125,7 @@ class Sources:
         Schemas that this role may not read or write are left out: none of its transactions has a row there. So are
         views that show the rows of another schema. What was known of a schema that is locked stays.
         """
-        with at_once(connection):
+        with without_server_cursors(connection):
             self._look(connection)
 
     def _look(self, connection: Connection) -> None:

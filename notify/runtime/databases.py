@@ -681,7 +681,7 @@ _ON_THE_SERVER = ("stream_results", "yield_per")
 
 
 @contextlib.contextmanager
-def at_once(connection: Connection) -> Iterator[None]:
+def without_server_cursors(connection: Connection) -> Iterator[None]:
     """Within the block no statement of a connection is a cursor on the server, as its engine's options may ask:
     PostgreSQL has these for queries alone, and only within a transaction."""
     options = connection.get_execution_options()

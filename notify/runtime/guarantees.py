@@ -20,7 +20,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
-from notify.runtime.databases import at_once
+from notify.runtime.databases import without_server_cursors
 from notify.runtime.schemas import named_by, text_of
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
@@ -163,7 +163,7 @@ def _read(connection: Connection, needs: Sequence[Need], schema: str) -> dict[st
     read = _READERS.get(connection.dialect.name)
     if read is None or not needs:
         return {}
-    with at_once(connection):
+    with without_server_cursors(connection):
         return read(connection, [need.table.name for need in needs], schema)
 
 

@@ -25,7 +25,6 @@ from notify.errors import InboxUnavailable, InvalidRequest
 from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.databases import (
-    at_once,
     check_engine,
     has_table,
     in_transaction,
@@ -33,6 +32,7 @@ from notify.runtime.databases import (
     is_away,
     reason_of,
     roll_back_driver,
+    without_server_cursors,
 )
 from notify.runtime.guarantees import verify, verify_once
 from notify.runtime.schemas import found_in, named_by, naming
@@ -216,7 +216,7 @@ class Inbox:
             return await in_transaction_async(self.engine, self._named, function, *arguments)
 
     def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
-        with at_once(connection), naming(connection, self.place(connection)):
+        with without_server_cursors(connection), naming(connection, self.place(connection)):
             return function(connection, *arguments)
 
     def place(self, connection: sa.Connection) -> str:
@@ -279,7 +279,7 @@ class Inbox:
         self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
     ) -> list[ReceivedMessage]:
         """The messages that had no effect before, and are claimed now."""
-        with at_once(connection):
+        with without_server_cursors(connection):
             place = self.place(connection)
             if len(messages) == 1:  # takes a statement less if the message had its effect
                 return list(messages) if claim(connection, group, messages[0], place) else []

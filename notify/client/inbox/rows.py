@@ -23,7 +23,6 @@ from notify.protocol.message import REPLAY, ReceivedMessage
 from notify.runtime.databases import (
     NESTED,
     as_sqlalchemys,
-    at_once,
     begins_explicitly,
     commits_by_itself,
     database_now,
@@ -33,6 +32,7 @@ from notify.runtime.databases import (
     is_of_aborted,
     is_savepoint_gone,
     tell,
+    without_server_cursors,
 )
 from notify.runtime.guarantees import verify_once
 from notify.runtime.schemas import in_schema, within
@@ -289,7 +289,7 @@ class Guard:
                 raise has_ended() from None
             if is_of_aborted(error):
                 raise _was_aborted() from None
-            with at_once(self._connection):
+            with without_server_cursors(self._connection):
                 self._connection.exec_driver_sql(_RELEASE)
             raise
 
@@ -305,7 +305,7 @@ class Guard:
         if self._is_over:
             return
         try:
-            with at_once(self._connection):
+            with without_server_cursors(self._connection):
                 self._connection.exec_driver_sql(_ROLLBACK)
         except sa.exc.DBAPIError as refusal:
             self.is_lost = is_savepoint_gone(refusal.orig)

@@ -42,11 +42,11 @@ from notify.protocol.wire import Item, PackedMessage
 from notify.runtime import tracing
 from notify.runtime.databases import (
     NESTED,
-    at_once,
     commits_by_itself,
     drop_if_nested,
     has_ended_on_sqlite,
     is_doubled,
+    without_server_cursors,
 )
 from notify.runtime.program_log import program_log
 
@@ -249,7 +249,7 @@ class HalfSender:
             self._upload(pending, messages)
         if self._mode == "outbox":
             _trace(messages)
-        with at_once(connection):
+        with without_server_cursors(connection):
             self._write(connection, pending, messages)
 
     def _write(self, connection: Connection, pending: PendingMessages, messages: list[PackedMessage]) -> None:

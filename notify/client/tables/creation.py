@@ -23,7 +23,7 @@ from notify.client.tables.definitions import (
     with_left_behind_index,
 )
 from notify.errors import InvalidRequest
-from notify.runtime.databases import WAKE_CHANNEL, at_level, at_once, has_table
+from notify.runtime.databases import WAKE_CHANNEL, at_level, has_table, without_server_cursors
 from notify.runtime.guarantees import verify
 from notify.runtime.schemas import found_in, named_by, naming, qualified, text_of
 
@@ -53,7 +53,7 @@ def create_tables(engine: Engine | Connection, schema: str | None = None) -> str
 
 def _create(connection: Connection, schema: str | None) -> str:
     # Every statement names the schema, so that all tables are in one.
-    with at_once(connection), naming(connection, _where_to_create(connection, schema)):
+    with without_server_cursors(connection), naming(connection, _where_to_create(connection, schema)):
         _make_missing(connection)
         _add_columns(connection)
         _add_index(connection)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from notify.check.question import REPEATABLE_READ, own_transaction
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
-from notify.runtime.databases import at_once, is_read_only
+from notify.runtime.databases import is_read_only, without_server_cursors
 from notify.runtime.schemas import naming
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def _call(connection: Connection, schema: str, function: Callable[..., T], *argu
     """Call in a transaction that may write, also where transactions only read unless they say otherwise
     (`default_transaction_read_only`; a standby refuses that, too). On MySQL and MariaDB at the servers' own default
     level: that of the service may show rows that are not committed yet, and they would be sent."""
-    with at_once(connection), naming(connection, schema):
+    with without_server_cursors(connection), naming(connection, schema):
         if connection.dialect.name in ("mysql", "mariadb"):
             with own_transaction(connection, REPEATABLE_READ):
                 return function(connection, *arguments)

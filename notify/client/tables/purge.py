@@ -37,9 +37,9 @@ from notify.runtime.databases import (
     REFUSED,
     RELAYED,
     UNSENT,
-    at_once,
     is_lost,
     reason_of,
+    without_server_cursors,
 )
 from notify.runtime.program_log import program_log
 from notify.runtime.schemas import found_in, named_by, naming
@@ -119,7 +119,7 @@ async def purge(
 @contextlib.contextmanager
 def _within(connection: Connection, schema: str | None) -> Iterator[None]:
     """Statements on a schema's tables; None: where the connection finds half_message."""
-    with at_once(connection), naming(connection, found_in(connection, half_message.name, schema)):
+    with without_server_cursors(connection), naming(connection, found_in(connection, half_message.name, schema)):
         yield
 
 
