@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from notify.errors import InvalidRequest, StorageFailed
-from notify.server import kept_file
 
 SHARD = "shard"
 """The file with the name of the shard whose log is in the directory."""
@@ -71,4 +71,23 @@ def keep_shard(directory: Path, shard: str) -> None:
             f"the new name into {path})"
         )
     with suppress(OSError):  # a log may be read although its disk is full
-        kept_file.put(path, shard.encode())
+        put_file(path, shard.encode())
+
+
+def put_file(path: Path, data: bytes) -> None:
+    """Replace the file's content; only its owner may read it. After a crash the file is the old or the new one.
+
+    Raises OSError. If the disk is full, the unfinished new file is removed: the log needs the room.
+    """
+    new_path = path.with_suffix(".new")
+    try:
+        handle = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # an older version may have left one with wider rights
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new_path.replace(path)
+    except OSError:
+        new_path.unlink(missing_ok=True)
+        raise

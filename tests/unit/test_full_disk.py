@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from notify.errors import DiskFull, StorageFailed
-from notify.server import kept_file
+from notify.server.data_directory import put_file
 from notify.server.problems import answer_errors
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
@@ -25,17 +25,17 @@ from tests.support.logs import T0
 
 def test_a_file_that_does_not_fit_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "charts"
-    kept_file.put(path, b"before")
+    put_file(path, b"before")
 
     def fsync(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("notify.server.kept_file.os.fsync", fsync)
+        patched.setattr("notify.server.data_directory.os.fsync", fsync)
         with pytest.raises(OSError, match="No space"):
-            kept_file.put(path, b"after")
+            put_file(path, b"after")
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"charts": b"before"}
-    kept_file.put(path, b"after")
+    put_file(path, b"after")
     assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -43,7 +43,7 @@ def test_a_file_that_was_left_readable_is_closed(tmp_path: Path) -> None:
     left = tmp_path / "charts.new"
     left.write_bytes(b"left by a server that was killed")
     left.chmod(0o644)
-    kept_file.put(tmp_path / "charts", b"now")
+    put_file(tmp_path / "charts", b"now")
     assert stat.S_IMODE((tmp_path / "charts").stat().st_mode) == 0o600 and not left.exists()
 
 

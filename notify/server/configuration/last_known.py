@@ -12,9 +12,9 @@ import msgspec
 
 from notify.errors import StorageFailed
 from notify.protocol.wire import UNDECODABLE
-from notify.server import kept_file
 from notify.server.access.credential import Credential
 from notify.server.configuration.revisions import Revision
+from notify.server.data_directory import put_file
 
 FILE = "registry.json"
 CREDENTIALS_SECONDS = 3600.0
@@ -37,7 +37,7 @@ class LastKnown:
 
     def keep(self, content: Known) -> None:
         """Replace the file's content. Raises OSError."""
-        kept_file.put(self._path, msgspec.json.encode(content))
+        put_file(self._path, msgspec.json.encode(content))
 
     def read(self, now_us: int, with_access: bool, reason: str) -> Known:
         """The file's content; `reason`: why the database cannot be read, for the error's text.

@@ -15,7 +15,7 @@ import structlog
 
 from notify.protocol.wire import UNDECODABLE
 from notify.runtime.threads import in_thread
-from notify.server import kept_file
+from notify.server.data_directory import put_file
 from notify.server.tasks import ended
 from notify.server.watch.figures import Figures
 from notify.server.watch.history import History
@@ -96,4 +96,4 @@ class ChartFile:
         return msgspec.msgpack.decode(self._path.read_bytes(), type=Charts)
 
     def _write(self, charts: Charts) -> None:
-        kept_file.put(self._path, msgspec.msgpack.encode(charts))
+        put_file(self._path, msgspec.msgpack.encode(charts))
