@@ -383,6 +383,21 @@ def test_a_transaction_of_any_number_and_size_of_messages(
 
 
 @pytest.mark.parametrize("database", MYSQLS)
+def test_seconds_are_stored_as_they_are(url: str, memory: InMemoryServer, unique: str) -> None:
+    """A FLOAT gives six digits. A half whose answer was lost and the row that was left behind were two transactions
+    with one id for the server: it refused the row, and the message was lost."""
+    engine = make_engine(url)
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode="auto", half_timeout=0.3) as producer:
+        with memory.losing_answers("/v1/transactions"), Session(engine) as session, session.begin():
+            producer.send(session, Message(unique, "x", key="k", delay=0.123456, ttl=1234567.25))
+        assert [message.text for message in memory.wait_for(unique, 1)] == ["x"]
+    with engine.connect() as connection:
+        row = connection.execute(sa.select(half_message.c.delay, half_message.c.ttl)).one()
+    assert tuple(row) == (0.123456, 1234567.25)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", MYSQLS)
 def test_texts_are_stored_as_they_are_where_a_backslash_escapes_nothing(
     url: str, memory: InMemoryServer, unique: str
 ) -> None:

@@ -46,9 +46,9 @@ half_message = sa.Table(
     sa.Column("tag", NAME),
     sa.Column("headers", TEXT),
     sa.Column("body", BODY, quote=True),  # reserved where MariaDB's sql_mode is ORACLE
-    sa.Column("delay", sa.Float),
+    sa.Column("delay", sa.Float(53)),
     sa.Column("deliver_at", INSTANT),
-    sa.Column("ttl", sa.Float),
+    sa.Column("ttl", sa.Float(53)),
     sa.Column("relayed", sa.SmallInteger, nullable=False),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Column("digest", sa.BigInteger),
