@@ -76,6 +76,5 @@ class Position:
 
 
 _FIRST = "lsn"
-MOMENT, MOMENT_DIGITS = "@", 19
-"""Separates a digest of publications from the moment at which it was made; and the most digits of that: a number of a
-transaction."""
+MOMENT = "@"
+"""Separates a digest of publications from the moment at which it was made: the number of a transaction."""

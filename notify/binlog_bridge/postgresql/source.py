@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.postgresql import slot as slots
-from notify.binlog_bridge.postgresql.position import MOMENT, MOMENT_DIGITS
+from notify.binlog_bridge.postgresql.position import MOMENT
 from notify.binlog_bridge.postgresql.rights import POOLED
 from notify.binlog_bridge.postgresql.slot import PREFIX, SERVER_SUFFIX, Slot
 from notify.binlog_bridge.scope import Scope
@@ -365,7 +365,7 @@ class Published:
     def put_back_since(self, digest: str) -> list[str]:
         """The tables that were there at the moment of a digest, and published, and were put into a publication later:
         so they had been taken out."""
-        until = digits(digest.partition(MOMENT)[2], MOMENT_DIGITS)
+        until = digits(digest.partition(MOMENT)[2])
         if until is None:
             return []
         return [name for name, (table, entry) in self.made.items() if table < until <= entry]
