@@ -26,8 +26,10 @@ LEAVE_SECONDS = 30.0
 """How long the group of a killed process may keep its members: Kafka waits for their sessions to end."""
 LEAVE_LOOK_SECONDS = 0.5
 """The pause between two tries to move such a group."""
+LEADER_SECONDS = 10.0
+"""How long one question to a partition may take; the next one looks for the leader once more."""
 LEADER_LOOK_SECONDS = 0.1
-"""The pause between two questions to a partition without a leader."""
+"""The pause between two of these questions."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -183,16 +185,17 @@ class ExploredKafka:
         return [(topic, number) for topic in topics if topic in known for number in known[topic].partitions]
 
     def _ends(self, place: Place) -> tuple[int, int]:
-        """The offset of the first record, and the one after the last record. A topic that was just made may have no
-        leader yet, and is asked again."""
-        until = time.monotonic() + SILENT_SECONDS
+        """The offset of the first record, and the one after the last record. A partition that was just made may not be
+        known to all, or have no leader yet, and is asked again."""
+        until = time.monotonic() + CALL_SECONDS
         while True:
             try:
-                first, end = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=CALL_SECONDS)
+                first, end = self._reader.get_watermark_offsets(TopicPartition(*place), timeout=LEADER_SECONDS)
             except KafkaException as raised:
                 error = raised.args[0]
                 if not (error.retriable() or error.code() in PASSING) or time.monotonic() > until:
                     raise
                 time.sleep(LEADER_LOOK_SECONDS)
+                self._topics()  # else the client believes what it read when the topic was made
             else:
                 return first, end
