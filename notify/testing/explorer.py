@@ -67,8 +67,8 @@ LATE_SECONDS = 0.5
 """How long a step may come after everything is settled."""
 ROWS_SECONDS = 5.0
 """How long rows of an outbox may wait for a relay after everything else is settled."""
-KAFKA_SECONDS = 60.0
-"""As ROWS_SECONDS, for a relay to Kafka, which first has to fence the one before."""
+KAFKA_SHARE = 0.5
+"""As ROWS_SECONDS, for a relay to Kafka, which first has to fence the one before: this share of a run's seconds."""
 KAFKA_LOOK_SECONDS = 0.1
 """The pause between two looks at what Kafka has."""
 MOVE_SECONDS = 60.0
@@ -384,7 +384,7 @@ class _Explorer:
     def _is_moved(self, observed: Observed, quiet: float) -> bool:
         """Whether no row waits for a relay, and no record of Kafka's for a consumer; or none does anything about it."""
         if self._database.waiting():
-            return quiet >= (ROWS_SECONDS if self._kafka is None else KAFKA_SECONDS)
+            return quiet >= (ROWS_SECONDS if self._kafka is None else KAFKA_SHARE * self._seconds)
         if self._kafka is None:
             return True
         self._groups.update(observed.groups)

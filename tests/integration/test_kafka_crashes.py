@@ -68,7 +68,7 @@ def explored(kafka_url: str, name: str, *, has_inbox: bool, **options: Any) -> E
         process.relay()
         process.act(place, engine, producer)
 
-    return explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **(ROWS | options))
+    return explore(shop, kafka=kafka_url, seconds=10 * PATIENCE_SECONDS, **(ROWS | options))
 
 
 ROWS: dict[str, Any] = {"causes": "SELECT item FROM orders", "effects": "SELECT item FROM points"}
@@ -119,7 +119,7 @@ def test_each_step_of_coroutines_is_tried(kafka_url: str, unique: str) -> None:
         process.run(consumer)
         ordering(process, unique)
 
-    seen = explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **ROWS)
+    seen = explore(shop, kafka=kafka_url, seconds=10 * PATIENCE_SECONDS, **ROWS)
     careful(seen, unique)
     assert any("session.execute(points" in step.code for step in seen.steps), seen.steps
 
@@ -144,7 +144,7 @@ def test_a_group_waits_for_its_own_topics_only(kafka_url: str, unique: str) -> N
         process.run(*consumers)
         ordering(process, *topics)
 
-    seen = explore(shop, kafka=kafka_url, seconds=2 * PATIENCE_SECONDS, **ROWS)
+    seen = explore(shop, kafka=kafka_url, seconds=10 * PATIENCE_SECONDS, **ROWS)
     assert seen.findings == (), seen
 
 
