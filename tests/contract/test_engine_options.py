@@ -29,7 +29,7 @@ from notify.client.tables.definitions import half_message
 from notify.client.tables.old_rows import DAY
 from notify.client.tables.purge import RowPurge, counts, purge, purge_by_force
 from notify.client.transport.servers import Servers
-from notify.runtime.databases import at_once
+from notify.runtime.databases import without_server_cursors
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import empty_database
@@ -101,7 +101,7 @@ def received(number: int, transaction: str) -> ReceivedMessage:
 
 def unknown_half(connection: sa.Connection) -> HalfMessage:
     """A half of this source whose transaction has no row."""
-    with at_once(connection):
+    with without_server_cursors(connection):
         return HalfMessage(new_id(), "g", "main", read_source(connection)[0], 1, ())
 
 
