@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -181,6 +182,19 @@ def test_a_run_gets_nothing_that_the_one_before_has_left(kafka_url: str, unique:
     brokers.begin([group], [unique])
     assert brokers.unsettled([group]) == 0
     brokers.close()
+
+
+def test_a_topic_that_was_just_made_is_asked_for_its_ends(kafka_url: str, unique: str) -> None:
+    """Its partitions have no leader for a moment: the run ended with NOT_LEADER_FOR_PARTITION."""
+    from confluent_kafka.admin import NewTopic
+
+    from notify.kafka.cluster import Cluster
+    from notify.testing.explored_kafka import ExploredKafka
+
+    with closing(ExploredKafka(kafka_url)) as brokers:
+        admin = Cluster.of(kafka_url).admin()
+        admin.create_topics([NewTopic(unique, 16, 1)])[unique].result()
+        assert [brokers._ends((unique, number)) for number in range(16)] == [(0, 0)] * 16
 
 
 def test_explore_refuses_what_it_cannot_do_over_kafka(kafka_url: str, unique: str) -> None:
