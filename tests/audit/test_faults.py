@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, database_urls: dict[str, str], tmp_path:
 @pytest.fixture
 def made(url: str, tmp_path: Path) -> Made:
     tmp_path.chmod(0o755)
-    return made_run(tmp_path, url, 900)
+    return made_run(tmp_path, url, 3000)
 
 
 def test_planted_faults_are_found_and_nothing_else(spark: Any, url: str, made: Made, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class World:
     """A consumer's handling of two partitions."""
 
     def __init__(self, consumer: Any, *, concurrency: int = 4, most: int | None = None) -> None:
-        consumer._callers = {}
+        consumer._callers, consumer._contexts = {}, []
         consumer._pool = HandlerThreads(concurrency, "test")
         self.consumer = consumer
         self.hand = Hand(lambda: consumer._start_caller(self.hand), consumer._count, concurrency, 32, most)
