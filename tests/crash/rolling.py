@@ -1,5 +1,5 @@
-"""Two servers over one SQL storage, one of the first version and one of this one, while one of them changes its version
-and changes back under load: a rolling upgrade, and a rolling way back.
+"""Two servers over one SQL storage, one of an earlier version and one of this one, while one of them changes its
+version and changes back under load: a rolling upgrade, and a rolling way back.
 
 Producers prepare halves, decide some of them, leave the outcome of others to check-back, and publish; a bridge or
 relay, which is killed too, moves what is committed to a queue server. `broken` says what may not be: a transaction
@@ -35,7 +35,6 @@ from notify.protocol.wire import Items, OutcomeItem, Outcomes, encode_msgpack
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import Command
-from tests.support.http import ask
 from tests.support.servers import make_storage, stop_if_running
 from tests.support.versions import Launch, launched_in
 
@@ -93,28 +92,32 @@ class Books(CheckMessageListener):
 class Rolling:
     """Two servers and a mover that may run either version, a queue server of this one, over one empty database."""
 
-    def __init__(self, dsn: str, first_version: Path, directory: Path, stack: ExitStack) -> None:
-        self.first: Launch = launched_in(first_version)
+    def __init__(self, dsn: str, earlier_version: Path, directory: Path, stack: ExitStack) -> None:
+        self._code = earlier_version
+        self.earlier: Launch = launched_in(earlier_version)
         self.now: Launch = ServerProcess.launch
-        upgrade = self.first(["storage", "upgrade", "--storage", dsn], {})
+        upgrade = self.earlier(["storage", "upgrade", "--storage", dsn], {})
         said, _ = upgrade.communicate(timeout=PATIENCE_SECONDS)  # type: ignore[attr-defined]
         assert upgrade.returncode == 0, said
         make_storage(dsn)
         flags = ["--storage", dsn]
         self.a, self.b = (ServerProcess(directory / name, environment=QUICK_CHECKS, flags=flags) for name in "ab")
         self.servers = (self.a, self.b)
-        self.a.launch = self.first  # type: ignore[misc]
+        self.a.launch = self.earlier  # type: ignore[misc]
         self.queue = ServerProcess(directory / "queue", flags=["--registry", dsn, "--roles", "queue"])
         with ThreadPoolExecutor() as threads:
             for started in [threads.submit(server.start) for server in (*self.servers, self.queue)]:
                 stack.callback(stop_if_running, started.result())
-        self._mover_changes = not dsn.startswith("postgresql")
-        """The first version's relay ends at the first message that was published without a transaction."""
-        self.mover = Command("bridge" if self._mover_changes else "relay", "--dsn", dsn, "--url", self.queue.url)
-        if self._mover_changes:
-            self.mover.launch = self.first
+        mover = "relay" if dsn.startswith("postgresql") else "bridge"
+        self.mover = Command(mover, "--dsn", dsn, "--url", self.queue.url)
+        self.mover.launch = self.earlier
         stack.callback(self.mover.close)
         self.mover.start()
+
+    def is_earlier(self, server: ServerProcess) -> bool:
+        """Whether a server runs the earlier version's code."""
+        assert server.process is not None
+        return Path(f"/proc/{server.process.pid}/cwd").resolve() == self._code.resolve()
 
     def change(self, server: ServerProcess, launch: Launch, seen: Seen) -> None:
         """Kill a server and start it again in another version; the mover, too."""
@@ -123,17 +126,10 @@ class Rolling:
         server.kill()
         self.mover.kill()
         server.launch = launch  # type: ignore[misc]
-        if self._mover_changes:
-            self.mover.launch = launch
+        self.mover.launch = launch
         self.mover.start()
         server.start()
         away[1] = time.monotonic()
-
-
-def is_first(server: ServerProcess) -> bool:
-    """Whether a server runs the first version: that one had no route for inboxes."""
-    _, answer = ask(server.url, "PUT", "/v1/admin/groups/g/subscriptions/t/inbox", {})
-    return str(answer["detail"]).startswith("there is no PUT")
 
 
 @contextmanager
@@ -195,7 +191,7 @@ async def run(
                 await eventually_async(lambda wanted=wanted: seen.done >= wanted, "the load to continue")  # type: ignore[misc]
                 if server is not None:
                     await asyncio.to_thread(rolling.change, server, launch, seen)
-                    assert await asyncio.to_thread(is_first, server) == (launch is rolling.first)
+                    assert rolling.is_earlier(server) == (launch is rolling.earlier)
             seen.is_over = True
             await asyncio.gather(*loads)
             counts = await _until_moved(rolling, seen)

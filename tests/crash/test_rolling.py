@@ -13,33 +13,33 @@ import pytest
 
 from tests.crash import rolling
 from tests.support.databases import empty_database
-from tests.support.versions import first_version
+from tests.support.versions import earlier_version
 
-__all__ = ["first_version"]
+__all__ = ["earlier_version"]
 
 pytestmark = pytest.mark.crash
 
 
 def rolled(
-    database: str, urls: Mapping[str, str], first: Path, directory: Path, rounds: int, each: int
+    database: str, urls: Mapping[str, str], earlier: Path, directory: Path, rounds: int, each: int
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         url = stack.enter_context(empty_database(database, urls, directory))
-        made = rolling.Rolling(url, first, directory, stack)
-        steps = [(made.a, made.now), (made.a, made.first)]
+        made = rolling.Rolling(url, earlier, directory, stack)
+        steps = [(made.a, made.now), (made.a, made.earlier)]
         if rounds > 1:
-            # All of this version, then all of the first one.
-            steps = [(made.a, made.now), (made.b, made.first), (made.a, made.first), (made.b, made.now)] * rounds
+            # All of this version, then all of the earlier one.
+            steps = [(made.a, made.now), (made.b, made.earlier), (made.a, made.earlier), (made.b, made.now)] * rounds
         return asyncio.run(rolling.run(made, steps, each, callers=4))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["mariadb", pytest.param("postgresql", marks=pytest.mark.long)])
 def test_a_server_is_upgraded_and_taken_back_under_load(
-    database: str, database_urls: Mapping[str, str], first_version: Path, directory: Path
+    database: str, database_urls: Mapping[str, str], earlier_version: Path, directory: Path
 ) -> None:
     """Promises 1 to 3 over two versions: each transaction has the outcome that was meant, once, at both servers."""
-    result = rolled(database, database_urls, first_version, directory, rounds=1, each=30)
+    result = rolled(database, database_urls, earlier_version, directory, rounds=1, each=30)
     assert rolling.broken(result) == []
     assert result["refused"] == {} and result["transactions"] >= 90 and result["left_to_checks"] > 0
 
@@ -47,9 +47,9 @@ def test_a_server_is_upgraded_and_taken_back_under_load(
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["mariadb", "postgresql"])
 def test_servers_are_upgraded_and_taken_back_again_and_again(
-    database: str, database_urls: Mapping[str, str], first_version: Path, directory: Path
+    database: str, database_urls: Mapping[str, str], earlier_version: Path, directory: Path
 ) -> None:
-    result = rolled(database, database_urls, first_version, directory, rounds=4, each=300)
+    result = rolled(database, database_urls, earlier_version, directory, rounds=4, each=300)
     assert rolling.broken(result) == []
     assert result["refused"] == {} and result["transactions"] >= 17 * 300
 

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 FIRST = "9c372b4"
 """The first version; every later one works with its directories, databases and SDK."""
+EARLIER = "e583a579"
+"""A version whose servers work with tables of later ones, as those of each published version will."""
 STATEMENT_END = "\n-- end of statement\n"
 FOR_EVER = {"NOTIFY_RETENTION_SECONDS": "315360000"}
 """Ten years, so that retention does not delete the contents of a fixture."""
@@ -91,6 +93,15 @@ def first_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages of the first version."""
     try:
         return checkout(FIRST, tmp_path_factory.mktemp("first"))
+    except NoHistory as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def earlier_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages of a version that runs beside this one."""
+    try:
+        return checkout(EARLIER, tmp_path_factory.mktemp("earlier"))
     except NoHistory as reason:
         pytest.skip(str(reason))
 

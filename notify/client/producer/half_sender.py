@@ -57,7 +57,7 @@ MOST_PLACES = 4
 """How often a transaction may turn out to be in another schema before it is refused."""
 
 
-BEHIND_SECONDS = 0.25
+BEHIND_SECONDS = 0.5
 """How long a commit in mode auto waits at most for earlier transactions with its keys."""
 
 
