@@ -40,9 +40,10 @@ def test_a_transaction_that_is_in_the_binlog_and_not_yet_in_the_table_is_not_pas
             lambda: is_held(binlog_server) and _binlog_end(binlog_server) != written,
             "a transaction to wait for a replica",
         )
-        assert move(url, server, fill=True).totals.rows == 1  # the bridge reads it from the binlog, after the snapshot
+        # The bridge reads it from the binlog after the snapshot: MariaDB shows it before it is acknowledged, MySQL not.
+        rows = move(url, server, fill=True).totals.rows
     writing.join()
-    assert move(url, server).totals.rows == 0
+    assert rows + move(url, server).totals.rows == 1
     assert numbers(server, unique, 3) == [0, 1, 4]
 
 

@@ -164,8 +164,8 @@ def _renamed(server: sa.URL, name: str) -> bool:
     while _emptied[server]:
         try:
             _run(server, f"ALTER DATABASE {_emptied[server].pop()} RENAME TO {name}")
-        except sa.exc.ProgrammingError:
-            continue  # it was another server's, which had this port before
+        except sa.exc.DBAPIError:
+            continue  # a session came back to it, or it was another server's, which had this port before
         return True
     return False
 
