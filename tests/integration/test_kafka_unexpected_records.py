@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
 from typing import Any
 
@@ -23,7 +22,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from notify.client.kafka import loop, modes
+from notify.client.kafka import modes
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import Control
@@ -144,42 +143,6 @@ def test_a_second_consumer_with_the_name_of_an_instance_is_refused(
         eventually(lambda: sorted(seen) == [*"abcdef"], "all messages")
     with running(second):  # the first one has left
         eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the second consumer")
-
-
-@pytest.mark.long
-def test_of_two_instances_with_one_name_that_start_at_once_one_stays(
-    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each had looked before the other one joined, and from then on each got a part of the messages."""
-    monkeypatch.setattr(modes, "PASSING_SECONDS", 0.1)
-    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.5)
-    monkeypatch.setattr(modes.OtherModes, "_are_there", lambda _: False)  # as if both looked at the same moment
-    make_topic(kafka_url, unique, 2)
-    seen: list[str] = []
-    refused: queue.Queue[Conflict] = queue.Queue()
-
-    def run(consumer: Consumer) -> None:
-        try:
-            consumer.run(signals=False)
-        except Conflict as error:
-            refused.put(error)
-
-    both = [Consumer(kafka_url, group=unique, instance="web") for _ in range(2)]
-    threads = []
-    for consumer in both:
-        consumer.subscribe(unique, mode="broadcast", start="earliest")(lambda message: seen.append(message.text))
-        threads.append(threading.Thread(target=run, args=(consumer,)))
-        threads[-1].start()
-    try:
-        assert refused.get(timeout=PATIENCE_SECONDS).code == "topic_is_taken"
-        produce(kafka_url, unique, [*"abcdef"])
-        eventually(lambda: sorted(seen) == [*"abcdef"], "all messages at the other one")
-        assert refused.empty()
-    finally:
-        for consumer in both:
-            consumer.stop()
-        for thread in threads:
-            thread.join()
 
 
 @pytest.mark.long

@@ -227,7 +227,7 @@ class KafkaLoop:
         """Look for new topics of patterns, recreated topics, new partitions of an owner, and resets that came with a
         rebalance.
 
-        Also look for consumers that started at the same time and may not share: by now they see each other.
+        Also look once for consumers of another mode that started at the same time: by now they see each other.
         """
         is_alone = self._plan.sharing == "broadcast"
         while True:
@@ -243,8 +243,6 @@ class KafkaLoop:
                     )
                     await self._feed.call(self._topics.make)
                 await self._sharing.subscribe(topics)
-                if self._plan.sharing == "broadcast" and isinstance(self._sharing, Membership):
-                    self._modes.refuse_lack(topics, self._sharing.lacks)
                 if jumps := self._partitions.take_jumps():
                     await self._feed.call(self._starts.look_behind, jumps)
                 await self._orders.look()

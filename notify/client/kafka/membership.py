@@ -39,8 +39,6 @@ class Membership:
         self._topics: list[str] = []
         self._waiting: set[Place] = set()
         """Partitions of this member that have no leader, so that the group cannot begin there yet."""
-        self._is_member = False
-        """Whether the group has given this member its partitions, perhaps none."""
 
     async def subscribe(self, topics: Mapping[str, int]) -> None:
         """Subscribe to these topics, and begin in waiting partitions that have got a leader."""
@@ -58,10 +56,6 @@ class Membership:
         await self._feed.call_patiently(
             self._begin, [(topic, n) for topic, count in topics.items() for n in range(count)]
         )
-
-    def lacks(self, place: Place) -> bool:
-        """Whether the group has given this member its partitions without this one."""
-        return self._is_member and not self._assignment.has(place) and place not in self._waiting
 
     def _begin(self, places: list[Place]) -> None:
         uncommitted = [place for place, progress in self._starts.committed(places).items() if progress is None]
@@ -83,7 +77,6 @@ class Membership:
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._feed.member = consumer.consumer_group_metadata()
-        self._is_member = True
         if not partitions:
             return
         places = _places(partitions)
@@ -120,7 +113,6 @@ class Membership:
         consumer.incremental_unassign(self._assigned_of(partitions))
 
     def _was_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._is_member = False
         self._feed.thread.wait_for(self._assignment.lose(_places(partitions)))
         consumer.incremental_unassign(self._assigned_of(partitions))
 

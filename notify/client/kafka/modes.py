@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
-from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
 from notify.errors import Conflict, Unavailable
@@ -46,8 +44,6 @@ class OtherModes:
         self._group = owner_topic(plan.group) if plan.sharing == "group" else plan.kafka_group
         # A topic that exists by now, and that this consumer may read.
         self._marked = control.TOPIC if plan.sharing == "broadcast" else owner_topic(plan.group)
-        self._lacked: tuple[Place, float] | None = None
-        """The first partition of the topics if somebody else has it, and since when."""
 
     async def refuse(self) -> None:
         """Raises Conflict (`mode_in_use`, `topic_is_taken`) if there are such consumers and they stay; Unavailable,
@@ -59,7 +55,11 @@ class OtherModes:
                     return
                 if time.monotonic() - began > PASSING_SECONDS:
                     if self._plan.sharing == "broadcast":
-                        raise self._is_taken()
+                        raise Conflict(
+                            f"another consumer is instance {self._plan.instance!r} of group {self._plan.group!r}, and "
+                            "each would get a part of the messages: give each running consumer an instance= of its own",
+                            "topic_is_taken",
+                        )
                     raise Conflict(
                         f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
                     )
@@ -67,25 +67,6 @@ class OtherModes:
                 if time.monotonic() - began > PATIENCE_SECONDS:
                     raise
             await asyncio.sleep(LOOK_SECONDS)
-
-    def refuse_lack(self, topics: Mapping[str, int], lacks: Callable[[Place], bool]) -> None:
-        """Raises Conflict (`topic_is_taken`) if another consumer with the name of this instance, which joined at the
-        same time, has the first partition of the topics; the one that has it stays. `lacks`: whether this member was
-        given its partitions without one."""
-        first = next(((topic, 0) for topic in sorted(topics) if topics[topic]), None)
-        if first is None or not lacks(first):
-            self._lacked = None
-        elif self._lacked is None or self._lacked[0] != first:
-            self._lacked = first, time.monotonic()
-        elif time.monotonic() - self._lacked[1] > PASSING_SECONDS:
-            raise self._is_taken()
-
-    def _is_taken(self) -> Conflict:
-        return Conflict(
-            f"another consumer is instance {self._plan.instance!r} of group {self._plan.group!r}, and each would get a "
-            "part of the messages: give each running consumer an instance= of its own",
-            "topic_is_taken",
-        )
 
     def _are_there(self) -> bool:
         """Whether the group has members: Kafka accepts a commit without a member id only if it has none. The committed
