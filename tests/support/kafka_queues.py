@@ -6,6 +6,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
 
+from notify.kafka import control
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS, owner_topic
@@ -34,7 +35,8 @@ class Kafka:
         return is_assigned(self.url, group, instances) or is_assigned(self.url, owner_topic(group))
 
     def is_settled(self, group: str) -> bool:
-        known = progress(self.url, group)
+        # A group of broadcast has a mark in the topic of orders, which has those of other groups, too.
+        known = {place: p for place, p in progress(self.url, group).items() if place[0] != control.TOPIC}
         if all(topic.startswith(OWN_TOPICS) for topic, _ in known):
             return False
         self._reader.assign([TopicPartition(*place, p.offset) for place, p in known.items()])
