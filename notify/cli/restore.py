@@ -16,7 +16,7 @@ from notify.cli.data_directory import begun, facts_of, place, sync, take_place
 from notify.cli.printed import console
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.workers import MOST, SHARED, refuse_divided, worker_names
-from notify.server.data_directory import SHARD
+from notify.server.data_directory import SHARD, put_file
 
 
 def register(app: typer.Typer) -> None:
@@ -71,8 +71,7 @@ def _of_backup(directory: Path, data_dir: Path) -> dict[str, Any]:
         shutil.copyfile(directory / name, target)
         target.chmod(0o600)
     if isinstance(shard := manifest.get("shard"), str):
-        (partial / SHARD).write_text(shard)
-        (partial / SHARD).chmod(0o600)
+        put_file(partial / SHARD, shard.encode())
     try:
         facts = asyncio.run(facts_of(partial / "log"))
     except NotifyError as error:

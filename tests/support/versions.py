@@ -91,17 +91,18 @@ def run_sdk(code: Path, script: Path, *arguments: str) -> str:
 @pytest.fixture(scope="session")
 def first_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages of the first version."""
-    try:
-        return checkout(FIRST, tmp_path_factory.mktemp("first"))
-    except NoHistory as reason:
-        pytest.skip(str(reason))
+    return _checkout_or_skip(FIRST, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def earlier_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of a version that runs beside this one."""
+    """The packages of a version that runs next to this one."""
+    return _checkout_or_skip(EARLIER, tmp_path_factory)
+
+
+def _checkout_or_skip(commit: str, directories: pytest.TempPathFactory) -> Path:
     try:
-        return checkout(EARLIER, tmp_path_factory.mktemp("earlier"))
+        return checkout(commit, directories.mktemp(commit))
     except NoHistory as reason:
         pytest.skip(str(reason))
 

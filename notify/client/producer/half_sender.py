@@ -367,9 +367,10 @@ class HalfSender:
     def _stays_behind(self, messages: list[PackedMessage], left_behind: LeftBehind) -> bool:
         """Whether the transaction goes by row, without asking the server. If it does only because others with its keys
         wait, they get a moment to be sent: otherwise keys that are always in use would always go by row."""
-        if left_behind.holds(messages):
-            seconds = min(self._half_timeout / 2, BEHIND_SECONDS)  # afterwards the half takes some time, too
-            self._outgoing.wait_while(lambda: left_behind.holds(messages) and not left_behind.is_away, seconds)
+        if not left_behind.holds(messages):
+            return False
+        seconds = min(self._half_timeout / 2, BEHIND_SECONDS)  # afterwards the half takes some time, too
+        self._outgoing.wait_while(lambda: left_behind.holds(messages) and not left_behind.is_away, seconds)
         return left_behind.holds(messages)
 
     def _store_half(self, pending: PendingMessages, messages: list[PackedMessage], source: str) -> None:
