@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
@@ -18,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from notify.check.listener import CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck
-from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.client.producer import blocking
 from notify.client.tables.definitions import half_message
 from notify.client.tables.left_rows import counted
@@ -462,8 +463,6 @@ def test_an_async_producer_sends_later_what_it_left_behind(away: ServerProcess, 
     async def work() -> None:
         an_engine = create_async_engine(engine.url.set(drivername=driver))
         if engine.dialect.name == "sqlite":
-            from notify.client import use_explicit_begin
-
             use_explicit_begin(an_engine)
         producer = AsyncTransactionProducer(away.url, group=unique, engine=an_engine, mode="auto", half_timeout=BOUND)
         async with producer:
@@ -481,3 +480,34 @@ def test_an_async_producer_sends_later_what_it_left_behind(away: ServerProcess, 
 
     asyncio.run(work())
     assert delivered(away.url, unique) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_an_application_that_blocks_its_loop_leaves_nothing_behind(
+    up: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """The server had answered in time: only the loop was late to read it."""
+
+    async def work() -> None:
+        theirs, is_over = create_async_engine(engine.url), False
+
+        async def commit(producer: AsyncTransactionProducer) -> None:
+            nonlocal is_over
+            async with AsyncSession(theirs) as session, session.begin():
+                await producer.send(session, Message(unique, "x"))
+            is_over = True
+
+        async with AsyncTransactionProducer(
+            up.url, group=unique, engine=theirs, mode="auto", half_timeout=BOUND
+        ) as producer:
+            await commit(producer)
+            is_over = False
+            committing = asyncio.create_task(commit(producer))
+            while not is_over:
+                time.sleep(BOUND * 1.5)  # noqa: ASYNC251 (what an application must not do, and does)
+                await asyncio.sleep(0)  # one turn of the loop
+            await committing
+        await theirs.dispose()
+
+    asyncio.run(work())
+    assert halves(engine) == 2

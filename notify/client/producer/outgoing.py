@@ -50,6 +50,8 @@ MANY = 20
 EXIT_SECONDS = 2.0
 """How long waiting outcomes may delay the end of the process; check-back recovers outcomes that are not sent then."""
 NOT_STORED = "the outcome of %s is not stored yet, a check will find it: %s"
+LATE_TURNS = 10
+"""Turns of an event loop from an answer that waits to be read to the caller."""
 PAUSE_SECONDS = 0.02
 """The pause between two looks at a condition that a commit waits for."""
 
@@ -438,9 +440,14 @@ class LoopOutgoing:
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item:
         """Send a half, wait in SQLAlchemy's greenlet, and return its item. Raises the errors of `accepted`."""
         answer = self.start().client.half_soon(transaction_id, messages, source)
-        if self._plan.mode == "auto":
-            return accepted(await_only(_answered(answer, self._plan.half_timeout)))
-        return accepted(await_only(answer))
+        if self._plan.mode != "auto":
+            return accepted(await_only(answer))
+        seconds = self._plan.half_timeout
+        expiry = answer.get_loop().call_later(seconds, _expire, answer, seconds)
+        try:
+            return accepted(await_only(answer))
+        finally:
+            expiry.cancel()
 
     def upload(self, messages: list[PackedMessage]) -> None:
         """Store the large bodies of messages, and wait in SQLAlchemy's greenlet. Raises ObjectStoreFailed."""
@@ -509,13 +516,17 @@ class LoopOutgoing:
             self._plan.bodies.close()
 
 
-async def _answered(answer: asyncio.Future[Item], seconds: float) -> Item:
-    """Wait for a half's answer. Raises Timeout, also if the half still waits to be sent."""
-    await asyncio.wait([answer], timeout=seconds)
-    if not answer.done():
-        answer.cancel()
-        raise Timeout(f"the half was not answered within {seconds:g} s")
-    return answer.result()
+def _expire(answer: asyncio.Future[Item], seconds: float, turns: int = LATE_TURNS) -> None:
+    """End the wait for a half's answer, also if the half still waits to be sent.
+
+    `turns`: of the loop, before the wait ends: an answer may have come while the application blocked the loop.
+    """
+    if answer.done():
+        return
+    if turns:
+        answer.get_loop().call_soon(_expire, answer, seconds, turns - 1)
+    else:
+        answer.set_exception(Timeout(f"the half was not answered within {seconds:g} s"))
 
 
 def _say_forgotten(group: str, process: int) -> None:
