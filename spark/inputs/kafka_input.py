@@ -308,6 +308,7 @@ class KafkaInput:
                 "topic_hash": F.xxhash64("target"),
                 "group_hash": F.when(F.col("producer_group").isNotNull(), F.xxhash64("producer_group")),
                 "outcome": F.lit(1),
+                "withdrawn": nothing.cast("int"),
                 "origin": nothing.cast("int"),
                 "digest": nothing,
                 "half_us": nothing,

@@ -111,7 +111,9 @@ def test_messages_skipped_by_a_reset_are_reported_with_its_author_and_reason(
         place = place_of_records(str(tmp_path))
         inputs = Inputs([database], kafka=[KafkaInput(kafka.url, [unique])], records=[place])
         result = Audit(spark, PLAN, inputs, tmp_path / "scratch").run()
-        assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, [])
+        assert (result.verdict, result.exit_code, result.reasons) == ("PASS", 0, []), [
+            str(f)[:400] for f in result.found
+        ]
         lost = {f.message_id for f in result.found if f.finding == "LEFT_OUT"}
         assert lost == {sent.message_id for sent in (*skipped, *more)} and result.counts["LEFT_OUT"] == len(lost)
         by = {(row["messages"], row["who"], row["reason"]) for row in result.left_out}
