@@ -187,7 +187,8 @@ def _is_called_by_service() -> bool:
 
 
 def _shortened(statement: str) -> str:
-    line = re.sub(r"\s+", " ", statement).strip()
+    without_hints = re.sub(r"/\*\+.*?\*/", "", statement, flags=re.DOTALL)
+    line = re.sub(r"\s+", " ", without_hints).strip()
     return line if len(line) <= STATEMENT_CHARACTERS else f"{line[:STATEMENT_CHARACTERS]}…"
 
 

@@ -95,7 +95,7 @@ def test_each_step_of_a_careful_shop_is_tried(alias: str) -> None:
         'before INSERT INTO "django_project_points"', "before ack", "after ack",
     ):  # fmt: skip
         assert any(met.startswith(what) for met in whats), (what, whats)
-    assert sum("half_message" in met for met in whats) == 1 and sum("notify_inbox" in met for met in whats) == 1
+    assert [sum(table in met for met in whats) for table in ("half_message", "notify_inbox")] == [1, 1], whats
     # Two transactions commit: the order's, and the inbox's. Each COMMIT also fails in two ways.
     assert seen.runs == len(seen.steps) + 4
     assert items(alias) == [], "the database is as it was before the exploration"
