@@ -107,7 +107,6 @@ def test_a_message_missing_in_kafka_is_lost_and_one_only_in_kafka_is_a_ghost(
     assert set(result.not_checked) == {"DUP_EFFECT"}
 
 
-@pytest.mark.long
 def test_settlements_over_kafka_follow_from_offsets_retries_and_effects(
     spark: Any, kafka: KafkaCluster, world: World, unique: str, tmp_path: Path
 ) -> None:
