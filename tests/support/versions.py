@@ -21,10 +21,9 @@ from notify.testing.process import Child, ServerProcess
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
-FIRST = "9c372b4"
-"""The first version; every later one works with its directories, databases and SDK."""
-EARLIER = "e583a579"
-"""A version whose servers work with tables of later ones, as those of each published version will."""
+EARLIER = "a1cb9a57"
+"""A version from before: every later one works with its directories, databases and SDK, and its servers with tables of
+later ones."""
 STATEMENT_END = "\n-- end of statement\n"
 FOR_EVER = {"NOTIFY_RETENTION_SECONDS": "315360000"}
 """Ten years, so that retention does not delete the contents of a fixture."""
@@ -89,20 +88,10 @@ def run_sdk(code: Path, script: Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def first_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of the first version."""
-    return _checkout_or_skip(FIRST, tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
 def earlier_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of a version that runs next to this one."""
-    return _checkout_or_skip(EARLIER, tmp_path_factory)
-
-
-def _checkout_or_skip(commit: str, directories: pytest.TempPathFactory) -> Path:
+    """The packages of that version."""
     try:
-        return checkout(commit, directories.mktemp(commit))
+        return checkout(EARLIER, tmp_path_factory.mktemp(EARLIER))
     except NoHistory as reason:
         pytest.skip(str(reason))
 
@@ -134,9 +123,9 @@ def unpack(text: str, directory: Path) -> Path:
 
 
 def service_tables(database: str) -> str:
-    """The statements that make the tables of the first version's SDK, and their rows. It made the same tables on MySQL
+    """The statements that make the tables of the SDK of that version, and their rows. It made the same tables on MySQL
     and MariaDB."""
-    return (FIXTURES / FIRST / f"service.{'mariadb' if database == 'mysql' else database}.sql").read_text()
+    return (FIXTURES / EARLIER / f"service.{'mariadb' if database == 'mysql' else database}.sql").read_text()
 
 
 def run_statements(engine: sa.Engine, text: str) -> None:

@@ -66,8 +66,6 @@ class AsyncReader:
         self._batch = batch
         self._was_answered = False
         """Whether a server has answered: from then on one that is unreachable is asked again."""
-        self._has_only_admin_routes = False
-        """Whether the server is an older one, where only an admin route has the bounds of a topic's queues."""
 
     async def shards(self) -> Sequence[str]:
         """One shard name for each server with a separate log; empty if there is only one log. Raises Unavailable if no
@@ -151,7 +149,7 @@ class AsyncReader:
         for other in self._http.places():
             if other != shard:
                 with contextlib.suppress(NotFound):
-                    await self._described(topic, other)
+                    await self._ask(f"/v1/topics/{topic}", JSON, other)
                     return True
         return False
 
@@ -180,17 +178,8 @@ class AsyncReader:
     async def bounds(self, topic: str, *, shard: str | None = None) -> dict[int, QueueBounds]:
         """The offsets of a topic's queues, by number, with the gaps that a restore left; see `queues`."""
         check_name("topic", topic)
-        described = read_answer(_decode_topic, await self._described(topic, shard))
+        described = read_answer(_decode_topic, await self._ask(f"/v1/topics/{topic}", JSON, shard))
         return {row.queue: row for row in described.queues}
-
-    async def _described(self, topic: str, shard: str | None) -> bytes:
-        """A topic in JSON. A server up to 9c372b4 has it only as an admin route. Raises NotFound."""
-        if not self._has_only_admin_routes:
-            with contextlib.suppress(NotFound):
-                return await self._ask(f"/v1/topics/{topic}", JSON, shard)
-        answer = await self._ask(f"/v1/admin/topics/{topic}", JSON, shard)
-        self._has_only_admin_routes = not self._http.places()
-        return answer
 
     async def _ask(self, path: str, kind: str, shard: str | None) -> bytes:
         """The body of an answer. A server that has answered before, and is unreachable now, is asked again for

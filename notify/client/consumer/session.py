@@ -76,8 +76,6 @@ TOGETHER = 6
 """Leases that are due within this part of their time are renewed together, in one request."""
 TELL_SECONDS = 60.0
 """A blocked event loop is logged at most once in this time."""
-_SUBSCRIBED = {"group", "result"}
-"""The answers about subscriptions have one of these fields, the second one in the admin routes."""
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
 _decode_answer = msgspec.msgpack.Decoder(Received).decode
@@ -301,8 +299,6 @@ class Session:
         """When the session began, and when the server last answered a request to receive."""
         self._subscribed_again = False
         """Whether the server has lost the subscriptions once before."""
-        self._has_only_admin_routes = False
-        """Whether the server is an older one, where only an admin route makes subscriptions."""
 
     def end(self) -> None:
         """Receive nothing more; `run` returns when all messages in hand are settled."""
@@ -456,15 +452,14 @@ class Session:
                 subscription["on_exhausted"] = handler.on_exhausted
             if handler.fair_by:
                 subscription["fair_by"] = handler.fair_by
-            reason = {"reason": "subscribed by a consumer"}
             by = f"?instance={quote(self._work.instance, safe='')}"
             try:
-                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription)
             except InvalidRequest:
                 if subscription["start"] != again_from:
                     raise
                 subscription["start"] = "latest"  # this machine's clock is ahead of the server's
-                answer = await self._put(f"{quote(handler.topic)}{by}", subscription, subscription | reason)
+                answer = await self._put(f"{quote(handler.topic)}{by}", subscription)
             answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True
@@ -474,33 +469,23 @@ class Session:
     async def tell_inbox(self) -> None:
         """Tell the server since when the inbox is whole, before anything is received or purged.
 
-        An older server, without the route, does not need to know. Raises Conflict (`before_inbox`) for a new
-        subscription that starts before this time.
+        Raises Conflict (`before_inbox`) for a new subscription that starts before this time.
         """
         if self._work.inbox_from is None:
             return
         body = {"whole_from": self._work.inbox_from.isoformat()}
         for topic in self._work.handlers:
-            with contextlib.suppress(NotFound):
-                await self._put(f"{quote(topic)}/inbox", body, body)
+            await self._put(f"{quote(topic)}/inbox", body)
 
-    async def _put(self, path: str, body: dict[str, Any], admin_body: dict[str, Any]) -> Any:
-        """PUT to a route under the group's subscriptions. A server up to 9c372b4 has it only as an admin route.
-
-        Raises NotFound if the server has neither route.
-        """
-        under = f"groups/{self._work.group}/subscriptions/{path}"
-        if not self._has_only_admin_routes:
-            with contextlib.suppress(NotFound):
-                return await self._until_served(functools.partial(self._ask, "PUT", f"/v1/{under}", body))
-        answer = await self._until_served(functools.partial(self._ask, "PUT", f"/v1/admin/{under}", admin_body))
-        self._has_only_admin_routes = True
-        return answer
+    async def _put(self, path: str, body: dict[str, Any]) -> Any:
+        """PUT to a route under the group's subscriptions. Raises NotFound if the server has no such topic."""
+        path = f"/v1/groups/{self._work.group}/subscriptions/{path}"
+        return await self._until_served(functools.partial(self._ask, "PUT", path, body))
 
     async def _ask(self, method: str, path: str, body: dict[str, Any]) -> Any:
         answer = await self._http.call(method, path, msgspec.json.encode(body), CALL_SECONDS, JSON)
         fields = read_answer(_decode_fields, answer)
-        if not fields.keys() & _SUBSCRIBED:
+        if "group" not in fields:
             raise foreign_content("it is not about a subscription")
         return fields
 
