@@ -88,8 +88,13 @@ def test_withdrawals_belong_to_their_savepoint(shop: Shop) -> None:
     assert [each.outcome() for each in undone] == [WithdrawalOutcome.ROLLED_BACK] * 2
     assert [each.outcome() for each in done] == [WithdrawalOutcome.WITHDRAWN] * 2
     with contextlib.suppress(ZeroDivisionError), shop.atomic():
-        producer.cancel(sent["kept"])
+        undone = [producer.cancel(sent["kept"])]
+        assert undone[0].outcome() is WithdrawalOutcome.UNDECIDED
         raise ZeroDivisionError
+    with shop.atomic():
+        undone.append(producer.cancel(sent["kept"]))
+        transaction.set_rollback(True, using=shop.alias)
+    assert [each.outcome(0) for each in undone] == [WithdrawalOutcome.ROLLED_BACK] * 2
     shop.server.advance(3601)
     eventually(lambda: sorted(m.text for m in shop.messages()) == ["kept", "second", "stays"], "what is left of them")
 

@@ -28,7 +28,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.producer.packing import pack
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, TransactionRefused
 from notify.movers.relay.relay import Relay
 from notify.movers.sinks.kafka import KafkaSink
 from notify.protocol.keys import shard_of_key
@@ -86,6 +86,32 @@ def test_they_share_the_fate_of_their_transaction(shop: Shop) -> None:
     assert late.outcome() is TOO_LATE
     assert producer.withdrawal(late.id).outcome() is TOO_LATE
     assert texts(shop.server, topic) == ["kept", "second"]
+
+
+def test_an_outcome_is_known_without_the_server(shop: Shop) -> None:
+    """Each waited ten seconds, the first one with the transaction's locks, and then a withdrawal that was rolled back
+    was called UNDECIDED."""
+    producer, target = shop.producer, f"{new_id()}.0"
+    undecided, rolled_back = WithdrawalOutcome.UNDECIDED, WithdrawalOutcome.ROLLED_BACK
+    with shop.server.down():  # whoever asks it gets an error
+        with pytest.raises(ZeroDivisionError), shop.sessions.begin() as session:
+            cancel = producer.cancel(session, target, topic=shop.topic)
+            assert cancel.outcome() is undecided
+            raise ZeroDivisionError
+        with shop.engine.connect() as connection, pytest.raises(ZeroDivisionError):  # noqa: SIM117
+            with producer.transaction(connection) as tx:
+                replace = tx.replace(target, Message(shop.topic, "x"))
+                raise ZeroDivisionError
+        assert cancel.outcome() is replace.outcome() is rolled_back
+        with shop.sessions() as session:
+            cancel = producer.cancel(session, target, topic=shop.topic)
+        assert cancel.outcome() is rolled_back, "closed without a commit"
+    with shop.sessions() as session:
+        with TransactionProducer(shop.server.url, group=shop.topic, engine=shop.engine) as closed:
+            cancel = closed.cancel(session, target, topic=shop.topic)
+        with pytest.raises(TransactionRefused):
+            session.commit()
+    assert cancel.outcome() is rolled_back, "its commit was refused"
 
 
 def test_the_id_returned_by_send_is_enough_to_withdraw(shop: Shop) -> None:

@@ -175,13 +175,18 @@ class Listener:
     def _forget(self) -> None:
         self._sent = self._undone = None
 
-    def _rollback(self, original: Callable[[], object]) -> None:
+    def _drop(self) -> None:
+        """The whole transaction is rolled back."""
+        if self._sent is not None:
+            self._sent.pending.drop_all()
         self._forget()
+
+    def _rollback(self, original: Callable[[], object]) -> None:
+        self._drop()
         original()
 
     def _close(self, original: Callable[[], object]) -> None:
         sent = self._sent
-        self._forget()
         if sent is not None and sent.pending.sends:
             log.warning(
                 "the connection to the database %r was closed within its transaction: its %d messages are dropped, and "
@@ -189,6 +194,7 @@ class Listener:
                 self._wrapper.alias,
                 len(sent.pending.sends),
             )
+        self._drop()
         original()
 
     def _savepoint(self, original: Callable[[str], object], sid: str) -> None:

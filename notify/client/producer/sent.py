@@ -12,6 +12,10 @@ class Named(Protocol):
     """The messages of a transaction (`PendingMessages`)."""
 
     shard: str | None
+    prepared: bool
+    """Whether its rows are written, so that only its database knows whether it commits."""
+    failed: BaseException | None
+    """The error for which its commit was refused."""
     dropped: list[PackedMessage]
     """The messages that a rollback of the whole transaction discarded."""
 

@@ -106,6 +106,16 @@ class _Asked(Sent, Generic[R]):
         super().__init__(pending, number, packed, message_id)
         self._ask = ask
 
+    def _known(self) -> WithdrawalOutcome | None:
+        """How the withdrawal's own transaction stands, while no server has to be asked."""
+        if self._is_undone:
+            return WithdrawalOutcome.ROLLED_BACK
+        pending = self._pending
+        if pending is None or pending.prepared:
+            return None
+        has_ended = pending.failed is not None or any(packed is self._packed for packed in pending.dropped)
+        return WithdrawalOutcome.ROLLED_BACK if has_ended else WithdrawalOutcome.UNDECIDED
+
 
 class Withdrawal(_Asked[WithdrawalOutcome]):
     """A withdrawal that was sent with a transaction, or is asked for by its id."""
@@ -114,10 +124,10 @@ class Withdrawal(_Asked[WithdrawalOutcome]):
 
     def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
         """The end of the withdrawal, once its transaction is committed; waits at most `timeout` seconds until that
-        is decided, and returns UNDECIDED or WAITING if it is not. Raises WrongRole if the producer's server has no
-        queues, Forbidden, and Unavailable."""
+        is decided, and returns UNDECIDED or WAITING if it is not. Within the transaction it is UNDECIDED at once.
+        Raises WrongRole if the producer's server has no queues, Forbidden, and Unavailable."""
         timeout = check_timeout(timeout)
-        return WithdrawalOutcome.ROLLED_BACK if self._is_undone else self._ask(self, timeout)
+        return self._known() or self._ask(self, timeout)
 
 
 class AsyncWithdrawal(_Asked[Awaitable[WithdrawalOutcome]]):
@@ -128,7 +138,7 @@ class AsyncWithdrawal(_Asked[Awaitable[WithdrawalOutcome]]):
     async def outcome(self, timeout: float = OUTCOME_SECONDS) -> WithdrawalOutcome:
         """The end of the withdrawal; see `Withdrawal.outcome`."""
         timeout = check_timeout(timeout)
-        return WithdrawalOutcome.ROLLED_BACK if self._is_undone else await self._ask(self, timeout)
+        return self._known() or await self._ask(self, timeout)
 
 
 def withdrawing(sent: Sent, ask: Callable[[Sent, float], WithdrawalOutcome]) -> Withdrawal:
