@@ -40,7 +40,7 @@ class Fate(enum.IntEnum):
 
     WITHDRAWN = 1  # in time: the delayed message is never delivered; a replacement takes its place
     TOO_LATE = 2  # the message was in its queue already, or had no delay
-    NOT_FOUND = 3  # rolled back, of another topic, or never arrived
+    NOT_FOUND = 3  # rolled back, collapsed, of another topic, or never arrived
     WAITING = 4  # the message is undecided, or has not arrived yet
     ALREADY = 5  # another withdrawal of the message came first
     COLLAPSED = 6  # not a withdrawal: a message of the same dedupe key was pending

@@ -24,6 +24,7 @@ from notify.storage.log.entry import (
 )
 from notify.storage.log.frame import Frame
 from notify.storage.log.journal import Journal
+from notify.storage.log.lookup import entries_of
 from notify.storage.log.queues import Queue
 from notify.storage.log.records import RecordType
 from notify.storage.log.state import LogState
@@ -259,8 +260,15 @@ class Withdrawing:
             outcome = state.parts.outcome(wanted.id)
             if outcome is None:
                 return withdrawals.wait(half, wanted, self._now_us)
-            return Fate.TOO_LATE if outcome else Fate.NOT_FOUND
+            return Fate.TOO_LATE if outcome and not self._is_collapsed(wanted) else Fate.NOT_FOUND
         return self._withdraw(delayed)
+
+    def _is_collapsed(self, wanted: Wanted) -> bool:
+        """Whether a committed message was never to be delivered, because another one of its dedupe key was pending."""
+        key = message_key(wanted.id, wanted.number)
+        entries = [*entries_of(self._state, self._journal, wanted.id), *self._entries]
+        of_message = [Entry.of(entry) for entry in entries if message_key_of(entry) == key]
+        return any(entry.kind == EntryKind.WITHDRAWAL and entry.offset == Fate.COLLAPSED for entry in of_message)
 
     def _place_of(self, wanted: Wanted) -> int:
         """The number of a message among the halves that are placed now; -1 if it is not among them."""

@@ -100,7 +100,8 @@ class MemoryWithdrawals:
         if target in self._withdrawn:
             return Fate.ALREADY
         if target not in self.delayed:
-            return Fate.TOO_LATE if state == State.COMMITTED else Fate.NOT_FOUND
+            was_placed = state == State.COMMITTED and target not in self._collapsed_at
+            return Fate.TOO_LATE if was_placed else Fate.NOT_FOUND
         return self._withdraw(target, message.topic, now_us)
 
     def _wait(self, target: Key, key: Key, message: NewMessage, now_us: int, *, is_there: bool) -> Fate:

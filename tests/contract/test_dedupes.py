@@ -99,6 +99,29 @@ def test_a_pending_one_may_be_cancelled(run: Any) -> None:
     run(scenario)
 
 
+def test_nothing_is_found_of_one_that_was_collapsed(run: Any) -> None:
+    """A withdrawal came TOO_LATE for it, as if it had been delivered; one that had waited for it found nothing."""
+
+    async def scenario(b: Bench) -> None:
+        first, collapsed, at_once = keyed(b"first"), keyed(b"collapsed"), keyed(b"at once")
+        await commit(b.store, first)
+        await commit(b.store, collapsed)
+        cancel, replace, same = withdrawing(collapsed.id), withdrawing(collapsed.id, by=b"x"), withdrawing(at_once.id)
+        await commit(b.store, cancel, at_once, same)
+        await b.restart()
+        await commit(b.store, replace)
+        for _ in range(2):
+            assert [fate(b, each) for each in (cancel, replace, same)] == [Fate.NOT_FOUND] * 3
+            await b.restart()
+        await release(b, T0 + 61 * SECOND)
+        assert bodies(b.store) == [b"first"]
+        late = withdrawing(first.id)
+        await commit(b.store, late, at=T0 + 62 * SECOND)
+        assert fate(b, late) is Fate.TOO_LATE
+
+    run(scenario)
+
+
 def test_messages_of_one_request_collapse_too(run: Any) -> None:
     async def scenario(b: Bench) -> None:
         await commit(b.store, keyed(b"a"), keyed(b"b"), keyed(b"c", key=2, last=True), keyed(b"d", key=2, last=True))

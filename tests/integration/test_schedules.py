@@ -113,6 +113,24 @@ def test_an_async_producer_declares_and_ends_a_schedule(notify_server: InMemoryS
     assert {m.body for m in notify_server.messages(unique)} == {b"\xff"}
 
 
+def test_all_instances_of_a_service_declare_it_at_once(frozen: InMemoryServer, unique: str) -> None:
+    """As the workers of a web server that starts: some of them got a Conflict, and ended."""
+
+    async def declare_at_once(*crons: str) -> None:
+        async with AsyncTransactionProducer(frozen.url, group="shop") as producer:
+            message = Message(unique, "x")
+            declared = [producer.schedule(unique, message, cron=cron) for cron in crons]
+            assert all([len(coming) == 3 for coming in await asyncio.gather(*declared)])
+
+    for cron in ("0 7 * * *", "0 8 * * *"):  # it is made, and changed
+        asyncio.run(declare_at_once(*[cron] * 4))
+        frozen.advance(1)
+    actions = admin(frozen.url, "GET", f"actions?target={unique}")["actions"]
+    assert [row["what"] for row in actions] == ["schedule.put"] * 2
+    asyncio.run(declare_at_once("0 9 * * *", "0 10 * * *"))  # two versions of the service
+    assert admin(frozen.url, "GET", f"schedules/{unique}")["cron"] in ("0 9 * * *", "0 10 * * *")
+
+
 def test_a_wrong_declaration_is_refused_in_the_call(notify_server: InMemoryServer) -> None:
     with TransactionProducer(notify_server.url, group="shop") as producer:
         for said, message, when in (

@@ -32,7 +32,8 @@ class WithdrawalOutcome(enum.StrEnum):
     TOO_LATE = "TOO_LATE"
     """The message was in its queue already, or had no delay. A replacement is not delivered."""
     NOT_FOUND = "NOT_FOUND"
-    """The message was rolled back, is of another topic, or never arrived. A replacement is not delivered."""
+    """The message was rolled back or collapsed, is of another topic, or never arrived. A replacement is not
+    delivered."""
     ALREADY = "ALREADY"
     """Another withdrawal of the message came first. A replacement is not delivered."""
     WAITING = "WAITING"

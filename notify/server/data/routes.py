@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
-from notify.errors import Forbidden, InvalidRequest, NotFound, NotifyError, WrongRole
+from notify.errors import Conflict, Forbidden, InvalidRequest, NotFound, NotifyError, WrongRole
 from notify.protocol import ids
 from notify.protocol.latency import HANDLED, SLOWEST, WAITED, parsed, parsed_slowest
 from notify.protocol.limits import LIMITS, bounds_of_clients, check_between, check_name, digits, instant_us
@@ -71,6 +71,8 @@ from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
 
 DECLARED, NEXT = "declared in code", 3
+MOST_DECLARED = 10
+"""How often a declaration is compared with the stored one while others change it."""
 """Why a schedule changes that a service declares, and how many of its next instants the answer has."""
 ANY_ADDRESS = ("0.0.0.0", "::")
 
@@ -279,8 +281,14 @@ class DataRoutes:
     async def schedule(self, request: Request, name: str) -> bytes:
         body: JsonSchedule | PackedSchedule = request.decode(_SCHEDULE)
         schedules = self._having_schedules()
-        change = await schedules.wanted(name, body, request.principal)
-        await schedules.declare(name, change, _instance(request), DECLARED)
+        for attempt in range(MOST_DECLARED):
+            change = await schedules.wanted(name, body, request.principal)
+            try:
+                await schedules.declare(name, change, _instance(request), DECLARED)
+                break
+            except Conflict:  # all instances of a service declare it as they start: most likely the same
+                if attempt == MOST_DECLARED - 1:
+                    raise
         coming = [datetime.fromisoformat(text) for text in schedules.next_of(change.timetable, NEXT)]
         return request.encode(ScheduleDeclared(name, change.is_change, coming))
 
