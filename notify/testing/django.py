@@ -20,13 +20,15 @@ from typing import Any
 import msgspec
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from notify.client.bodies.sending import as_given
 from notify.client.django.transactions import listener_of
 from notify.client.producer.packing import give_key
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A message that would be sent with the transaction's commit. `delay` and `ttl` are in seconds."""
+    """A message that would be sent with the transaction's commit. `delay` and `ttl` are in seconds; the body is as its
+    handlers would get it, also if the producer compresses or stores it."""
 
     topic: str
     body: bytes
@@ -53,7 +55,7 @@ def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -
 
     Django's `captureOnCommitCallbacks` does the same for callbacks. With `execute`, the messages are sent to the server
     at the end of the block as if the transaction had committed: consumers receive them even if the test's transaction
-    is rolled back.
+    is rolled back. They get other ids than `send` returned.
     """
     listener = listener_of(connections[using])
     before = len(listener.sends()[1])
@@ -64,7 +66,7 @@ def captured_messages(using: str = DEFAULT_DB_ALIAS, *, execute: bool = False) -
     for packed, late in new:
         if late is not None:
             give_key(packed, late)
-        headers, body = packed.headers or {}, packed.body or b""
+        body, headers = as_given(packed)
         times = packed.delay, packed.deliver_at, packed.ttl
         captured.append(Captured(packed.topic, body, packed.key, packed.tag, headers, *times))
     if execute and new and half_sender is not None:

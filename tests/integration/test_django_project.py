@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,22 @@ def test_a_test_case_sends_nothing_and_tells_what_it_would_send(shop: Shop) -> N
 
     run_as_test_case(shop.alias, test)
     assert (shop.delivered(), shop.items(), shop.rows()) == ([], [], 0)
+
+
+def test_a_test_case_sees_bodies_as_handlers_get_them(shop: Shop, tmp_path: Path) -> None:
+    """It saw Zstandard's bytes, and a reference instead of the body."""
+
+    def test() -> None:
+        with captured_messages(shop.alias) as messages, shop.atomic():
+            for size in (1, 100, 1000):
+                producer.send(Message(shop.topic, {"item": "x" * size}, headers={"h": "v"}))
+        assert [len(message.json()["item"]) for message in messages] == [1, 100, 1000]
+        assert [sorted(message.headers) for message in messages] == [["content-type", "h"]] * 3
+
+    producer = shop.new_producer(compress_above=50, store=f"file://{tmp_path}", store_above=500)
+    run_as_test_case(shop.alias, test)
+    assert list(tmp_path.iterdir()) == []
+    producer.close()
 
 
 def test_a_test_case_can_have_its_messages_delivered(shop: Shop) -> None:

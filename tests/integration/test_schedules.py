@@ -120,7 +120,7 @@ def test_all_instances_of_a_service_declare_it_at_once(frozen: InMemoryServer, u
         async with AsyncTransactionProducer(frozen.url, group="shop") as producer:
             message = Message(unique, "x")
             declared = [producer.schedule(unique, message, cron=cron) for cron in crons]
-            assert all([len(coming) == 3 for coming in await asyncio.gather(*declared)])
+            assert {len(coming) for coming in await asyncio.gather(*declared)} == {3}
 
     for cron in ("0 7 * * *", "0 8 * * *"):  # it is made, and changed
         asyncio.run(declare_at_once(*[cron] * 4))

@@ -98,7 +98,7 @@ def test_an_outcome_is_known_without_the_server(shop: Shop) -> None:
             cancel = producer.cancel(session, target, topic=shop.topic)
             assert cancel.outcome() is undecided
             raise ZeroDivisionError
-        with shop.engine.connect() as connection, pytest.raises(ZeroDivisionError):  # noqa: SIM117
+        with shop.engine.connect() as connection, pytest.raises(ZeroDivisionError):
             with producer.transaction(connection) as tx:
                 replace = tx.replace(target, Message(shop.topic, "x"))
                 raise ZeroDivisionError

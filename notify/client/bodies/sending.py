@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from notify.client.bodies.stores import Stores
-from notify.client.bodies.zstd import compressed, library
+from notify.client.bodies.zstd import compressed, decompressed, library
 from notify.errors import InvalidRequest, ObjectStoreFailed, TooLarge, TransactionRefused
 from notify.protocol import ids
-from notify.protocol.large_bodies import ENCODING, FOLDER, PLACE, STORED, STORED_BYTES, ZSTD, Reference
+from notify.protocol.large_bodies import (
+    ENCODING,
+    FOLDER,
+    PLACE,
+    STORED,
+    STORED_BYTES,
+    ZSTD,
+    Reference,
+    plain_headers,
+)
 from notify.protocol.limits import LIMITS, check_between, check_whole
 from notify.protocol.message import number_of_seconds
 from notify.protocol.wire import PackedMessage
@@ -39,6 +49,19 @@ class Unsent(bytes):
     data: bytes
     is_compressed: bool
     """Whether the body is to be compressed."""
+
+
+def as_given(message: PackedMessage) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of an encoded message whose transaction has not committed yet, as its handlers will get
+    them: not compressed, and not a reference."""
+    body, headers = message.body or b"", message.headers or {}
+    if isinstance(body, Unsent):
+        added = (PLACE, ENCODING) if body.is_compressed else (PLACE,)
+        return body.data, {name: value for name, value in headers.items() if name not in added}
+    if headers.get(ENCODING) == ZSTD:
+        with contextlib.suppress(ValueError):  # other data, as its sender gave it
+            return decompressed(body, STORED_BYTES), plain_headers(headers)
+    return body, headers
 
 
 class LargeBodies:
