@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import unittest
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from django.test import Client, TestCase, override_settings
 from notify.client import Message
 from notify.client.django import DjangoProducer, configured, producer, publish, schedule, send, tables, unschedule
 from notify.client.django.system_checks import check_settings, check_tables
-from notify.errors import BindingRefused
+from notify.errors import BindingRefused, InvalidRequest
 from notify.testing import InMemoryServer
 from notify.testing.django import captured_messages
 from tests.support.clock import PATIENCE_SECONDS
@@ -198,6 +200,27 @@ def test_a_test_case_sees_bodies_as_handlers_get_them(shop: Shop, tmp_path: Path
     run_as_test_case(shop.alias, test)
     assert list(tmp_path.iterdir()) == []
     producer.close()
+
+
+def test_a_test_case_tries_any_number_of_transactions(shop: Shop) -> None:
+    """All of them are one transaction for the database: the 101st message was refused."""
+
+    def test() -> None:
+        with captured_messages(shop.alias, execute=True):
+            for number in range(3):
+                with shop.atomic(), contextlib.suppress(ZeroDivisionError), shop.atomic():
+                    for _ in range(50):
+                        shop.send(str(number))
+                    if number == 1:
+                        raise ZeroDivisionError
+        with shop.atomic():
+            for _ in range(100):
+                shop.send("full")
+            with pytest.raises(InvalidRequest, match="at most 100"):
+                shop.send("one more")
+
+    run_as_test_case(shop.alias, test)
+    assert Counter(shop.delivered()) == {"0": 50, "2": 50}
 
 
 def test_a_test_case_can_have_its_messages_delivered(shop: Shop) -> None:

@@ -25,6 +25,7 @@ from notify.client.producer.options import ProducerPlan
 from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.producer.sent import Sent
 from notify.errors import BindingRefused, Closed
+from notify.protocol.limits import LIMITS
 from notify.protocol.message import Message
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import has_undone
@@ -59,8 +60,10 @@ class DjangoHalfSender(HalfSender):
     def deliver(self, messages: list[PackedMessage]) -> None:
         """Send messages as those of a committed transaction; for tests whose own transaction never commits."""
         self._threads.upload(messages)
-        half = self._threads.prepare(messages, None)
-        self._threads.resolve(half.id, half.shard, Outcome.COMMIT)
+        most = LIMITS.messages_per_transaction
+        for begin in range(0, len(messages), most):  # a test may have tried several transactions
+            half = self._threads.prepare(messages[begin : begin + most], None)
+            self._threads.resolve(half.id, half.shard, Outcome.COMMIT)
 
 
 @dataclass(slots=True)
@@ -116,7 +119,15 @@ class Listener:
             sent.half_sender = half_sender
         elif sent.half_sender is not half_sender:
             raise BindingRefused("this transaction already carries messages of another producer")
-        return Sent(sent.pending, half_sender.add(sent.pending, (), packed, message), packed)
+        number = half_sender.add(sent.pending, (), packed, message, self._of_tests_before(sent))
+        return Sent(sent.pending, number, packed)
+
+    def _of_tests_before(self, sent: _Sent) -> int:
+        """How many messages a TestCase has sent before the transaction of the code that it tests: for Django that is a
+        savepoint, the first one within the test's own."""
+        blocks = self._wrapper.atomic_blocks
+        tests = sum(1 for block in blocks if block._from_testcase) if blocks else 0
+        return sent.sent_before.get(self._wrapper.savepoint_ids[tests - 1], 0) if 0 < tests < len(blocks) else 0
 
     def _current(self) -> _Sent | None:
         """The messages of the current transaction; None if Django has opened another driver's connection since."""

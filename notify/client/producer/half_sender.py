@@ -203,13 +203,21 @@ class HalfSender:
         """Encode a message, without its key. Raises InvalidRequest."""
         return pack_unkeyed(message, self._bodies)
 
-    def add(self, pending: PendingMessages, savepoints: tuple[str, ...], packed: PackedMessage, late: Message) -> int:
+    def add(
+        self,
+        pending: PendingMessages,
+        savepoints: tuple[str, ...],
+        packed: PackedMessage,
+        late: Message,
+        apart: int = 0,
+    ) -> int:
         """Add a message to a transaction, within these savepoints, and return its number there: if a savepoint is
         rolled back, the messages within it are the last ones.
 
-        `packed`: the encoded message, still without its key; `late`: the original message, which has the key. Raises
-        Closed if the producer is closed, BindingRefused if the transaction is being committed, and InvalidRequest for a
-        message that the server would refuse.
+        `packed`: the encoded message, still without its key; `late`: the original message, which has the key. `apart`:
+        how many of the earlier messages do not count for the bounds of a transaction. Raises Closed if the producer is
+        closed, BindingRefused if the transaction is being committed, and InvalidRequest for a message that the server
+        would refuse.
         """
         if self.is_closed:
             raise Closed(CLOSED)
@@ -217,12 +225,12 @@ class HalfSender:
             give_key(packed, late)
         if pending.prepared:
             raise BindingRefused("the transaction is being committed: no more messages can join it")
-        if len(pending.sends) >= LIMITS.messages_per_transaction:
+        if len(pending.sends) - apart >= LIMITS.messages_per_transaction:
             raise InvalidRequest(
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
         if self._mode != "half":
-            _check_outbox(packed, pending.messages)
+            _check_outbox(packed, pending.messages[apart:])
         pending.sends.append((savepoints, packed, late if callable(late.key) else None))
         return len(pending.sends) - 1
 
