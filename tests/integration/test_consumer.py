@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -195,6 +196,31 @@ def test_a_failure_that_comes_with_the_stop_is_no_failure(
 
     monkeypatch.setattr(HttpClient, "call", stopped_meanwhile)
     consumer.run(signals=False)
+
+
+def test_a_server_that_answers_again_is_logged(
+    notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log of a consumer ended with "the server is unreachable, trying again in 5.3 s", though it received again."""
+    consumer = Consumer(notify_server.url, group="g")
+    consumer.subscribe("t")(print)
+    call, waits = HttpClient.call, []
+
+    async def away_once(client: HttpClient, method: str, path: str, body: bytes, *rest: Any) -> bytes:
+        if "/receive" in path:
+            waits.append(msgspec.msgpack.decode(body).get("wait", 0))
+            if len(waits) == 1:
+                raise Unavailable("away")
+            if len(waits) == 3:
+                consumer.stop()
+        return await call(client, method, path, body, *rest)
+
+    monkeypatch.setattr(HttpClient, "call", away_once)
+    with caplog.at_level(logging.INFO, "notify.consumer"):
+        consumer.run(signals=False)
+    said = [text for text in caplog.messages if "trying again" in text or "answers again" in text]
+    assert len(said) == 2 and said[1] == f"the server at {notify_server.url} answers again", said
+    assert waits[1] == 0 < waits[2], "the first answer after the outage is one to a request that does not wait"
 
 
 def test_an_error_that_is_no_text_fails_no_ack_beside_it(

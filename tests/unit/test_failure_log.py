@@ -8,6 +8,7 @@ import pytest
 
 from notify.client.handling import failure_log
 from notify.client.handling.failure_log import TRACE_SECONDS, FailureLog
+from notify.errors import DeadLetter
 
 
 def raised(kind: type[Exception], text: str) -> Exception:
@@ -43,3 +44,11 @@ def test_the_causes_it_knows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     for kind in (OSError, ValueError, KeyError):
         failures.tell("t", "m.0", 1, raised(kind, "x"))
     assert len(failures._traced) == 1
+
+
+def test_a_message_that_is_given_up_is_a_line_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler raised DeadLetter, and the consumer's log had no word of it."""
+    with caplog.at_level(logging.WARNING, "notify.consumer"):
+        FailureLog().tell("order.placed", "m.0", 1, raised(DeadLetter, "the order has no item"))
+    assert caplog.messages == ["handler of order.placed gave up m.0, now a dead letter: the order has no item"]
+    assert not caplog.records[0].exc_info

@@ -275,6 +275,8 @@ class Session:
         self._is_away = False
         """Whether the server was unreachable when this instance last announced its stop: the end does not wait for it
         again."""
+        self._is_unreachable = False
+        """Whether the last request to receive or to subscribe met no server."""
         self._has_told = False
         """Whether the server knows that this instance stops."""
         self._is_to_leave = True
@@ -495,10 +497,15 @@ class Session:
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         while True:
             try:
-                return await request()
+                answer = await request()
+                if self._is_unreachable and not self._ending.is_set():
+                    self._is_unreachable = False
+                    log.info("the server at %s answers again", self._http.url)
+                return answer
             except NotifyError as error:
                 if not is_away(error) or self._ending.is_set():
                     raise
+                self._is_unreachable = True
                 wait = backoff.next()
                 log.warning("the server is unreachable, trying again in %.1f s: %s", wait, error)
                 with contextlib.suppress(TimeoutError):
@@ -558,7 +565,7 @@ class Session:
             # The session ended in the pause before a retry. Before Python 3.12 `wait_for` may swallow the cancellation.
             return []
         work = self._work
-        wait = self._poll_time.seconds
+        wait = 0 if self._is_unreachable else self._poll_time.seconds  # whether it answers again is to be seen at once
         request = Receive(instance=work.instance, topics=topics, max=room, wait=wait, lease=work.lease)
         path = f"/v1/groups/{work.group}/receive?subscribe=no&runs=yes&request={request_id}"
         body = encode_msgpack(request)
@@ -609,13 +616,14 @@ class Session:
             self._not_tried.append((run, place))
             return
         places = range(place, place + 1)
+        message = run.message(place)
         if isinstance(error, DeadLetter):
+            self._failures.tell(message.topic, message.id, message.attempt, error)
             reason = reason_of(error, named=False) or None
             self._settle(run, places, "dead_letter", reason, trace=self._settler.trace(error))
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
-            message = run.message(place)
             self._failures.tell(message.topic, message.id, message.attempt, error)
             self._settle(run, places, "retry", reason_of(error), trace=self._settler.trace(error))
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from notify.client.handling.handlers import place_of, reason_of
+from notify.errors import DeadLetter
 from notify.runtime.program_log import program_log
 from notify.runtime.visible import one_line
 
@@ -25,6 +26,10 @@ class FailureLog:
 
     def tell(self, topic: str, message_id: str, attempt: int, error: BaseException) -> None:
         """Log a failure, with the traceback if its cause was not logged with one in the last minute."""
+        if isinstance(error, DeadLetter):  # on purpose: its reason is enough
+            reason = one_line(reason_of(error, named=False))
+            log.warning("handler of %s gave up %s, now a dead letter: %s", topic, message_id, reason)
+            return
         now = self._monotonic()
         cause = type(error), place_of(error)
         logged_at = self._traced.get(cause)

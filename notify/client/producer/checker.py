@@ -24,6 +24,7 @@ from notify.runtime import tracing
 from notify.runtime.backoff import Backoff
 from notify.runtime.green import start_thread
 from notify.runtime.program_log import program_log
+from notify.runtime.visible import one_line
 
 log = program_log("notify.check")
 
@@ -340,6 +341,8 @@ class Checker:
         try:
             await self._client.answer(item)
             self.answered += 1
+            why = "" if reason is None else f" ({one_line(reason)})"
+            log.info("transaction %s was in doubt; the answer to its check: %s%s", check.id, outcome.value, why)
         except NotifyError as error:
             log.debug("the answer to a check was lost, it will be asked again: %s", error)
 
