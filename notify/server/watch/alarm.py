@@ -47,7 +47,7 @@ MEANING = {
     ),
     "dead_letters": (
         "A group has at least `alarm_dead_letters` unresolved dead letters. Look at their causes (`notify dead-letter "
-        "failures`) and fix them, then redrive, drop or purge the dead letters."
+        "failures`) and fix them, then redrive, drop or delete them."
     ),
     "held_keys": (
         "A group holds at least `alarm_held_keys` keys. A message of each key has used up its attempts, and the key's "
