@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from notify.admin_api.declaration import AdminWrite, FanOut, Flag, Input, StrictInt, Write, declared
-from notify.admin_api.description import Description, capital, messages, text
+from notify.admin_api.description import Description, messages, text
 from notify.admin_api.queue_rows import kept
 from notify.admin_api.words import count, duration, size
 from notify.protocol.limits import LIMITS
@@ -87,7 +87,8 @@ def send(target: str, result: Mapping[str, Any]) -> Description:
 def purge(target: str, result: Mapping[str, Any]) -> Description:
     """A topic's messages, or a group's dead letters, that are deleted."""
     dropped = sum(q["dropped"] for q in result["queues"])
-    deleted = f"{capital(messages(dropped))[:-1]} of {target} at most are deleted. This cannot be undone."
+    are = "is" if dropped == 1 else "are"
+    deleted = f"At most {messages(dropped)} of {target} {are} deleted. This cannot be undone."
     description = Description([deleted if dropped else "Nothing is deleted."])
     for group, number in result["missed"].items():
         description.sentences.append(f"Group {group} never receives {messages(number)} that it has not settled.")

@@ -152,7 +152,9 @@ def show_rows(result: dict[str, Any], as_json: bool, rows: str, columns: Columns
     if not items:
         say(f"no {rows.replace('_', ' ')}")
         return
-    say_table(list(columns), [[value(row) for value in columns.values()] for row in items])
+    say_table(
+        [name.replace("_", " ") for name in columns], [[value(row) for value in columns.values()] for row in items]
+    )
 
 
 def show_first(

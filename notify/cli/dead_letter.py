@@ -95,6 +95,10 @@ def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]
     """
     if write is dead_letters.REDRIVE and not body.keys() & {"ids", "all", "max", "wanted"}:
         raise typer.BadParameter("say which: --id, --all, --max, or conditions such as --contains")
+    if write is dead_letters.DROP and not body.keys() & {"ids", "wanted"}:
+        raise typer.BadParameter(
+            "say which: --id, or conditions such as --contains; `notify dead-letter truncate` deletes all"
+        )
     rows: dict[str, list[Any]] = {}
     most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import typer
 
 from notify.admin_api import groups
+from notify.admin_api.words import duration, latency
 from notify.cli.api import (
     AS_JSON,
     DRY_RUN,
@@ -104,17 +106,34 @@ WORDS = {
     "next": "next offset",
     "per_second": "messages/s",
     "position": "acknowledged up to",
-    "replay": "replays effects",
+    "replay": "replays",
     "settled_above": "acknowledged out of order",
+    "share": "turns in its class",
 }
 """The words that people read for the names of fields."""
 
 
 def in_words(answer: Any) -> Any:
-    """An answer with WORDS for the names of its fields."""
+    """An answer with WORDS for the names of its fields, and units for its times."""
     if isinstance(answer, dict):
-        return {WORDS.get(name, name): in_words(value) for name, value in answer.items()}
+        return {WORDS.get(name, name): VALUES.get(name, in_words)(value) for name, value in answer.items()}
     return [in_words(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def _since(instant: str | None) -> str | None:
+    """The time from which on an inbox is complete."""
+    return "the first message" if instant and instant.startswith("1970-01-01T00:00:00") else instant
+
+
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "inbox_from": _since,
+    "p50": latency,
+    "p95": latency,
+    "p99": latency,
+    "retry_max": duration,
+    "retry_min": duration,
+}
+"""The functions that make these fields' values readable."""
 
 
 add_write(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from typing import Any
 from urllib.parse import urlencode
 
 import typer
 
 from notify.admin_api import messages
 from notify.admin_api.bodies import describe_body
+from notify.admin_api.words import duration
 from notify.cli.api import (
     AS_JSON,
     URL,
@@ -44,7 +46,20 @@ def register(app: typer.Typer) -> None:
 @group.command("show")
 def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show one message's history, from half to every group."""
-    show(call(url, "GET", "messages", id), as_json)
+    answer = call(url, "GET", "messages", id)
+    if not as_json:
+        _tell(answer)
+    show(answer, as_json)
+
+
+def _tell(life: dict[str, Any]) -> None:
+    """Put a message's history into people's words: ages with units, and which groups have it as a dead letter."""
+    if transaction := life.get("transaction"):
+        transaction["age"] = duration(transaction["age"])
+    last = {event["group"]: event["kind"] for event in life["timeline"] if event.get("group")}
+    for row in life["groups"]:
+        if row["state"] == "settled" and last.get(row["group"]) == "dead_letter":
+            row["state"] = "dead letter"
 
 
 @group.command("send")

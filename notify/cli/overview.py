@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from rich.live import Live
 
 from notify.admin_api.words import latency
 from notify.cli.api import AS_JSON, URL, WATCH, WIDE, call, fields, show_rows, watched
-from notify.cli.printed import Rows, cell, console, say_json
+from notify.cli.printed import Rows, cell, console, is_terminal, say_json
 
 
 def register(app: typer.Typer) -> None:
@@ -69,11 +70,23 @@ def top(
             time.sleep(interval if done != rounds else 0)
         return
     rates = _Rates()
+
+    def look() -> Group:
+        figures = call(url, "GET", "overview")
+        return Group(screen_of(figures, lagging=False), *_queues(url, figures, rates))
+
+    if not is_terminal():  # a log or a pipe gets every update, at once
+        while True:
+            console().print(look())
+            done += 1
+            if done == rounds:
+                return
+            sys.stdout.flush()
+            time.sleep(interval)
     with Live(Group(), console=console(), screen=rounds == 0, auto_refresh=False) as live:
         try:
             while not rounds or done < rounds:
-                figures = call(url, "GET", "overview")
-                live.update(Group(screen_of(figures, lagging=False), *_queues(url, figures, rates)), refresh=True)
+                live.update(look(), refresh=True)
                 done += 1
                 time.sleep(interval if done != rounds else 0)
         except KeyboardInterrupt:

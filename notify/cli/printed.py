@@ -94,6 +94,8 @@ def _text(value: Any) -> str:
         return "\n".join(_text(v) for v in value[:50])
     if isinstance(value, dict):
         return ", ".join(f"{visible(str(k))} {_text(v)}" for k, v in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value is None else visible(str(value))
 
 
@@ -107,10 +109,17 @@ def say_fields(values: Iterable[Any]) -> None:
     typer.echo("\t".join(visible(_text(value).replace("\n", "; ")) for value in values))
 
 
-def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: int = 0) -> None:
+def say_table(
+    headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: int = 0, *, keeps_lines: bool = False
+) -> None:
     """Print a list: as many columns side by side as the terminal has room for, and the others on a further line
-    below. No column is cut."""
-    cells = [[_text(value).replace("\n", ", ") for value in row] for row in rows]
+    below. No column is cut. `keeps_lines`: texts of several lines, such as tracebacks, are printed below as they are.
+    """
+    cells, texts = [], []
+    for row in rows:
+        texts.append([value if keeps_lines and isinstance(value, str) and "\n" in value else "" for value in row])
+        pairs = zip(row, texts[-1], strict=True)
+        cells.append(["" if text else _text(value).replace("\n", ", ") for value, text in pairs])
     names = [visible(heading) for heading in headings]
     widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
     width = _width() - indent
@@ -118,11 +127,16 @@ def say_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], indent: in
     while shown > 1 and sum(widths[:shown]) + GAP * (shown - 1) > width:
         shown -= 1
     _line([set_cell_size(name, size) for name, size in zip(names[:shown], widths, strict=False)], indent, style="bold")
-    for row in cells:
+    for row, lines in zip(cells, texts, strict=True):
         _line([set_cell_size(text, size) for text, size in zip(row[:shown], widths, strict=False)], indent)
         rest = zip(names[shown:], row[shown:], strict=True)
         if below := " · ".join(f"{name}: {text}" for name, text in rest if text not in ("", "-")):
             _wrapped(below, indent + 4, indent + 6)
+        for name, text in zip(names, lines, strict=True):
+            if text:
+                _line([f"{name}:"], indent + 4)
+                for line in visible(text).splitlines():
+                    _wrapped(line, indent + 6, indent + 8)
 
 
 def say_record(values: Mapping[str, Any], indent: int = 0) -> None:
@@ -141,7 +155,7 @@ def say_record(values: Mapping[str, Any], indent: int = 0) -> None:
         else:
             headings = list(dict.fromkeys(field for row in value for field in row))
             rows = [[row.get(field, "") for field in headings] for row in value]
-            say_table([heading.replace("_", " ") for heading in headings], rows, indent + 2)
+            say_table([heading.replace("_", " ") for heading in headings], rows, indent + 2, keeps_lines=True)
 
 
 def _has_fields(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from notify.admin_api.words import duration
 from notify.admin_api.writes import WRITES
 from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, WATCH, WIDE, Columns, call, show, show_rows, watched
 from notify.cli.job import to_the_end
@@ -57,7 +58,8 @@ def list_transactions(
 @group.command("show")
 def show_transaction(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show one transaction."""
-    show(call(url, "GET", "transactions", id), as_json)
+    answer = call(url, "GET", "transactions", id)
+    show(answer if as_json else answer | {"age": duration(answer["age"])}, as_json)
 
 
 def action(command: str, name: str, text: str) -> None:

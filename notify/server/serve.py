@@ -67,8 +67,8 @@ def check_host(settings: Settings) -> None:
         )
     if not settings.tls_certificate and not settings.plaintext:
         raise InvalidRequest(
-            f"--host {host}: tokens would cross the network in the clear. Give tls_certificate, or set plaintext where "
-            "a proxy ends TLS"
+            f"--host {host}: tokens would cross the network in the clear. Give --tls-certificate and --tls-key, "
+            "or set NOTIFY_PLAINTEXT=1 where a proxy ends TLS"
         )
 
 

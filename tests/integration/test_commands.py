@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
 from tests.support.groups import Caller, die, drain, publish, subscribe
 from tests.support.http import post
+from tests.support.transactions import half_request
 
 
 def test_each_command_takes_json_and_has_its_exit_code(
@@ -44,6 +46,8 @@ def test_each_command_takes_json_and_has_its_exit_code(
     assert cli("topic", "list", "--url", "http://127.0.0.1:9")[0] == 2
     assert cli("nonsense")[0] == 2
     assert cli("serve", "--host", "0.0.0.0")[0] == 2
+    code, answer = cli("serve", "--host", "0.0.0.0", "--access")
+    assert code == 2 and "--tls-certificate" in answer["text"] and "NOTIFY_PLAINTEXT" in answer["text"], answer
 
 
 def test_an_error_in_json(server: ServerProcess, unique: str) -> None:
@@ -70,6 +74,26 @@ def test_a_list_is_shown_again_while_somebody_waits(server: ServerProcess, uniqu
         assert watching.process.wait(PATIENCE_SECONDS) == 0, watching.output
     finally:
         watching.close()
+
+
+def test_top_writes_each_update_to_a_pipe_at_once(memory: InMemoryServer) -> None:
+    """Off a terminal it wrote nothing before its end, and was told to run for ever."""
+    with closing(Command("top", "--interval", "0.2", "--url", memory.url).start()) as top:
+        eventually(lambda: sum(line.startswith("Notify ") for line in top.output) >= 2, "two updates")
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_check_says_what_it_answered(memory: InMemoryServer, engine: sa.Engine, unique: str) -> None:
+    """It decided transactions without a word."""
+    dsn = engine.url.render_as_string(hide_password=False)
+    with engine.connect() as connection:
+        source = connection.execute(sa.text("SELECT id FROM notify_source")).scalar_one()
+    half = half_request(unique, topic=unique)
+    half["source"] = source
+    post(memory.url, "/v1/transactions", half)
+    name = half["transactions"][0]["id"]
+    with closing(Command("check", "--dsn", dsn, "--group", unique, "--url", memory.url).start()) as check:
+        eventually(lambda: any(name in line and "ROLLBACK" in line for line in check.output), "the answer in its log")
 
 
 def test_admin_resolves_a_stuck_transaction(server: ServerProcess, unique: str) -> None:
@@ -275,6 +299,11 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
 
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
+    code, answer = cli("dead-letter", "drop", unique, "--reason", "all of them", "--url", memory.url)
+    assert code == 2 and "--contains" in answer["text"] and "truncate" in answer["text"], answer
+    letter = cli("dead-letter", "list", unique, "--url", memory.url, "--json")[1]["messages"][0]["id"]
+    shown = cli("message", "show", letter, "--url", memory.url)[1]["text"].splitlines()
+    assert "dead letter" in shown[-1] and unique in shown[-1], "it was said to be settled"
     assert "1 unresolved dead letter. " in finding and "redrive" in finding
 
 

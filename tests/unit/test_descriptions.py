@@ -134,7 +134,7 @@ POLICY = {"retention": 86_400, "retention_bytes": 1 << 30, "flush": "sync", "ttl
         (
             "topic.purge",
             {"queues": [{"queue": 0, "dropped": 3}], "missed": {"points": 2}},
-            ["3 messages of g at most are deleted", "Group points never receives 2 messages"],
+            ["At most 3 messages of g are deleted", "Group points never receives 2 messages"],
             0,
         ),
         (

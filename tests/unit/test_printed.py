@@ -257,3 +257,41 @@ os._exit(os.open(os.devnull, os.O_RDONLY))
 def test_no_file_gets_the_number_of_a_standard_stream_that_the_caller_has_closed() -> None:
     """A segment of the log could be number 2, and what a library wrote to standard error went into it."""
     assert subprocess.run([sys.executable, "-c", CLOSED], check=False).returncode > 2
+
+
+def test_a_traceback_in_a_record_keeps_its_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`message show` joined the lines of a traceback with commas."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(printed, "is_terminal", lambda: True)
+    trace = 'Traceback (most recent call last):\n  File "points.py", line 18\nDeadLetter: no \x1b[2Jitem'
+    api.show({"timeline": [{"event": "handed out"}, {"event": "dead letter", "trace": trace}]}, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == [
+        "      trace:", "        Traceback (most recent call last):", '          File "points.py", line 18',
+        "        DeadLetter: no \\x1b[2Jitem",
+    ]  # fmt: skip
+
+
+def test_what_people_read_has_no_names_of_the_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headings had underscores, and truths were True and False."""
+    monkeypatch.setattr(api, "is_terminal", lambda: True)
+    api.show_rows({"bridges": [{"lag_seconds": 1}]}, False, "bridges", api.fields("lag_seconds"))
+    assert capsys.readouterr().out.splitlines()[0] == "lag seconds"
+    api.show({"paused": False, "producer_online": True}, False)
+    assert capsys.readouterr().out.split() == ["paused", "no", "producer", "online", "yes"]
+
+
+def test_the_figures_of_a_group_have_units() -> None:
+    """The latencies had none, and an inbox that has every row was complete since 1970."""
+    shown = group.in_words({
+        "subscriptions": [{"inbox_from": "1970-01-01T00:00:00.000000Z", "retry_min": 1.0, "retry_max": 300.0}],
+        "latency": {"handler": {"count": 1, "p50": 0.0075, "p99": None}},
+    })  # fmt: skip
+    assert shown["subscriptions"] == [
+        {"inbox complete since": "the first message", "retry_min": "1.0 s", "retry_max": "5 min"}
+    ]
+    assert shown["latency"]["handler"] == {"count": 1, "p50": "7.5 ms", "p99": "–"}

@@ -117,7 +117,7 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
             preview, do = await desk.running.queues.letters.drop(name, tuple(write.ids), why, write.offset)
             return await desk.carry_out(write, who, "dead_letter.drop", name, do, preview)
         if not any(_wanted(write.wanted).plain().values()):
-            raise InvalidRequest("say which: give ids, or conditions in wanted; a purge drops all", "invalid_schema")
+            raise InvalidRequest("say which: give ids, or conditions in wanted; a purge deletes all", "invalid_schema")
         return await _as_job(desk, name, write, who, "drop", {"drop": why}, {})
 
 

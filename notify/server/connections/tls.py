@@ -45,8 +45,12 @@ class Certificates:
             if self._authorities:
                 files = f"the authorities {self._authorities}"
                 context.load_verify_locations(self._authorities)
-        except (OSError, ssl.SSLError) as error:
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise InvalidRequest(f"TLS: {files}: the key does not belong to the certificate") from None
             raise InvalidRequest(f"TLS: {files} cannot be read as PEM: {error}") from None
+        except OSError as error:
+            raise InvalidRequest(f"TLS: {files} cannot be read: {error.strerror or error}") from None
 
     def _versions(self) -> list[tuple[int, int, int]]:
         """A value that changes when one of the files is written or replaced."""
