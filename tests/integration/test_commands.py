@@ -307,6 +307,23 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     assert "1 unresolved dead letter. " in finding and "redrive" in finding
 
 
+def test_doctor_names_tokens_that_expire_soon() -> None:
+    """A token of 90 days ended an operator's access, or a service's, without a word before."""
+    with InMemoryServer() as server:
+        for name, days in (("me", "90"), ("shop", "90"), ("shop", "180"), ("guest", "1")):
+            made = ("token", "create", name, "--right", "view", "--days", days, "--reason", "a test")
+            code, answer = cli(*made, "--url", server.url)
+            assert code == 0, answer
+
+        def findings() -> list[str]:
+            return cli("doctor", "--url", server.url, "--json")[1]["findings"]
+
+        assert findings() == []
+        server.advance(77 * 86_400)
+        (finding,) = findings()
+        assert "of me expires" in finding and "notify token create" in finding
+
+
 def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> None:
     """`top` had no rows, and `group show` printed names of the code: epoch, bound, settled above."""
     server = InMemoryServer().start()
