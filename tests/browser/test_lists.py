@@ -14,6 +14,16 @@ TOPIC, GROUP = "order.placed", "points"
 LETTERS = 100
 LISTS = (f"/groups/{GROUP}/dead-letters", f"/messages?topic={TOPIC}", "/topics", "/actions")
 REASON = "sqlalchemy.exc.OperationalError: connection to the database of the loyalty programme was refused, attempt {}"
+CUT_HEADINGS = """[...document.querySelectorAll("table.rows th")].filter((head) => head.scrollWidth > head.clientWidth)
+  .map((head) => head.innerText)"""
+HIDDEN_BODIES = """() => [...document.querySelectorAll("table.rows code.summary")].slice(0, 3).filter((body) => {
+  const first = document.createRange();
+  first.setStart(body.firstChild, 0);
+  first.setEnd(body.firstChild, 1);
+  const place = first.getBoundingClientRect();
+  return document.elementFromPoint(place.x + place.width / 2, place.y + place.height / 2) !== body;
+}).map((body) => body.innerText)"""
+"""Bodies at the top of a list whose first character is not where the browser shows it."""
 HIGHEST = 2600
 """The most pixels that a page with 100 rows is high, in a window of 1,280 pixels."""
 
@@ -40,6 +50,8 @@ def test_a_row_is_a_line(server: ServerProcess, window: Any, path: str) -> None:
     assert heights and max(heights) <= 24, heights
     assert w.page.evaluate("document.documentElement.scrollHeight") <= HIGHEST
     assert w.page.evaluate("document.documentElement.scrollWidth") <= 1280
+    assert w.page.evaluate(CUT_HEADINGS) == []
+    assert w.page.evaluate(HIDDEN_BODIES) == [], "of a body only an ellipsis was shown"
 
 
 @pytest.mark.long

@@ -348,3 +348,18 @@ def test_only_answers_unknown_are_counted_as_such(memory: InMemoryServer, unique
     assert "unavailable: the database is unreachable" in page and "<dt>Answers UNKNOWN</dt><dd>0;" in page
     page = answered()
     assert "<dt>Answers UNKNOWN</dt><dd>1;" in page and "answered</dt>" not in page
+
+
+def test_a_parked_transaction_of_a_group_without_producers_waits_for_a_decision() -> None:
+    """The console's list said that its next check was 12 minutes ago."""
+    with InMemoryServer() as server:
+        admin(server.url, "PUT", "settings", {"values": {"check_attempts": 1}})
+        request = half_request("g", topic="t")
+        (half,) = request["transactions"]
+        post(server.url, "/v1/transactions", request)
+        admin(server.url, "POST", f"transactions/{half['id']}/check", {})
+        (check,) = post(server.url, "/v1/checks/poll", {"producer_group": "g", "instance": "i", "wait": 30})["checks"]
+        outcome = {"id": half["id"], "check": check["token"], "outcome": "UNKNOWN"}
+        post(server.url, "/v1/transactions/outcomes", {"producer_group": "g", "outcomes": [outcome]})
+        server.advance(3600)
+        assert "waits for a decision" in str(call(server.url, "GET", "/transactions"))
