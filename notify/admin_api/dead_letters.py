@@ -93,7 +93,7 @@ class Drop(Write):
 class EditLetter(Write):
     """The new content of a letter; a field that is left out stays as the letter has it."""
 
-    id: str = declared(input=Input("Message"), flag=Flag("The letter's message.", is_argument=True))
+    id: str = declared(input=Input("Message"), flag=Flag("The id of the dead letter's message.", is_argument=True))
     body: str | None = declared(None, "text",
         input=Input(help="Empty: the body stays unchanged. So does a body that is not text.", kind="body"),
         flag=Flag("The new body: text. Parts that are not given stay unchanged."))

@@ -10,6 +10,7 @@ import typer
 
 from notify.admin_api import messages
 from notify.admin_api.bodies import describe_body
+from notify.admin_api.declaration import AdminWrite
 from notify.admin_api.words import duration
 from notify.cli.api import (
     AS_JSON,
@@ -24,7 +25,7 @@ from notify.cli.api import (
     show,
     show_rows,
 )
-from notify.cli.writes import add_write
+from notify.cli.writes import add_write, show_write
 
 BODY_CHARACTERS = 60
 COLUMNS: Columns = {
@@ -100,11 +101,21 @@ def find_messages(
     show_rows(call(url, "GET", "messages", query=query), as_json, "messages", COLUMNS, wide)
 
 
+def _show_withdrawal(write: AdminWrite, _: str, answer: dict[str, Any], as_json: bool) -> None:
+    """Print what became of a withdrawal. Exits with code 1 if it had no effect."""
+    is_done = answer["result"].get("outcome") not in ("TOO_LATE", "ALREADY", "NOT_FOUND")
+    show_write(write.name, answer, as_json, is_done=is_done)
+    if not is_done:
+        raise typer.Exit(1)
+
+
 add_write(
-    group, "cancel", messages.CANCEL, "Cancel a delayed message: if it is not due yet, it is never delivered.",
-    topic=str, message=str,
+    group, "cancel", messages.CANCEL,
+    "Cancel a delayed message: if it is not due yet, it is never delivered. Exit code 1 if it is too late.",
+    show=_show_withdrawal, topic=str, message=str,
 )  # fmt: skip
 add_write(
-    group, "replace", messages.REPLACE, "Replace a delayed message by one with another body, or due at another time.",
-    topic=str, message=str,
+    group, "replace", messages.REPLACE,
+    "Replace a delayed message by one with another body, or due at another time. Exit code 1 if it is too late.",
+    show=_show_withdrawal, topic=str, message=str,
 )  # fmt: skip

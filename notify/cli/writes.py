@@ -127,17 +127,18 @@ def send_write(write: AdminWrite, url: str, *targets: str, body: dict[str, Any],
     return call(url, write.method, *write.parts(*targets), body=body, here=here)
 
 
-def show_write(name: str, answer: dict[str, Any], as_json: bool) -> None:
+def show_write(name: str, answer: dict[str, Any], as_json: bool, *, is_done: bool = True) -> None:
     """Print what a write did, or would do with `dry_run`: as JSON, or in the console's sentences.
 
-    `name`: the write's name in notify/admin_api. If a server of another version answers in another format, the fields
-    of the answer are printed.
+    `name`: the write's name in notify/admin_api. `is_done`: whether it had an effect. If a server of another version
+    answers in another format, the fields of the answer are printed.
     """
     if as_json:
         say_json(answer)
         return
     target = answer.get("target") or "-"
-    say(f"{'dry run, nothing is changed' if answer['dry_run'] else 'done'}: {target}")
+    done = "done" if is_done else "not done"
+    say(f"{'dry run, nothing is changed' if answer['dry_run'] else done}: {target}")
     try:
         description = described(name, target, answer["result"])
     except (KeyError, TypeError, AttributeError):

@@ -268,6 +268,8 @@ def test_an_administrator_previews_a_withdrawal_before_it_is_carried_out(
     assert (status, shown["result"]["outcome"]) == (0, "WITHDRAWN")
     status, shown = cli("message", "cancel", unique, message, "--reason", "late", "--dry-run")
     assert status == 0 and "is withdrawn already" in shown["text"]
+    status, shown = cli("message", "cancel", unique, message, "--reason", "late")
+    assert status == 1 and "not done" in shown["text"], "a withdrawal that came too late looked like one that did not"
     assert refusal(url, "POST", f"topics/other/messages/{other}/cancel") == (404, "not_found")
     events = [e["event"] for e in admin(url, "GET", f"messages/{message}")["timeline"]]
     assert "withdrawn" in events
