@@ -217,6 +217,10 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     w.page.emulate_media(color_scheme="dark")
     w.page.wait_for_selector("#chart2 canvas:not([data-light])")  # drawn again, in the colours of the dark
     assert w.page.evaluate(CONTRASTS) == [] and w.wrong == []
+    w.go("/")
+    time = w.page.locator(".chart:not([data-solo]) .u-legend .u-series").first
+    time.wait_for(state="attached")
+    assert time.is_hidden(), "a legend began with 'at' and no time, without a cursor"
 
 
 @pytest.mark.long
