@@ -189,7 +189,7 @@ def test_alarms_lead_to_their_page_and_letters_sent_again_are_none(scene: Scene,
     w = window(scene.url)
     w.go("/")
     w.page.wait_for_selector("#alarms a:has-text('dead letters')")
-    assert "redrive, drop or purge" in w.page.inner_text("#alarms")
+    assert "redrive, drop or delete" in w.page.inner_text("#alarms")
     assert w.page.get_attribute("#alarms a:has-text('dead letters')", "href") == "/groups/points/dead-letters"
     admin(scene.url, "POST", "groups/points/dead-letters/redrive", {"max": 100})
     w.page.wait_for_selector(".tile:has-text('Dead letters') a:text-is('0')")
