@@ -367,8 +367,8 @@ def test_they_outlast_a_kill(killed_server: ServerProcess, unique: str) -> None:
     server = killed_server
     subscribe(server.url, unique, unique, start="earliest")
     with TransactionProducer(server.url, group=unique, answer_checks=False) as producer:
-        dropped, first = (producer.publish(Message(unique, text, delay=2)) for text in ("dropped", "first"))
-        undecided = producer.prepare([Message(unique, "undecided", delay=2)])
+        dropped, first = (producer.publish(Message(unique, text, delay=600)) for text in ("dropped", "first"))
+        undecided = producer.prepare([Message(unique, "undecided", delay=600)])
         cancels = [producer.publish(cancellation(m, topic=unique)) for m in (dropped, f"{undecided.id}.0")]
         replace = producer.publish(replacement(first, Message(unique, "second")))
         server.kill()
