@@ -106,7 +106,7 @@ def _handled_by(handlers: Mapping[int, Any]) -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # None: one that is not Python's, such as uWSGI's
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,23 @@ with exit_on_signal():
     finally:
         print("ended", flush=True)
 """
+
+
+def test_a_handler_that_is_not_pythons_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host such as uWSGI has set one before Python started, which cannot put it back: the consumer ended with a
+    TypeError, which hid its own error."""
+    real, before = signal.signal, {number: signal.getsignal(number) for number in signals.SIGNALS}
+
+    def of_another(number: int, handler: Any) -> None:
+        real(number, handler)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyError):
+        patched.setattr(signal, "signal", of_another)
+        with signals.heeding_signals(lambda: None):
+            raise KeyError
+    for number, handler in before.items():
+        assert signal.getsignal(number) is signal.SIG_DFL
+        signal.signal(number, handler)
 
 
 def test_signals_close_together_are_one_wish() -> None:
