@@ -75,6 +75,36 @@ def test_an_answer_is_the_same_however_it_is_cut(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("passed", "connections"), [(0, 1), (40, 2), (-3600, 2)])
+def test_a_connection_that_was_idle_for_long_is_not_used_again(passed: float, connections: int) -> None:
+    """What lies in between may have forgotten it in silence. Once the clock on the wall had been set back, it was used
+    again however long it was idle."""
+
+    async def run() -> int:
+        served: list[asyncio.Task[None]] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                while await reader.readuntil(b"\r\n\r\n"):
+                    writer.write(ANSWER + b"ok")
+            writer.close()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            served.append(asyncio.ensure_future(serve(reader, writer)))
+
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+            client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert await client.call("GET", "/a", b"", 30) == b"ok"
+            (connection,) = client._idle
+            connection.idle_since -= passed
+            assert await client.call("GET", "/b", b"", 30) == b"ok"
+            client.close()
+            await asyncio.gather(*served)
+        return len(served)
+
+    assert asyncio.run(run()) == connections
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_the_head_of_an_answer_has_a_bound(is_long: bool) -> None:
     fields = b"".join(b"x-%d: %b\r\n" % (n, b"y" * 1000) for n in range(100 if is_long else 50))

@@ -367,7 +367,7 @@ class HttpClient:
             raise Unavailable(f"the server at {self.url} is no longer a member")
         while self._idle:
             connection = self._idle.pop()
-            if time.time() - connection.idle_since > IDLE_SECONDS:
+            if abs(time.time() - connection.idle_since) > IDLE_SECONDS:  # the clock may have been set back
                 connection.cut()
             elif not connection.transport.is_closing():
                 return connection
