@@ -15,6 +15,7 @@ from notify.errors import InvalidRequest, NotFound
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.http import admin
 
 
 @pytest.fixture
@@ -72,3 +73,23 @@ def test_a_reader_refuses_wrong_topics_queues_and_offsets(
             list(reader.read("../topics"))
     with pytest.raises(InvalidRequest, match="batch"):
         Reader(server.url, batch=0)
+
+
+def test_a_reader_learns_that_its_topic_was_made_again(memory: InMemoryServer, unique: str) -> None:
+    """It got nothing until the new topic had as many messages as the old one, and skipped these
+    (streamnative/kop#530, nats-io/nats-server#4174)."""
+
+    def publish(*texts: str) -> None:
+        with TransactionProducer(memory.url, group=unique) as producer:
+            for text in texts:
+                producer.publish(Message(unique, text))
+
+    with Reader(memory.url) as reader:
+        publish("a", "b", "c")
+        assert [m.text for m in reader.read(unique)] == ["a", "b", "c"]
+        admin(memory.url, "DELETE", f"topics/{unique}", {})
+        publish("d", "e")
+        with pytest.raises(InvalidRequest, match=r"offset 3 .* 2, .* earliest") as refused:
+            list(reader.read(unique, offset=3))
+        assert (refused.value.code, refused.value.status) == ("beyond_end", 410)
+        assert [m.text for m in reader.read(unique, offset=1)] == ["e"] and not list(reader.read(unique, offset=2))

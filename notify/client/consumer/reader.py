@@ -87,8 +87,8 @@ class AsyncReader:
 
         Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
         one named `shard`; without `shard` it reads all, one by one, or with `follow` in turns. Raises NotFound
-        if the queue does not exist, and InvalidRequest (`below_start`) for an offset whose message was deleted, or for
-        an offset without the `shard` that it needs.
+        if the queue does not exist, and InvalidRequest for an offset whose message was deleted (`below_start`), for one
+        beyond the end, as after the topic was made again (`beyond_end`), or for one without the `shard` that it needs.
         """
         async for batch in self.batches(topic, queue, offset=offset, follow=follow, shard=shard):
             for message in batch:

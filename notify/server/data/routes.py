@@ -467,9 +467,16 @@ class DataRoutes:
         if number is None:
             raise NotFound(f"there is no queue {queue[:20]!r} of topic {topic[:60]!r}")
         store = self.core.queues
-        start, _ = store.bounds(topic, number)
+        start, end = store.bounds(topic, number)
         if offset < start:
             raise InvalidRequest(f"offset {offset} is below {start}, the first one retained", "below_start", 410)
+        if offset > end:
+            raise InvalidRequest(
+                f"offset {offset} is beyond {end}, the end of the queue: the topic was deleted and made again, or this "
+                "server has lost messages that were read; read from earliest",
+                "beyond_end",
+                410,
+            )
         messages = store.read(topic, number, offset, limit, self._reply_bytes(LIMITS.reply_bytes))
         next_offset = messages[-1].offset + 1 if messages else offset
         sound = [m for m in messages if not m.corrupt]
