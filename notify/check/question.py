@@ -19,7 +19,15 @@ from sqlalchemy.engine import Connection
 
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
-from notify.runtime.databases import LEFT_BEHIND, commits_by_itself, is_denied, is_level_refused, reason_of
+from notify.runtime.databases import (
+    LEFT_BEHIND,
+    commits_by_itself,
+    drop_if_gone,
+    is_denied,
+    is_level_refused,
+    is_standby,
+    reason_of,
+)
 from notify.runtime.schemas import named_by, qualified, text_of
 
 LOCK_TIMEOUT_MS = 300
@@ -167,14 +175,17 @@ def own_transaction(connection: Connection, level: str) -> Iterator[None]:
                 # Nothing is set where nothing changes: a listener of the service may have run a query already.
                 if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != level.lower():
                     connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
-                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
-                    connection.exec_driver_sql("SET TRANSACTION READ WRITE")  # a standby refuses it
+                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off" and not is_standby(
+                    connection
+                ):
+                    connection.exec_driver_sql("SET TRANSACTION READ WRITE")
             else:
                 connection.exec_driver_sql(f"ROLLBACK{_AND_NO_MORE}")
                 connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
                 connection.exec_driver_sql("START TRANSACTION READ WRITE")
             yield
-        except BaseException:
+        except BaseException as error:
+            drop_if_gone(connection, getattr(error, "orig", None))
             if (commits or is_mysql) and not connection.invalidated:
                 connection.exec_driver_sql(f"ROLLBACK{end}")
             raise

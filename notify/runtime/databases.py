@@ -167,6 +167,13 @@ def is_gone(error: BaseException | None) -> bool:
     return _state_of(error).startswith(GONE_STATES) or _code_of(error) in GONE_CODES
 
 
+def drop_if_gone(connection: Connection, error: BaseException | None) -> None:
+    """Have the pool make a new session if only another one can do what a driver's error refuses. SQLAlchemy does this
+    for broken connections only: after a failover sessions with the former primary stay open, and refuse writes."""
+    if is_gone(error) and not (connection.closed or connection.invalidated):
+        connection.invalidate(error)
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether SQLAlchemy's error says that the connection, or the database, is gone."""
     return isinstance(error, sa.exc.DBAPIError) and (error.connection_invalidated or is_gone(error.orig))
@@ -208,6 +215,11 @@ _READ_ONLY_STATE, _READ_ONLY_CODE = "25006", 1792
 def is_read_only(error: BaseException | None) -> bool:
     """Whether a driver's error says that the transaction may only read."""
     return _state_of(error) == _READ_ONLY_STATE or _code_of(error) == _READ_ONLY_CODE
+
+
+def is_standby(connection: Connection) -> bool:
+    """Whether this PostgreSQL is a standby: no transaction can write there, whatever it says."""
+    return bool(connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar())
 
 
 _FULL_STATE = "53100"

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
-from notify.check.question import read_source
+from notify.check.question import ask, read_source
 from notify.client import Inbox, Message, TransactionProducer, create_tables
 from notify.client.inbox.rows import claim
 from notify.client.tables.creation import drop_tables, new_source
@@ -670,26 +670,50 @@ def test_an_error_has_its_meaning(wrong: Callable[[Sessions], None], mysql: str)
         engine.dispose()
 
 
-def test_a_database_that_became_read_only_is_gone(hostile: BinlogServer) -> None:
-    """A primary that became a standby: its sessions stay open, and refuse writes. PyMySQL's error has the SQLSTATE
-    HY000, like most errors of MySQL."""
+@pytest.fixture
+def became_read_only(hostile: BinlogServer) -> Iterator[tuple[str, Callable[[], None]]]:
+    """A user's URL, and what makes its server refuse to write, as a primary that became a standby does."""
     is_mysql = isinstance(hostile, MySqlServer)
     name = f"u{uuid.uuid4().hex[:12]}"
     url = sa.make_url(hostile.url).set(username=name, password="x").render_as_string(hide_password=False)
-    hostile.execute(
-        f"CREATE USER {name}@'%%' IDENTIFIED BY 'x'",
-        f"GRANT ALL ON shop.* TO {name}@'%%'",
-        "DROP TABLE IF EXISTS t",
-    )
+    hostile.execute(f"CREATE USER {name}@'%%' IDENTIFIED BY 'x'", f"GRANT ALL ON shop.* TO {name}@'%%'")
+    yield url, lambda: hostile.execute(f"SET GLOBAL {'super_read_only' if is_mysql else 'read_only'} = ON")
+    hostile.execute("SET GLOBAL read_only = OFF")
+
+
+def test_a_database_that_became_read_only_is_gone(
+    hostile: BinlogServer, became_read_only: tuple[str, Callable[[], None]]
+) -> None:
+    """A primary that became a standby: its sessions stay open, and refuse writes. PyMySQL's error has the SQLSTATE
+    HY000, like most errors of MySQL."""
+    url, become = became_read_only
+    hostile.execute("DROP TABLE IF EXISTS t")
     sessions = Sessions(url)
-    try:
-        hostile.execute(f"SET GLOBAL {'super_read_only' if is_mysql else 'read_only'} = ON")
-        with pytest.raises(pymysql.Error) as raised:
-            sessions.run(sessions.one, "UPDATE t SET n = 1")
-    finally:
-        hostile.execute("SET GLOBAL read_only = OFF")
-        sessions.close()
+    become()
+    with pytest.raises(pymysql.Error) as raised:
+        sessions.run(sessions.one, "UPDATE t SET n = 1")
+    sessions.close()
     assert raised.value.args[0] == 1290 and is_gone(raised.value)
+
+
+def test_a_check_does_not_come_back_to_a_database_that_became_read_only(
+    became_read_only: tuple[str, Callable[[], None]],
+) -> None:
+    """Its session stayed in the pool, and no check was answered until the service was restarted
+    (riverqueue/river#1225)."""
+    url, become = became_read_only
+    engine = sa.create_engine(url, pool_size=1, max_overflow=0)
+
+    def session() -> Any:
+        with engine.connect() as connection:
+            return connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar()
+
+    first = session()
+    become()
+    with engine.connect() as connection, pytest.raises(CheckUnavailable, match="read-only"):
+        ask(connection, str(ids.to_text(ids.new_id())), "g")
+    assert session() != first
+    engine.dispose()
 
 
 # --- statements and variables -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from django.db import IntegrityError, ProgrammingError, connections, transaction
 
 from notify.client import AsyncConsumer, Consumer, Message
 from notify.client.django import DjangoInbox
-from notify.errors import DeadLetter, InvalidRequest
+from notify.errors import DeadLetter, InboxUnavailable, InvalidRequest
 from notify.protocol.message import ReceivedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.django_project.shop import Shop
@@ -75,6 +75,20 @@ def test_a_batch_is_one_transaction(shop: Shop, inbox: DjangoInbox) -> None:
     assert inbox.run_batch("g", [third, first], handle) == 0
     assert (shop.items(), inbox_rows(shop)) == (["a", "b", "c"], 3)
     assert shop.delivered() == ["b", "c"]
+
+
+def test_a_session_with_a_former_primary_is_not_used_again(shop: Shop, inbox: DjangoInbox) -> None:
+    """It stays open and refuses writes, and Django finds it usable."""
+    if shop.connection.vendor == "sqlite":
+        pytest.skip("SQLite is a file, which has no standby")
+    of_postgresql = shop.connection.vendor == "postgresql"
+    with shop.connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION {'CHARACTERISTICS AS ' if of_postgresql else ''}TRANSACTION READ ONLY")
+    shop.connection.close_at = None  # as with CONN_MAX_AGE = None
+    given = message()
+    with pytest.raises(InboxUnavailable):
+        inbox.run("g", given, lambda m: shop.add(m.text))
+    assert inbox.run("g", given, lambda m: shop.add(m.text)) and shop.items() == ["a"]
 
 
 def test_a_part_may_fail_alone(shop: Shop, inbox: DjangoInbox) -> None:

@@ -118,6 +118,53 @@ def test_waiting_for_an_unreachable_inbox_makes_no_dead_letters(
     assert dead_letters(notify_server.url, unique) == []
 
 
+READ_ONLY = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
+def test_sessions_with_a_former_primary_are_not_used_again(
+    notify_server: InMemoryServer, engine: sa.Engine, unique: str, is_async: bool
+) -> None:
+    """They stay open and refuse writes, and the pool gave them to each message again and again: all messages waited
+    until the service was restarted (sidorares/node-mysql2#2050, brettwooldridge/HikariCP#1971)."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite is a file, which has no standby")
+    got: Got = []
+
+    def handle(message: Any, session: Any) -> None:
+        got.append((message.text, message.attempt))
+
+    async def handle_async(message: Any, session: Any) -> None:
+        handle(message, session)
+
+    alone = {"pool_size": 1, "max_overflow": 0}
+    if is_async:
+        drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+        pool: Any = create_async_engine(engine.url.set(drivername=drivers[engine.url.get_backend_name()]), **alone)
+    else:
+        pool = sa.create_engine(engine.url, **alone)
+
+    @sa.event.listens_for(getattr(pool, "sync_engine", pool), "connect")
+    def fail_over(driver: Any, record: object) -> None:
+        """The first session is with the former primary."""
+        if not sessions:
+            driver.cursor().execute(READ_ONLY[engine.dialect.name])
+            driver.commit()
+        sessions.append(driver)
+
+    sessions: list[Any] = []
+    consumer: Any = (AsyncConsumer if is_async else Consumer)(notify_server.url, group=unique, inbox=Inbox(pool))
+    consumer.subscribe(unique, start="earliest", max_attempts=1)(handle_async if is_async else handle)
+    publish(notify_server.url, unique, ["a", "b"])
+    with consuming(consumer):
+        eventually(lambda: consumer.handled == 2, "the messages to be handled")
+    assert sorted(got) == [("a", 1), ("b", 1)] and consumer.failed == 0
+
+
 def test_a_stop_gives_back_what_waits_for_the_database(
     notify_server: InMemoryServer, proxied: tuple[Proxy, sa.URL], unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:

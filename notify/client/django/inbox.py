@@ -18,7 +18,7 @@ from notify.client.inbox.inbox import PURGE_AFTER_SECONDS, Finish, Inbox
 from notify.client.inbox.rows import Guard, has_ended
 from notify.errors import InvalidRequest
 from notify.protocol.message import ReceivedMessage
-from notify.runtime.databases import says_away
+from notify.runtime.databases import is_gone, says_away
 
 
 class DjangoInbox(Inbox):
@@ -68,6 +68,10 @@ class DjangoInbox(Inbox):
                 with django_errors(wrapper):
                     connection = self._engine.borrow(wrapper)
                 yield connection, (), functools.partial(self._release, wrapper)
+        except django.db.Error as error:
+            if is_gone(error.__cause__) and not wrapper.in_atomic_block:
+                wrapper.close()  # Django would find the session of a former primary usable, and keep it
+            raise
         finally:
             renew_djangos_connections()
 

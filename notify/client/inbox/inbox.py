@@ -26,6 +26,7 @@ from notify.protocol.limits import check_whole
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.databases import (
     check_engine,
+    drop_if_gone,
     has_table,
     in_transaction,
     in_transaction_async,
@@ -216,8 +217,12 @@ class Inbox:
             return await in_transaction_async(self.engine, self._named, function, *arguments)
 
     def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
-        with without_server_cursors(connection), naming(connection, self.place(connection)):
-            return function(connection, *arguments)
+        try:
+            with without_server_cursors(connection), naming(connection, self.place(connection)):
+                return function(connection, *arguments)
+        except sa.exc.DBAPIError as error:
+            drop_if_gone(connection, error.orig)
+            raise
 
     def place(self, connection: sa.Connection) -> str:
         """The schema of the tables, which the first call finds; "" if there are none yet."""
@@ -279,11 +284,15 @@ class Inbox:
         self, group: str, messages: Sequence[ReceivedMessage], connection: sa.Connection
     ) -> list[ReceivedMessage]:
         """The messages that had no effect before, and are claimed now."""
-        with without_server_cursors(connection):
-            place = self.place(connection)
-            if len(messages) == 1:  # takes a statement less if the message had its effect
-                return list(messages) if claim(connection, group, messages[0], place) else []
-            return claim_all(connection, group, messages, place)
+        try:
+            with without_server_cursors(connection):
+                place = self.place(connection)
+                if len(messages) == 1:  # takes a statement less if the message had its effect
+                    return list(messages) if claim(connection, group, messages[0], place) else []
+                return claim_all(connection, group, messages, place)
+        except sa.exc.DBAPIError as error:
+            drop_if_gone(connection, error.orig)
+            raise
 
     def purge(self, older_than: float, *, batch: int = MOST_PURGED) -> int:
         """Delete rows older than `older_than` seconds, in transactions of `batch` rows; returns their number.
