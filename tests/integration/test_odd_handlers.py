@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from notify.client import AsyncConsumer, Consumer, Message, ReceivedMessage
+from notify.client.handling.hand import TURN_SECONDS
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.queues import LONG_OVER_KAFKA, Queue
@@ -144,6 +146,34 @@ def ended(child: int) -> list[int]:
     """The exit code of a child; empty while it runs."""
     name, status = os.waitpid(child, os.WNOHANG)
     return [os.waitstatus_to_exitcode(status)] if name else []
+
+
+@LONG_OVER_KAFKA
+def test_a_time_limit_that_comes_too_late_ends_the_consumer(queue: Queue, unique: str) -> None:
+    """Another thread had raised it, and the handler had returned: one message stayed in hand for ever, or no handler
+    was called any more (Bogdanp/dramatiq#445)."""
+    seen: list[str] = []
+
+    def late() -> float:
+        if len(seen) > 1:  # the second handler has returned
+            raise Panic("the time limit")
+        return time.perf_counter()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.text)
+        if len(seen) == 1 and (hand := consumer._hand) is not None:
+            hand.clock = late
+            time.sleep(2 * TURN_SECONDS)  # longer than a caller's turn, so that it looks for the clock again
+
+    queue.sender.send(*(Message(unique, str(n)) for n in range(5)))
+    consumer = Consumer(queue.url, group=unique, concurrency=1, lease=1)
+    consumer.subscribe(unique, start="earliest")(handle)
+    with pytest.raises(RuntimeError, match="has raised Panic in a thread of handlers"):
+        consumer.run(signals=False)
+    assert len(seen) == 2
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be handled")
+    assert set(seen) == set("01234")
 
 
 @LONG_OVER_KAFKA

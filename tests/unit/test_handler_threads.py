@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_an_error_of_a_job_is_its_result() -> None:
         assert threads.submit(fail).exception(PATIENCE_SECONDS) is error
     assert threads.submit(lambda: "goes on").result(PATIENCE_SECONDS) == "goes on"
     threads.shutdown()
+
+
+def test_an_exception_that_another_thread_raises_in_an_idle_thread_is_told() -> None:
+    told: Future[BaseException] = Future()
+    threads = HandlerThreads(1, "test", told.set_result)
+    number = threads.submit(threading.get_ident).result(PATIENCE_SECONDS)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(number), ctypes.py_object(KeyError))
+    threads.submit(print)  # wakes the thread, and is lost
+    assert isinstance(told.result(PATIENCE_SECONDS), KeyError)
 
 
 def test_a_stop_of_an_iteration_is_an_error_that_asyncio_holds() -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar
 
@@ -578,7 +579,7 @@ class Consumer(_Consumer):
             self._announce = functools.partial(announce, log, is_seen=True)
         with self._running(), heeding:
             thread = LoopThread(f"notify-consumer-{self.group}")
-            self._pool = HandlerThreads(self._concurrency, "notify-handler")
+            self._pool = HandlerThreads(self._concurrency, "notify-handler", self._hit)
             self._asking = HandlerThreads(1, "notify-inbox")  # a turn among handlers may come late
             try:
                 left = thread.run(self._consume())
@@ -591,9 +592,25 @@ class Consumer(_Consumer):
             raise left
 
     def _cut(self, number: int) -> None:
+        self._end_at_once(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+
+    def _hit(self, error: BaseException) -> None:
+        """End because another thread has raised an exception in a thread of handlers while none ran there, as a time
+        limit does that comes too late: nobody knows which message it has met, so that this would stay in hand."""
+        if self._hand is None or self._is_cut:
+            return
+        hit = RuntimeError(
+            f"another thread has raised {type(error).__name__} in a thread of handlers whose handler had returned, as "
+            "libraries do that limit a thread's time: a message may be lost from sight, so the consumer ends, and what "
+            "is not acknowledged is delivered again; let the handler itself keep its time"
+        )
+        hit.__cause__ = error
+        self._end_at_once(hit)
+
+    def _end_at_once(self, error: BaseException) -> None:
         """End although handlers are running: their messages are delivered again once their leases expire."""
         self._is_cut = True
-        self._left = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        self._left = error
         if self._loop is not None and self._consuming is not None:
             self._loop.call_soon_threadsafe(self._consuming.cancel)
 
@@ -601,7 +618,12 @@ class Consumer(_Consumer):
         return await asyncio.get_running_loop().run_in_executor(self._asking, inbox.call, function, *arguments)
 
     def _start_caller(self, hand: Hand) -> None:
-        self._pool.submit(self._call_handlers, hand)
+        self._pool.submit(self._call_handlers, hand).add_done_callback(self._look)
+
+    def _look(self, called: Future[Any]) -> None:
+        """A caller of handlers has ended: errors of handlers do not end it."""
+        if not called.cancelled() and (error := called.exception()) is not None:
+            self._hit(error)
 
     def _call_handlers(self, hand: Hand) -> None:
         """Call handlers, one after the other, until nothing waits."""

@@ -25,9 +25,12 @@ class HandlerThreads(ThreadPoolExecutor):
     It has nothing of a ThreadPoolExecutor but its kind: an event loop takes no other one as its own.
     """
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, hit: Callable[[BaseException], None] | None = None) -> None:
+        """`hit` gets an exception that another thread has raised in one of these while it had no work: some work may
+        be lost with it, and the thread ends."""
         self._most = most
         self._name = name
+        self._hit = hit
         # Only `queue.Queue` waits by the locks of `threading`, which greenlets replace.
         self._waiting: queue.Queue[Work | None] | queue.SimpleQueue[Work | None] = (
             queue.Queue() if patched_by() else queue.SimpleQueue()
@@ -61,11 +64,16 @@ class HandlerThreads(ThreadPoolExecutor):
             self._started += 1
 
     def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            _call(*work)
-            del work  # frees the message and the result before the next work comes
-            self._idle.release()
-        self._waiting.put(None)  # ends the next thread
+        try:
+            while (work := self._waiting.get()) is not None:
+                _call(*work)
+                del work  # frees the message and the result before the next work comes
+                self._idle.release()
+            self._waiting.put(None)  # ends the next thread
+        except BaseException as error:
+            if self._hit is None:
+                raise
+            self._hit(error)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
         """Cancel the work that no thread has begun, and end each thread once it is idle. This does not wait."""
