@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -168,8 +170,16 @@ def test_a_time_limit_that_comes_too_late_ends_the_consumer(queue: Queue, unique
     queue.sender.send(*(Message(unique, str(n)) for n in range(5)))
     consumer = Consumer(queue.url, group=unique, concurrency=1, lease=1)
     consumer.subscribe(unique, start="earliest")(handle)
-    with pytest.raises(RuntimeError, match="has raised Panic in a thread of handlers"):
-        consumer.run(signals=False)
+    ended: Future[BaseException] = Future()
+
+    def run_to_its_end() -> None:
+        try:
+            consumer.run(signals=False)
+        except BaseException as error:
+            ended.set_result(error)
+
+    threading.Thread(target=run_to_its_end, daemon=True).start()
+    assert "has raised Panic in a thread of handlers" in str(ended.result(PATIENCE_SECONDS))
     assert len(seen) == 2
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be handled")
