@@ -77,7 +77,7 @@ def test_an_answer_is_the_same_however_it_is_cut(
 
 @pytest.mark.parametrize(("passed", "connections"), [(0, 1), (40, 2), (-3600, 2)])
 def test_a_connection_that_was_idle_for_long_is_not_used_again(passed: float, connections: int) -> None:
-    """What lies in between may have forgotten it in silence. Once the clock on the wall had been set back, it was used
+    """A proxy in between may have forgotten it in silence. Once the clock on the wall was set back, it was used
     again however long it was idle."""
 
     async def run() -> int:
