@@ -427,6 +427,6 @@ def _checked(setting: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     low, high = setting.metadata["low"], setting.metadata["high"]
     if low is not None and not low <= value <= high:
         raise InvalidRequest(
-            f"setting {setting.name} is {value}; it must be from {low:g} to {high:g}", "invalid_setting"
+            f"setting {setting.name} is {value:,}; it must be from {low:,.15g} to {high:,.15g}", "invalid_setting"
         )
     return value

@@ -118,6 +118,12 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_made(
     assert not logged and not data.exists() and "secret" not in str(refused.value)
 
 
+def test_a_refused_setting_names_its_bounds_as_they_are() -> None:
+    """`1.04858e+06` was refused, too."""
+    with pytest.raises(InvalidRequest, match="is 1,048,575; it must be from 1,048,576 to 4,294,967,296"):
+        load({"segment_bytes": "1048575"}, environ={})
+
+
 @pytest.mark.parametrize("name", ["data_dir", "host", "shard"])
 def test_a_setting_that_must_say_something_is_not_empty(name: str) -> None:
     """`--data-dir "$UNSET"` served the current directory, and closed it to others."""
