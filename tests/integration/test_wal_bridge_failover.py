@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -16,8 +17,14 @@ from notify.binlog_bridge import purge
 from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
-from notify.client import Message, TransactionProducer
+from notify.check import CheckUnavailable
+from notify.check.question import ask
+from notify.client import Message, TransactionProducer, create_tables
+from notify.client.inbox.inbox import note_old
+from notify.client.tables.database_calls import DatabaseCalls
+from notify.client.tables.old_rows import DAY
 from notify.errors import Unavailable
+from notify.protocol import ids
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
@@ -27,6 +34,15 @@ from tests.support.databases import postgresql18_programs
 from tests.support.groups import drain, subscribe
 
 SETTINGS = ("wal_level=logical", "max_slot_wal_keep_size=1GB")
+
+
+def asked(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        ask(connection, ids.to_text(ids.new_id()), "g")
+
+
+def purged(engine: sa.Engine) -> None:
+    asyncio.run(DatabaseCalls(engine).call(note_old, DAY, schema="public"))
 
 
 def scalar(server: PostgreSqlServer, query: str) -> object:
@@ -183,3 +199,30 @@ def test_a_new_primary_without_the_last_transactions_of_the_old_one_stops_it(
     outbox(standby.url, unique, range(12, 16))
     assert move(standby.url, server).totals.rows == 3
     assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("work", [asked, purged])
+def test_a_service_does_not_come_back_to_a_standby(
+    servers: tuple[PostgreSqlServer, PostgreSqlServer], work: Callable[[sa.Engine], None]
+) -> None:
+    """After a failover a name may lead to a standby for a while. The session stayed in the service's pool, and each
+    check and purge got it until a restart (riverqueue/river#1225)."""
+    primary, standby = servers
+    at_primary = sa.create_engine(primary.url)
+    create_tables(at_primary)
+    with at_primary.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO notify_inbox VALUES ('g', 'old', 0, '2020-01-01')")
+    at_primary.dispose()
+    catch_up(standby, primary)
+    ports = [sa.make_url(server.url).port for server in servers]
+    engine = sa.create_engine(primary.url, pool_size=1, max_overflow=0)
+
+    @sa.event.listens_for(engine, "do_connect")
+    def lead(dialect: object, record: object, arguments: object, parameters: dict[str, Any]) -> None:
+        parameters["port"] = ports.pop() if len(ports) > 1 else ports[0]
+
+    with pytest.raises((CheckUnavailable, sa.exc.DBAPIError), match="read-only"):
+        work(engine)
+    work(engine)
+    engine.dispose()
