@@ -40,11 +40,29 @@ class OpenTransaction:
             self.prepared, self.rolled_back, self._messages, self._savepoints = [], [], [], {}
 
     def split(self) -> list[BridgedTransaction]:
-        """Remove all transactions except the last; they are sent as a part now."""
+        """Remove all transactions except the last; they are sent as a part now. Raises Unreadable like `whole`."""
+        self._check_not_sent(self.pending)
         part, self.pending = self.pending[:-1], self.pending[-1:]
         self.prepared += [t.id for t in part]
         self._messages += [len(t.messages) for t in part]
-        return part
+        self._check_not_sent(self.pending)
+        return _joined(part)
+
+    def whole(self) -> list[BridgedTransaction]:
+        """The pending transactions, each once with all its messages: those of several may be written in turns.
+
+        Raises Unreadable if messages of one of them were sent as a part.
+        """
+        self._check_not_sent(self.pending)
+        return _joined(self.pending)
+
+    def _check_not_sent(self, transactions: list[BridgedTransaction]) -> None:
+        if self.prepared:
+            for name in {t.id for t in transactions}.intersection(self.prepared):
+                raise Unreadable(
+                    f"the messages of transaction {name} were written apart from each other in a large transaction of "
+                    "the source: decide it at the queue by hand, then start this bridge with --backfill"
+                )
 
     def savepoint(self, name: bytes) -> None:
         self._savepoints.pop(name, None)
@@ -62,9 +80,13 @@ class OpenTransaction:
         for later in names[names.index(name) + 1 :] if name in self._savepoints else names:
             del self._savepoints[later]
         if count <= len(self.prepared):
+            kept = self.prepared[:count]
+            halved = set(kept).intersection(self.prepared[count:])
             if count and self._messages[count - 1] != messages:
+                halved.add(kept[-1])
+            if halved:
                 raise Unreadable(
-                    f"transaction {self.prepared[count - 1]} was rolled back in part, to a savepoint within it, after "
+                    f"transaction {min(halved)} was rolled back in part, to a savepoint within it, after "
                     "its messages had gone to the queue as a part of a large transaction: decide it there by hand, "
                     "then start this bridge with --backfill"
                 )
@@ -78,6 +100,18 @@ class OpenTransaction:
     def roll_back(self) -> None:
         """Discard the whole transaction."""
         self.roll_back_to(b"")
+
+
+def _joined(transactions: list[BridgedTransaction]) -> list[BridgedTransaction]:
+    """The transactions, each with the messages of all that have its id."""
+    if len(transactions) < 2:
+        return transactions
+    by_id: dict[str, BridgedTransaction] = {}
+    for transaction in transactions:
+        first = by_id.setdefault(transaction.id, transaction)
+        if first is not transaction:
+            first.messages += transaction.messages
+    return list(by_id.values())
 
 
 BATCH_TRANSACTIONS = 2000
@@ -136,9 +170,9 @@ class Batching:
         """Add the messages of the open transaction, which is committed, to the batch."""
         transaction = self._open
         batch = self._batch
-        batch.transactions += transaction.pending
-        batch.commit += transaction.prepared
-        batch.rollback += transaction.rolled_back
+        batch.transactions += transaction.whole()
+        batch.commit += dict.fromkeys(transaction.prepared)
+        batch.rollback += dict.fromkeys(transaction.rolled_back)
         self._rows_us = transaction.newest_us or self._rows_us
         self._size += transaction.bytes
         transaction.clear()

@@ -69,7 +69,7 @@ class Session:
         } | values  # fmt: skip
         names = ", ".join(f"`{name}`" for name in row)
         rows = [
-            list((row | {"transaction_id": ids.to_text(ids.new_id()), "body": values.get("body", body)}).values())
+            list((row | {"transaction_id": ids.to_text(ids.new_id()), "body": body} | values).values())
             for body in bodies
         ]
         with self._connection.cursor() as cursor:
@@ -107,6 +107,23 @@ def test_rows_rolled_back_to_a_savepoint_are_not_taken(
     assert move(url, server).totals.rows == 3
     assert numbers(server, unique, 3) == [0, 4, 6]
     assert drain(server.url, unique, unique, 0) == []
+
+
+def test_messages_of_two_transactions_that_are_written_in_turns_stay_whole(
+    url: str, server: ServerProcess, unique: str, session: Session
+) -> None:
+    """Two writers in one transaction of the database. The first message of each went out as if it were all, and the
+    other ones were refused as those of another transaction."""
+    subscribe(server.url, unique, unique)
+    one, other = (ids.to_text(ids.new_id()) for _ in range(2))
+    session.run("BEGIN")
+    for number in range(3):
+        session.insert(number, transaction_id=one, message_no=number)
+        session.insert(10 + number, transaction_id=other, message_no=number)
+    session.run("COMMIT")
+    bridge = move(url, server)
+    assert (bridge.totals.rows, bridge.totals.stored) == (6, 2)
+    assert numbers(server, unique, 6) == [0, 1, 2, 10, 11, 12]
 
 
 @pytest.mark.long

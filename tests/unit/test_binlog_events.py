@@ -240,6 +240,41 @@ def test_savepoints() -> None:
         half.roll_back_to(b"s")
 
 
+def written_in_turns(*names: str) -> OpenTransaction:
+    """A transaction of the source with a message of each of these transactions, in this order."""
+    open_one = OpenTransaction()
+    for name in names:
+        messages = [PackedMessage(topic="t", body=name.encode())]
+        open_one.pending.append(BridgedTransaction(id=name[0], producer_group="g", messages=messages))
+    return open_one
+
+
+def test_messages_of_two_transactions_that_are_written_in_turns_stay_whole() -> None:
+    open_one = written_in_turns("a0", "b0")
+    open_one.savepoint(b"s")
+    open_one.pending += written_in_turns("a-undone", "c-undone").pending
+    open_one.roll_back_to(b"s")
+    open_one.pending += written_in_turns("a1", "b1").pending
+    assert {t.id: [m.body for m in t.messages] for t in open_one.whole()} == {"a": [b"a0", b"a1"], "b": [b"b0", b"b1"]}
+    parted = written_in_turns("a0", "b0", "a1", "b1", "c0")
+    assert [(t.id, len(t.messages)) for t in parted.split()] == [("a", 2), ("b", 2)]
+
+
+def test_messages_on_both_sides_of_a_part_stop_it() -> None:
+    parted = written_in_turns("a0", "b0", "c0")
+    parted.split()
+    parted.pending += written_in_turns("a1").pending
+    for ends in (parted.whole, parted.split, written_in_turns("a0", "b0", "a1").split):
+        with pytest.raises(Unreadable, match="transaction a were written apart"):
+            ends()
+    halved = written_in_turns("a0", "b0")
+    halved.savepoint(b"s")
+    halved.pending += written_in_turns("a1", "c0").pending
+    halved.split()
+    with pytest.raises(Unreadable, match="transaction a was rolled back in part"):
+        halved.roll_back_to(b"s")
+
+
 @pytest.mark.parametrize(
     ("statement", "name"),
     [

@@ -123,8 +123,8 @@ BOUNDS = {
         movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported client/producer/left_sender.py:_looks
         binlog_bridge/batching.py:_savepoints
         binlog_bridge/binlog/position.py:_runs
-        binlog_bridge/pump.py:_source_ids binlog_bridge/postgresql/reader.py:_by_id
-        binlog_bridge/postgresql/reader.py:_sent binlog_bridge/postgresql/reader.py:_decided
+        binlog_bridge/pump.py:_source_ids
+        binlog_bridge/postgresql/reader.py:_decided
     """,
     "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """
         client/kafka/membership.py:_waiting client/kafka/ownership.py:_topics client/kafka/partitions.py:_windows

@@ -94,10 +94,6 @@ class Assembly(Batching):
         """When the source had no more to send; `caught_up_us` once the batch before it was taken."""
         self._commit_us = 0
         """When the transaction that is being read was committed."""
-        self._by_id: dict[str, BridgedTransaction] = {}
-        """The transactions of ours in it to which further rows may be added."""
-        self._sent: set[str] = set()
-        """The ids of those that were sent as a part."""
         self._decided: dict[str, list[Row]] = {}
         """Rows of the server's table that became COMMITTED in it, by the transaction. One statement changes the rows of
         many transactions, in the order in which they lie in the table. So they wait for the commit, in memory."""
@@ -151,18 +147,17 @@ class Assembly(Batching):
 
     def _commit(self, data: bytes) -> Iterator[Read]:
         """The source's transaction is whole: add its messages to the batch."""
-        for transaction_id, rows in sorted(self._decided.items()):  # the order of ids, in which MySQL changes its rows
+        for _, rows in sorted(self._decided.items()):  # the order of ids, in which MySQL changes its rows
             rows.sort(key=lambda row: row.message_no)
             for row in rows:
                 self._add(row)
             yield from self._part_after(sum(_size_of(row) for row in rows))
-            self._by_id.pop(transaction_id, None)
         if self._would_overflow:
             yield self._finished()
         if self._open.bytes:
             self._open.newest_us = self._commit_us
             self._take_open()
-        self._decided, self._by_id, self._sent = {}, {}, set()
+        self._decided = {}
         self._lsn = messages.commit_end(data)
         self._newest_us = self._commit_us
         self._passed += 1
@@ -181,15 +176,7 @@ class Assembly(Batching):
             self._decided.setdefault(row.transaction_id, []).append(row)
             return []
         self._add(row)
-        return self._parts(len(data))
-
-    def _parts(self, size: int) -> list[Read]:
-        """`_part_after`; further rows may be added only to what was not sent."""
-        batches = self._part_after(size)
-        if batches:
-            self._by_id = {t.id: t for t in self._open.pending}
-            self._sent = set(self._open.prepared)
-        return batches
+        return self._part_after(len(data))
 
     def _add_logged(self, data: bytes) -> list[Read]:
         """Add a transaction that stands in the log only. Other programs write to the log, too."""
@@ -205,21 +192,15 @@ class Assembly(Batching):
         transaction = Logged(id=found.id, producer_group=found.producer_group, messages=found.messages)
         transaction.__dict__["home"] = found.home
         self._open.pending.append(transaction)
-        return self._parts(len(data))
+        return self._part_after(len(data))
 
     def _add(self, row: Row) -> None:
         """Add a row's message to its transaction."""
-        transaction = self._by_id.get(row.transaction_id)
-        if transaction is None:
-            if row.transaction_id in self._sent:
-                raise Unreadable(
-                    f"the messages of transaction {row.transaction_id} were written apart from each other in a large "
-                    "transaction of the source: decide it at the queue by hand, then start this bridge with --backfill"
-                )
+        transaction = self._open.pending[-1] if self._open.pending else None
+        if transaction is None or transaction.id != row.transaction_id:
             is_old = 0 < row.written_us < self._commit_us - self._known_us
             kind = Returned if is_old else BridgedTransaction
             transaction = kind(id=row.transaction_id, producer_group=row.producer_group, messages=[])
-            self._by_id[row.transaction_id] = transaction
             self._open.pending.append(transaction)
         transaction.messages.append(row.message)
 
