@@ -39,6 +39,11 @@ class Position(Protocol):
         ...
 
     @property
+    def scope(self) -> str:
+        """The schemas whose tables were read up to it: see Scope; "": unknown."""
+        ...
+
+    @property
     def shown(self) -> str:
         """The place for people to read."""
         ...

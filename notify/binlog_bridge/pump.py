@@ -316,6 +316,8 @@ class Bridge:
         """
         # If this bridge lost its connection because another bridge reads now, it must not take the source back.
         epoch, text = await _of_target(sink.claim(self.name, take_back=False))
+        if since_us is None:
+            self._check_same(text)
         if ids_sent_again := sent_again(text):
             await in_thread(self._refusals.settle, self._engine, ids_sent_again)
         if not text and self._log.takes_tables_first:
@@ -338,6 +340,23 @@ class Bridge:
             text = await run(text, since_us)
         self._log.check_kind(position_of(text))
         return epoch, text
+
+    def _check_same(self, text: str) -> None:
+        """Check that a stored position is one of these schemas: what others wrote before it was passed over, and a
+        backfill begins shortly before it. Raises InvalidRequest."""
+        filling = Filling.of(text)
+        position = filling.goes_on if filling is not None else position_of(text)
+        if position is None or not position.scope or self._scope.is_within(position.scope):
+            return
+        try:
+            self._log.check_kind(position)
+        except Unfit:  # the source moved to another kind of database, whose tables a backfill reads
+            return
+        raise InvalidRequest(
+            f"the bridge of source {self.name} has read {position.scope} so far, and now is to read {self._scope.text}:"
+            " it has passed over what was written to the others. Start it with --backfill-from the time of the oldest "
+            "message that may be missing (the present time, if none is), or give them another name (--dsn NAME=URL)"
+        )
 
     async def _take_over_from_relays(self) -> None:
         """Stop relays that published this source's rows to a target that knows no ids, and mark what they published.

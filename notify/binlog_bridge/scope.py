@@ -16,6 +16,7 @@ from notify.movers.outbox import OUTBOXES
 from notify.runtime.databases import within_schema
 from notify.runtime.schemas import check_choice, found_in, holding, kinds_of, matches
 
+_WILD = re.compile(r"[*?\[]")
 _WORD = re.compile(rb"[^\s`'\".,;()=]+")
 
 
@@ -51,6 +52,20 @@ class Scope:
         if not self.patterns:
             return schema == self.schema
         return matches(schema, self.patterns)
+
+    @property
+    def text(self) -> str:
+        """The schema's name or the patterns, as a position has them."""
+        return self.patterns or self.schema
+
+    def is_within(self, text: str) -> bool:
+        """Whether every schema of this scope is one of those of the scope with this text."""
+        ours = self.patterns.split(",") if self.patterns else [self.schema]
+        theirs = [pattern.strip() for pattern in text.split(",")]
+        return self.text == text or all(
+            pattern.strip() in theirs or (not _WILD.search(pattern) and matches(pattern.strip(), text))
+            for pattern in ours
+        )
 
     def is_named_in(self, database: bytes, text: bytes) -> bool:
         """Whether a statement of a session in `database` may concern one of the schemas; upper and lower case are the

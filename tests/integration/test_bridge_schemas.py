@@ -113,6 +113,51 @@ def test_a_bridge_of_one_schema_leaves_the_others(schemas: Schemas, server: Serv
     assert numbers(server, unique, 2) == [10, 12]
 
 
+def test_what_other_schemas_wrote_before_is_not_passed_over(
+    schemas: Schemas, server: ServerProcess, unique: str
+) -> None:
+    """A bridge that was given more schemas, or another one, left out what these had written up to its position."""
+    subscribe(server.url, unique, unique)
+    urls = [schemas.add("a1"), schemas.add("b1")]
+
+    def bridge(patterns: str) -> Bridge:
+        patterns = ",".join(schemas.prefix + each for each in patterns.split(","))
+        return Bridge([schemas.server_url], server.url, name=f"{unique}-tenants", schemas=patterns)
+
+    outbox(urls[0], unique, range(2))
+    once(bridge("a*"))
+    outbox(urls[1], unique, range(12, 14))
+    outbox(urls[0], unique, range(2, 3))
+    once(bridge("a1,a2"))  # no more than before
+    for wider in ("*", "b*", "a1,a*"):
+        with pytest.raises(InvalidRequest, match=r"--backfill-from the time"):
+            once(bridge(wider))
+        with pytest.raises(InvalidRequest, match=r"--backfill-from the time"):
+            once(bridge(wider), fill=True)
+    once(bridge("*"), fill=True, fill_since_us=1)
+    outbox(urls[1], unique, range(14, 15))
+    once(bridge("*"))
+    assert sorted(numbers(server, unique, 6)) == [0, 1, 2, 12, 13, 14]
+
+
+def test_what_a_table_got_before_it_was_moved_to_another_schema_is_not_passed_over(
+    schemas: Schemas, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
+    """A database gets another name in MySQL by a RENAME of each table; its rows are logged under the old name."""
+    subscribe(server.url, unique, unique)
+    old, new = schemas.add("old"), schemas.add("new")
+    outbox(old, unique, range(1))
+    once(Bridge([old], server.url))
+    outbox(old, unique, range(1, 3))
+    names = [sa.make_url(url).database for url in (old, new)]
+    tables = ("half_message", "notify_source", "notify_inbox", "notify_refused", "orders")
+    binlog_server.execute(*(f"RENAME TABLE {names[0]}.{table} TO {names[1]}.{table}" for table in tables))
+    with pytest.raises(InvalidRequest, match=rf"has read {names[0]} so far, and now is to read {names[1]}"):
+        once(Bridge([new], server.url))
+    once(Bridge([new], server.url), fill=True, fill_since_us=1)
+    assert numbers(server, unique, 3) == [0, 1, 2]
+
+
 @pytest.mark.long
 def test_views_for_reports_are_no_schema(
     schemas: Schemas, binlog_server: BinlogServer, server: ServerProcess, unique: str

@@ -13,6 +13,7 @@ from notify.binlog_bridge import announcing
 from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.pump import Bridge
 from notify.client.tables.definitions import notify_refused
+from notify.errors import InvalidRequest
 from notify.runtime.databases import within_schema
 from notify.testing.process import ServerProcess
 from tests.support.bridges import outbox, poison
@@ -111,6 +112,28 @@ def test_one_slot_serves_schemas_that_come_and_go(
         wanted = [n for n in range(most) if n % 4 != 3]
         assert numbers(server, topic, len(wanted)) == wanted
         assert drain(server.url, topic, topic, 0) == []
+
+
+def test_what_other_schemas_wrote_before_is_not_passed_over(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
+) -> None:
+    subscribe(server.url, unique, unique)
+    urls = [schemas.add("one-a"), schemas.add("two-a")]
+    for url in urls:
+        outbox(url, f"{unique}.empty", range(0))
+
+    def bridge(patterns: str) -> Bridge:
+        return Bridge([wal_url], server.url, name=f"tenants-{unique}", schemas=patterns)
+
+    once(bridge("one-*"))
+    for n, url in enumerate(urls):
+        outbox(url, unique, range(20 * n, 20 * n + 2))
+    once(bridge("one-*"))
+    with pytest.raises(InvalidRequest, match=r"has read one-\* so far, and now is to read \*-a: .* --backfill-from"):
+        once(bridge("*-a"))
+    asyncio.run(bridge("*-a").run(once=True, fill=True, fill_since_us=1))
+    once(bridge("one-a"))  # no more than before
+    assert sorted(numbers(server, unique, 4)) == [0, 1, 20, 21]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import BinlogReader
 from notify.binlog_bridge.errors import Unfit, refuse
 from notify.binlog_bridge.log import LogSnapshot, Retained
-from notify.binlog_bridge.scope import Scope
+from notify.binlog_bridge.scope import OWN, Scope
 from notify.storage.sql.checkup import Finding, is_mariadb
 
 FIRST_SERVER_ID = 740_000_000
@@ -35,6 +36,7 @@ class Binlog:
         """`server_id`: the reader's id as a replica; 0: it is made from the source's name."""
         self._server_id = server_id
         self._mariadb = False
+        self._scope = OWN
 
     def check(
         self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
@@ -43,6 +45,7 @@ class Binlog:
         refuse(finding for finding in source.findings(connection, server_id, schemas) if finding.stops)
         self._mariadb = is_mariadb(connection)
         self._server_id = server_id
+        self._scope = scope
 
     def findings(self, connection: Connection, name: str, scope: Scope) -> list[Finding]:
         return source.findings(connection, self._server_id or default_server_id(name))
@@ -92,7 +95,7 @@ class Binlog:
     def snapshot(self, engine: Engine) -> LogSnapshot:
         connection = engine.connect()
         try:
-            position = source.begin_snapshot(connection)
+            position = replace(source.begin_snapshot(connection), scope=self._scope.text)
             until = position if is_mariadb(connection) else source.current_position(connection)
         except BaseException:
             connection.close()

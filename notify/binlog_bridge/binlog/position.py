@@ -323,6 +323,8 @@ class Position:
     """The id of the server that wrote the file."""
     newest_us: int = 0
     """When the newest transaction was written, in microseconds by the source's clock; 0: unknown."""
+    scope: str = ""
+    """The schemas whose tables were read up to here: see Scope; "": unknown."""
 
     @property
     def shown(self) -> str:
@@ -345,8 +347,9 @@ class Position:
         try:
             stored = msgspec.json.decode(text)
             # An older bridge stored only the first three fields.
-            later = (int(stored.get(name, 0)) for name in _FIELDS[3:])
-            return cls(str(stored["gtids"]), str(stored["file"]), int(stored["offset"]), *later)
+            created, server, newest_us = (int(stored.get(name, 0)) for name in _FIELDS[3:6])
+            gtids, file, scope = str(stored["gtids"]), str(stored["file"]), str(stored.get("scope", ""))
+            return cls(gtids, file, int(stored["offset"]), created, server, newest_us, scope)
         except (*UNDECODABLE, ValueError, KeyError, TypeError, AttributeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position of a binlog: "

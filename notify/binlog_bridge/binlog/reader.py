@@ -219,7 +219,8 @@ class Assembly(Batching):
 
     def _position(self) -> str:
         self._note_end()
-        return Position(str(self._gtids), self._file, self._offset, self._created, self._server, self._newest_us).text
+        where = self._file, self._offset, self._created, self._server
+        return Position(str(self._gtids), *where, self._newest_us, self._scope.text).text
 
     def _note_end(self) -> None:
         """Read offset and time of the newest transaction from the event that ended it, unless that is done already."""

@@ -102,4 +102,5 @@ class Wal:
         slot.make(engine, self._slot.name)
 
     def snapshot(self, engine: Engine) -> LogSnapshot:
-        return slot.snapshot(engine, self._slot.name, self._published.digest(is_many=self._scope.is_many))
+        published = self._published.digest(is_many=self._scope.is_many)
+        return slot.snapshot(engine, self._slot.name, published, self._scope.text)

@@ -34,6 +34,8 @@ class Position:
     """When the newest transaction was committed, in microseconds by the source's clock; 0: unknown."""
     published: str = ""
     """A digest of the source's publications when the place was read: see Published; "": unknown."""
+    scope: str = ""
+    """The schemas whose tables were read up to here: see Scope; "": unknown."""
 
     @property
     def shown(self) -> str:
@@ -42,7 +44,7 @@ class Position:
     @property
     def text(self) -> str:
         fields = {"lsn": lsn_text(self.lsn), "system": self.system, "timeline": self.timeline}
-        further = {"published": self.published} if self.published else {}
+        further = {name: getattr(self, name) for name in _LATER if getattr(self, name)}
         return msgspec.json.encode(fields | {"newest_us": self.newest_us} | further).decode()
 
     def reaches(self, other: Position) -> bool:
@@ -65,9 +67,9 @@ class Position:
         if not isinstance(stored, dict) or _FIRST not in stored:
             return None
         try:
-            system, published = (str(stored.get(name, "")) for name in ("system", "published"))
+            system, *later = (str(stored.get(name, "")) for name in ("system", *_LATER))
             timeline, newest_us = (int(stored.get(name, 0)) for name in ("timeline", "newest_us"))
-            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, published)
+            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, *later)
         except (ValueError, TypeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "
@@ -76,5 +78,7 @@ class Position:
 
 
 _FIRST = "lsn"
+_LATER = ("published", "scope")
+"""The fields that a position may lack."""
 MOMENT = "@"
 """Separates a digest of publications from the moment at which it was made: the number of a transaction."""

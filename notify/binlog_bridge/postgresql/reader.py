@@ -129,7 +129,8 @@ class Assembly(Batching):
                 raise Unreadable(f"the source sent a message of a kind ({chr(kind)!r}) that was not asked for")
 
     def _position(self) -> str:
-        return Position(self._lsn, self._system, self._timeline, self._newest_us, self._published()).text
+        where = self._lsn, self._system, self._timeline
+        return Position(*where, self._newest_us, self._published(), self._scope.text).text
 
     def _note_progress(self, kept: Kept) -> None:
         """The source has sent everything before a place, at which no transaction of ours may have ended."""

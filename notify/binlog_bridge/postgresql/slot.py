@@ -168,9 +168,9 @@ def drop(connection: Connection, kept: Kept) -> Kept:
     return kept._replace(left="; ".join(left))
 
 
-def snapshot(engine: Engine, name: str, published: str = "") -> LogSnapshot:
+def snapshot(engine: Engine, name: str, published: str = "", scope: str = "") -> LogSnapshot:
     """A transaction that sees exactly what committed before a place in the log. `name`: the bridge's slot, which has to
-    be there already. `published`: see Position.
+    be there already. `published`, `scope`: see Position.
 
     A temporary slot tells that place, and lends its snapshot. Raises Unavailable, Unfit.
     """
@@ -193,7 +193,8 @@ def snapshot(engine: Engine, name: str, published: str = "") -> LogSnapshot:
         except BaseException:
             connection.close()
             raise
-    position = Position(lsn_of(consistent_point), system, timeline, microseconds(now.replace(tzinfo=UTC)), published)
+    at_us = microseconds(now.replace(tzinfo=UTC))
+    position = Position(lsn_of(consistent_point), system, timeline, at_us, published, scope)
     return LogSnapshot(connection, position, position)
 
 
