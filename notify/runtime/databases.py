@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,9 +60,9 @@ for its requests."""
 
 
 def mover_options(url: URL, further: Mapping[str, object] | None = None) -> str:
-    """The options of PostgreSQL sessions of a mover: those of the URL, and the settings that such sessions need.
-    `further`: more settings."""
-    asked = url.query.get("options", "")
+    """The options of PostgreSQL sessions of a mover: those of the URL, or of the environment (the driver reads one or
+    the other), and the settings that such sessions need. `further`: more settings."""
+    asked = url.query.get("options") or os.environ.get("PGOPTIONS", "")
     settings = [f"-c {name}={value}" for name, value in (_OF_A_MOVER | dict(further or {})).items()]
     return " ".join(filter(None, [asked if isinstance(asked, str) else " ".join(asked), *settings]))
 

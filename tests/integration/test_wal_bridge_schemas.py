@@ -136,6 +136,21 @@ def test_what_other_schemas_wrote_before_is_not_passed_over(
     assert sorted(numbers(server, unique, 4)) == [0, 1, 20, 21]
 
 
+def test_the_options_of_the_environment_hold_for_the_bridge_too(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PGOPTIONS led the producers to one schema, and the bridge read another one."""
+    subscribe(server.url, unique, unique)
+    outbox(wal_url, f"{unique}.public", range(0))
+    schemas.add("shop")
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=shop")
+    outbox(wal_url, unique, range(3))
+    once(Bridge([wal_url], server.url))
+    outbox(wal_url, unique, range(4, 6))
+    once(Bridge([wal_url], server.url))
+    assert numbers(server, unique, 5) == [0, 1, 2, 4, 5]
+
+
 @pytest.mark.long
 def test_a_bridge_of_one_schema_leaves_the_others(
     schemas: Schemas, wal_url: str, server: ServerProcess, unique: str
