@@ -316,7 +316,7 @@ def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
     """Also where the server itself has no wal_sender_timeout."""
     move(url, server)
     name = slot(engine)["slot_name"]
-    monkeypatch.setitem(replication._SESSION, "wal_sender_timeout", "1s")
+    monkeypatch.setattr(replication, "SENDER_SECONDS", 1.0)
     with engine.connect() as connection:
         position = current_position(connection)
     with setting(wal_server, "wal_sender_timeout", "0"):
@@ -325,6 +325,15 @@ def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
         assert slot(engine)["active"]
         eventually(lambda: not slot(engine)["active"], "the source to give the slot free")
         stream._release()
+
+
+def test_a_source_that_waits_longer_for_a_reader_may_do_so(engine: sa.Engine) -> None:
+    """PostgreSQL 15 ended the connection in the middle of a large REFRESH MATERIALIZED VIEW, each time again: the
+    bridge set the time that it sets where there is none."""
+    for value, used in (("5min", "5min"), ("10s", "1min"), ("0", "1min")):
+        execute(engine, f"ALTER DATABASE \"{engine.url.database}\" SET wal_sender_timeout = '{value}'")
+        with replication.Replication(engine.url) as connection:
+            assert connection.command("SHOW wal_sender_timeout") == [[used]]
 
 
 @pytest.mark.long

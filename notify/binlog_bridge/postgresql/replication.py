@@ -23,8 +23,13 @@ from notify.storage.sql.engines import with_driver
 
 COMMAND_SECONDS = 30.0
 _GOOD = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH)
-_SESSION = {"bytea_output": "hex", "wal_sender_timeout": "60s"}
-"""The timeout is PostgreSQL's default. A server without one would keep the slot of a machine that is gone busy."""
+SENDER_SECONDS = 60.0
+_SENDER_TIMEOUT = (
+    "SELECT set_config('wal_sender_timeout', '{0}ms', false) FROM pg_settings "
+    "WHERE name = 'wal_sender_timeout' AND CAST(setting AS int) < {0}"
+)
+"""The timeout is PostgreSQL's default. A server without one would keep the slot of a machine that is gone busy. A
+longer one stays: up to version 15 PostgreSQL ends a connection while it decodes a large REFRESH MATERIALIZED VIEW."""
 
 
 class Replication:
@@ -36,10 +41,15 @@ class Replication:
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
         self._settings: dict[str, Any] = {"connect_timeout": 5} | CLIENT_KEEPALIVE | dict(arguments)
-        settings = _SESSION | {"lock_timeout": f"{round(lock_seconds * 1000)}ms"}
+        settings = {"bytea_output": "hex", "lock_timeout": f"{round(lock_seconds * 1000)}ms"}
         self._settings |= {"client_encoding": "utf8", "options": mover_options(url, settings)}
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
+        try:
+            self.command(_SENDER_TIMEOUT.format(round(SENDER_SECONDS * 1000)))
+        except BaseException:
+            self.close()
+            raise
 
     def _connected(self, **further: str) -> psycopg.Connection[Any]:
         settings: dict[str, Any] = self._settings | further | {"autocommit": True}
