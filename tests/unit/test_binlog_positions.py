@@ -207,3 +207,23 @@ def test_a_source_that_refuses_in_the_middle_of_its_stream(
         list(packets)
     with pytest.raises(Unavailable, match="closed the connection"):
         list(stream.packets())
+
+
+def test_a_source_may_be_silent_while_it_looks_for_the_position() -> None:
+    """A MariaDB reads its file up to the position (MDEV-4991): after 10 s the bridge connected again, without end."""
+    ours, theirs = socket.socketpair()
+    url = sa.make_url("mysql+pymysql://x@127.0.0.1:1/shop")
+    stream = BinlogStream(url, 7, None, mariadb=True, silent_seconds=0.1, search_seconds=60)
+    stream._socket = ours
+    begin = [event(4, struct.pack("<Q", 4) + b"bin.000001"), event(15, bytes(60)), event(163, bytes(4))]
+    with ours, theirs:
+        packets = (packet for packet in stream.packets() if packet is not None)
+        theirs.sendall(b"".join(map(sent, begin)))
+        assert [next(packets) for _ in begin] == begin
+        # Several times as long as it may be silent later.
+        found = threading.Timer(0.5, theirs.sendall, [sent(gtid(10))])
+        found.start()
+        assert next(packets) == gtid(10)
+        found.join()
+        with pytest.raises(Unavailable, match=r"silent for 0\.1 s"):
+            next(packets)

@@ -16,23 +16,30 @@ from typing import Any
 import pymysql
 from sqlalchemy.engine.url import URL
 
-from notify.binlog_bridge.binlog import rights
+from notify.binlog_bridge.binlog import events, rights
 from notify.binlog_bridge.binlog.history import check_continues, check_executed, check_unnamed
 from notify.binlog_bridge.binlog.position import MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit
 from notify.errors import Unavailable
-from notify.runtime.databases import set_up_mysql
+from notify.runtime.databases import KEEPALIVE, set_up_mysql
 from notify.storage.sql.engines import with_driver
 
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
 """After this time without even a heartbeat the connection is regarded as lost."""
+SEARCH_SECONDS = 300.0
+"""The same before the first event that is not of a file's beginning. A source reads its file up to the position; a
+MariaDB is silent meanwhile, and would begin again after each new connection. TCP notices a machine that is gone."""
 RECEIVE_BYTES = 1 << 18
 _DUMP, _DUMP_GTID = 0x12, 0x1E
 """The commands COM_BINLOG_DUMP and COM_BINLOG_DUMP_GTID."""
 _THROUGH_GTID = 0x04
 _BEGIN = 4
 """Where the first event of a binlog file begins, after the file's mark."""
+_OF_A_FILE = frozenset(
+    bytes((kind,)) for kind in (events.ROTATE, events.FORMAT, events.PREVIOUS_GTIDS, events.GTID_LIST, 161, 164)
+)
+"""The types of events that a source sends before it looks for the position."""
 _FULL = 0xFFFFFF
 """The size of a packet after which the same event continues in another packet."""
 
@@ -61,9 +68,20 @@ _MARIADB = (
 class BinlogStream:
     """A connection that reads from a position on, until it ends."""
 
-    def __init__(self, url: URL, server_id: int, position: Position | None, *, mariadb: bool) -> None:
-        """`position` None: read from the first binlog, which must be the first that the source ever wrote."""
-        self._settings = _login(url) | {"connect_timeout": 5, "read_timeout": SILENT_SECONDS}
+    def __init__(
+        self,
+        url: URL,
+        server_id: int,
+        position: Position | None,
+        *,
+        mariadb: bool,
+        silent_seconds: float = SILENT_SECONDS,
+        search_seconds: float = SEARCH_SECONDS,
+    ) -> None:
+        """`position` None: read from the first binlog, which must be the first that the source ever wrote.
+        `silent_seconds`, `search_seconds`: see SILENT_SECONDS and SEARCH_SECONDS."""
+        self._settings = _login(url) | {"connect_timeout": 5, "read_timeout": silent_seconds}
+        self._silent_seconds, self._search_seconds = silent_seconds, search_seconds
         self._server_id = server_id
         self._position = position
         self._is_mariadb = mariadb
@@ -88,7 +106,7 @@ class BinlogStream:
                     cursor.execute(_AGREED)
                 connection._execute_command(command, request)
                 self._socket: socket.socket = connection._sock
-                self._socket.settimeout(SILENT_SECONDS)
+                _keep_alive(self._socket)
             except BaseException:
                 connection.close()
                 raise
@@ -141,6 +159,8 @@ class BinlogStream:
         rest = b""
         long: list[bytes] = []
         missing = 0
+        self._socket.settimeout(self._search_seconds)
+        is_searching = True
         while True:
             data = self._received(rest, missing)
             at, end, missing = 0, len(data), 0
@@ -160,6 +180,9 @@ class BinlogStream:
                     long.clear()
                 if packet[0]:
                     raise refusal(packet)
+                if is_searching and packet[5:6] not in _OF_A_FILE:
+                    is_searching = False
+                    self._socket.settimeout(self._silent_seconds)
                 yield packet
             rest = data[at:] if at < end else b""
             yield None
@@ -171,7 +194,8 @@ class BinlogStream:
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
             except TimeoutError:
-                raise Unavailable(f"the source has been silent for {SILENT_SECONDS:g} s: connecting again") from None
+                silent = self._socket.gettimeout()
+                raise Unavailable(f"the source has been silent for {silent:g} s: connecting again") from None
             except OSError as error:
                 raise Unavailable(f"the connection to the source is lost: {error}") from error
             if not data:
@@ -182,6 +206,15 @@ class BinlogStream:
             missing -= len(data)
             if missing <= 0:
                 return b"".join(parts)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let TCP notice within half a minute that the source's machine is gone."""
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        for option, value in zip(options, KEEPALIVE.values(), strict=True):
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _first_file(connection: Any) -> bytes:
