@@ -91,10 +91,19 @@ def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
     """Give a driver's connection to MySQL or MariaDB the settings that a session of Notify's own needs, not those
     that the server has for its other clients, which may cut answers short (`sql_select_limit`), show what is not
     committed, lock what is only read, end statements, refuse writes, or end the session with each commit. `waits_long`:
-    whether it may wait within a transaction, as a mover does for its target."""
+    whether it is a visitor in another's tables, which may wait within a transaction, as a mover does for its target.
+
+    A visitor does not wait for rows that others have not committed: at REPEATABLE READ a statement locks every row that
+    it looks at, which is the whole table if it changes most of it.
+    """
     with contextlib.closing(connection.cursor()) as cursor:
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
         cursor.execute(f"SET SESSION {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
+        level = "REPEATABLE READ"
+        if waits_long:
+            cursor.execute("SHOW VARIABLES LIKE 'binlog_format'")
+            if (cursor.fetchone() or ("", ""))[1] != "STATEMENT":  # with which writes at the other level are refused
+                level = "READ COMMITTED"
+        cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}, READ WRITE")
 
 
 def whole(query: sa.Select[Any]) -> sa.Select[Any]:

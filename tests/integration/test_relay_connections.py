@@ -25,12 +25,13 @@ from notify.storage.sql import engines
 from notify.storage.sql.tables import server_member
 from notify.testing.process import ServerProcess
 from tests.support.bridges import outbox
-from tests.support.clock import eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import subscribe
 from tests.support.proxy import Proxy
 from tests.support.servers import make_storage
+from tests.support.wal import insert
 
 
 @pytest.fixture
@@ -136,6 +137,27 @@ def test_once_beside_a_relay_that_holds_everything_is_no_success(
             code, said = cli("relay", "--dsn", url, "--url", server.url, "--once", "--json")
             assert code == 2 and "other relays" in said["text"]
             holding.close()
+
+
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("mariadb", marks=pytest.mark.long)])
+def test_a_transaction_that_stays_open_holds_no_relay_up(
+    kind: str, database_urls: Mapping[str, str], server: ServerProcess, unique: str, tmp_path: Path
+) -> None:
+    """The relay marks most of the table's rows. It waited for those that a service had not committed yet, sent the same
+    rows again and again meanwhile, and kept the service's next messages waiting, up to a deadlock."""
+    with empty_database(kind, database_urls, tmp_path) as url, opened(url) as engine:
+        create_tables(engine)
+        with engine.begin() as connection:
+            for n in range(300):
+                insert(connection, unique, n)
+        with engine.begin() as service:
+            insert(service, unique, 1000)
+            assert asyncio.run(asyncio.wait_for(Relay(engine, server.url).run(once=True), PATIENCE_SECONDS)).sent == 300
+            with engine.begin() as relay:
+                relay.execute(half_message.update().where(half_message.c.relayed + 0 == 1).values(relayed=1))
+                service.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
+                insert(service, unique, 1001)
+        assert asyncio.run(Relay(engine, server.url).run(once=True)).sent == 2
 
 
 @pytest.mark.long
