@@ -89,6 +89,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     explored = explore(service, **options)
     if explored.findings:
         pytest.fail(str(explored), pytrace=False)
+    if explored.missed:
+        pyfuncitem.warn(pytest.PytestWarning(f"{explored}. Not tried, for example: {explored.missed[0]}"))
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -15,7 +16,9 @@ import sqlalchemy as sa
 from notify.client.tables.definitions import half_message, is_waiting
 from notify.errors import InvalidRequest
 from notify.runtime.databases import has_table, use_explicit_begin
+from notify.runtime.schemas import in_schema, with_table
 from notify.testing.hooks import HOOKS
+from notify.testing.initial_rows import InitialRows
 
 DJANGO = "django:"
 """Before the alias of a database of Django's, in place of a URL."""
@@ -80,8 +83,7 @@ class ExploredDatabase:
         self._given = url
         self._first = Path(self._directory.name, "first.db")
         self._runs = 0
-        self._tables: list[tuple[Any, list[dict[str, Any]]]] = []
-        """The tables, those that others refer to first, and their rows at the beginning."""
+        self._rows: InitialRows | None = None
         self.url = url or f"sqlite:///{self._first}"
 
     def remember(self) -> None:
@@ -90,11 +92,7 @@ class ExploredDatabase:
             self._first.touch()  # a service that makes no tables
             return
         with self._engine().connect() as connection:
-            names = [name for name, _ in sa.inspect(connection).get_sorted_table_and_fkc_names() if name is not None]
-            for name in names:
-                found = connection.execute(sa.select(sa.text("*")).select_from(sa.table(name)))
-                table = sa.table(name, *map(sa.column, found.keys()))
-                self._tables.append((table, [dict(row) for row in found.mappings()]))
+            self._rows = InitialRows(connection)
 
     def restore(self) -> None:
         """Begin a run."""
@@ -104,60 +102,50 @@ class ExploredDatabase:
             shutil.copyfile(self._first, copy)
             self.url = f"sqlite:///{copy}"
             return
-        with self._engine().begin() as connection:
-            if connection.dialect.name in ("mysql", "mariadb"):
-                connection.exec_driver_sql("SET FOREIGN_KEY_CHECKS = 0")
-            for table, _ in reversed(self._tables):
-                connection.execute(sa.delete(table))
-            for table, rows in self._tables:
-                if rows:
-                    connection.execute(sa.insert(table), rows)
+        if self._rows is not None:
+            with self._engine().begin() as connection:
+                self._rows.write(connection)
 
     def count(self, rows: Rows) -> Counter[Any]:
         """How often a query returns each row; a row of one column counts as its value."""
         with self._reading() as connection:
             if not isinstance(rows, str):
-                found = Counter(rows(connection))
-            else:
-                found = Counter(row[0] if len(row) == 1 else tuple(row) for row in connection.execute(sa.text(rows)))
-        return found
+                return Counter(map(_countable, rows(connection)))
+            found = connection.execute(sa.text(rows))
+            return Counter(_countable(row[0] if len(row) == 1 else tuple(row)) for row in found)
 
     def committed(self) -> set[str]:
         """The ids of the messages of committed transactions, by their rows in half_message."""
-        with self._reading() as connection:
-            if not has_table(connection, half_message.name):
-                return set()
-            columns = half_message.c
-            rows = connection.execute(
-                sa.select(columns.transaction_id, columns.message_no).where(columns.state == "COMMITTED")
-            ).all()
-        return {f"{transaction_id}.{number}" for transaction_id, number in rows}
+        columns = half_message.c
+        query = sa.select(columns.transaction_id, columns.message_no).where(columns.state == "COMMITTED")
+        return {f"{transaction_id}.{number}" for transaction_id, number in self._of_outboxes(query)}
 
     def waiting(self) -> int:
         """How many rows of the outbox wait for a relay."""
-        with self._reading() as connection:
-            if not has_table(connection, half_message.name):
-                return 0
-            return connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(is_waiting)) or 0
+        query = sa.select(sa.func.count()).select_from(half_message).where(is_waiting)
+        return sum(number for (number,) in self._of_outboxes(query))
 
     def has_delayed(self) -> bool:
         """Whether the row of a message names an instant before which it is not delivered."""
-        with self._reading() as connection:
-            if not has_table(connection, half_message.name):
-                return False
-            delayed = sa.or_(half_message.c.delay.is_not(None), half_message.c.deliver_at.is_not(None))
-            return bool(connection.scalar(sa.select(sa.func.count()).select_from(half_message).where(delayed)))
+        delayed = sa.or_(half_message.c.delay.is_not(None), half_message.c.deliver_at.is_not(None))
+        query = sa.select(sa.func.count()).select_from(half_message).where(delayed)
+        return any(number for (number,) in self._of_outboxes(query))
 
-    def topics(self) -> list[str]:
+    def topics(self) -> set[str]:
         """The topics of all messages that have rows."""
+        return {topic for (topic,) in self._of_outboxes(sa.select(half_message.c.topic).distinct())}
+
+    def _of_outboxes(self, query: sa.Select[Any]) -> list[Any]:
+        """The rows of a query on half_message, in all schemas that have one. A schema of MySQL is a database."""
         with self._reading() as connection:
-            if not has_table(connection, half_message.name):
-                return []
-            return list(connection.scalars(sa.select(half_message.c.topic).distinct()))
+            schemas: list[str | None] = [None] if has_table(connection, half_message.name) else []
+            if connection.dialect.name == "postgresql":
+                schemas = [*with_table(connection, half_message.name)]
+            return [row for name in schemas for row in connection.execute(query, execution_options=in_schema(name))]
 
     def close(self) -> None:
         """Leave the database as it was before the first run."""
-        if self._tables:
+        if self._rows is not None:
             self.restore()
         self._directory.cleanup()
 
@@ -173,3 +161,12 @@ class ExploredDatabase:
         engine = engine_of(self.url) if is_djangos else sa.create_engine(_blocking(self.url), poolclass=sa.NullPool)
         HOOKS.leave_out(engine)
         return engine
+
+
+def _countable(row: Any) -> Any:
+    """A row as it is, or the JSON of one that has lists or objects, which cannot be counted."""
+    try:
+        hash(row)
+    except TypeError:
+        return json.dumps(row, sort_keys=True, default=str)
+    return row

@@ -159,6 +159,7 @@ def explore(
     check_between("seconds", seconds, 1, 3600)
     if (causes is None) is not (effects is None):
         raise InvalidRequest("give both causes and effects: each cause has to have its effect once")
+    _check_clock()
     given = given_database(database)
     with ExitStack() as stack:
         kind: Kind = Children(service, kafka or "") if real else Threads(service, kafka or "")
@@ -275,6 +276,11 @@ class _Explorer:
                     if ended.is_met:
                         break
                 else:
+                    if not ended.steps:
+                        raise InvalidRequest(
+                            "the act took no step when it was called again: something that outlives a process, such as "
+                            "a global variable or the value of a fixture, has changed it; give each process its own"
+                        )
                     missed.append(fault)
                 found += [Finding(*wrong, fault, before) for wrong in self._judge(ended, plain)]
         return Exploration(tuple(steps), tuple(found), runs, tuple(missed))
@@ -296,6 +302,7 @@ class _Explorer:
         observed = process.observed
         while not observed.has_returned:
             if observed.is_dead or time.monotonic() > deadline:
+                _check_clock()
                 raise Timeout("a process of the service did not start in time: its function has to return")
             time.sleep(LOOK_SECONDS)  # the pause between two looks
         _raise(observed.error)
@@ -322,6 +329,7 @@ class _Explorer:
             observed = process.observed
             is_dead = observed.is_dead
             if not is_dead and not observed.has_returned:
+                _check_clock()
                 raise Timeout(f"the act did not return within {self._seconds:g} s; {fault or 'without any fault'}")
             if not is_dead and (fault is None or observed.has_acted):
                 _raise(observed.error)
@@ -451,6 +459,17 @@ async def _left(running: Running) -> _Left:
         summary.get("dead_letters", 0),
         until_us / 1_000_000 if until_us > 0 else None,
     )
+
+
+def _check_clock() -> None:
+    """Raises InvalidRequest where time does not pass, so that no wait ends, or all end at once."""
+    before = time.monotonic()
+    time.sleep(LOOK_SECONDS)  # time passes meanwhile
+    if time.monotonic() == before:
+        raise InvalidRequest(
+            "time.monotonic() does not advance, so that no wait ends: freeze the time with freezegun's "
+            'ignore=["notify", "asyncio"], or use time-machine, which lets that clock run'
+        )
 
 
 def _raise(error: object) -> None:

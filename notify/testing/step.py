@@ -21,7 +21,7 @@ MOST_FRAMES = 1000
 STATEMENT_CHARACTERS = 60
 _MYSQL_LOST = 2013
 """The code of MySQL's clients for a connection that was lost during a query."""
-_SDK = str(Path(__file__).parents[1])
+_SDK = str(Path(__file__).parents[1] / "_")[:-1]
 _HOOKS = (__file__, str(Path(__file__).with_name("hooks.py")))
 """The files whose frames are those of the hooks, and not of what they wrap."""
 _READS = re.compile(r"\s*(?:SELECT|PRAGMA|SHOW|DESCRIBE)\b(?!.*\bFOR UPDATE\b)", re.IGNORECASE | re.DOTALL)

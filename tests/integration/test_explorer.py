@@ -425,6 +425,49 @@ def test_an_act_without_steps() -> None:
         explore(lambda process: None)
 
 
+def test_an_act_that_what_outlives_a_process_keeps_from_its_steps() -> None:
+    """No fault was tried, and nothing was said about it."""
+    items = ["book"]
+
+    def act(engine: sa.Engine) -> None:
+        if items:
+            with engine.begin() as connection:
+                connection.execute(orders.insert().values(item=items.pop()))
+
+    def ordering(process: Process) -> None:
+        metadata.create_all(process.engine)
+        process.act(act, process.engine)
+
+    with pytest.raises(InvalidRequest, match="something that outlives a process"):
+        explore(ordering)
+
+
+def test_a_clock_that_does_not_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exploration never ended, or said at once that the act had not returned in time."""
+
+    def act() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: 2e9)  # as freezegun does: by its date, later than any deadline
+            threading.Event().wait(1)  # the explorer looks meanwhile
+        has_ended.set()
+
+    has_ended = threading.Event()
+    with pytest.raises(InvalidRequest, match="does not advance"):
+        explore(lambda process: process.act(act))
+    assert has_ended.wait(PATIENCE_SECONDS)
+    with monkeypatch.context() as patch, pytest.raises(InvalidRequest, match="does not advance"):
+        patch.setattr(time, "monotonic", lambda: 2e9)
+        explore(shop)
+
+
+def test_a_query_of_a_module_whose_path_begins_as_the_sdks_is_a_step() -> None:
+    calls = "def ask(engine):\n    with engine.begin() as connection:\n        connection.exec_driver_sql('SELECT 1')\n"
+    shop_module: dict[str, Any] = {}
+    exec(compile(calls, f"{Path(explorer.__file__).parents[1]}_shop.py", "exec"), shop_module)
+    seen = explore(lambda process: process.act(shop_module["ask"], process.engine))
+    assert any(step.what == "before SELECT 1" for step in seen.steps), seen.steps
+
+
 def test_an_act_without_causes() -> None:
     with pytest.raises(InvalidRequest, match="returned no row"):
         explored(shop, causes="SELECT item FROM orders WHERE 1 = 0", effects="SELECT item FROM points WHERE 1 = 0")

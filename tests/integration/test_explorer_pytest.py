@@ -111,6 +111,22 @@ def run(directory: Path, tests: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+VARYING = """
+turns = iter(range(1000))
+
+@pytest.mark.notify_crashes
+def test_varying(notify_process):
+    tables(notify_process.engine)
+    notify_process.act(place, notify_process.engine, ["pen", "book"] if next(turns) == 1 else ["book"])
+"""
+
+
+def test_faults_that_were_not_tried_are_a_warning(tmp_path: Path) -> None:
+    """The test passed, and nothing was said about them."""
+    code, said = run(tmp_path, VARYING)
+    assert code == 0 and "faults whose step did not come again: the act varies. Not tried, for example: killed" in said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_explored_tests_are_like_others(tmp_path: Path, words: tuple[str, ...]) -> None:
