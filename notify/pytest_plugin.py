@@ -69,9 +69,11 @@ def notify_process(request: pytest.FixtureRequest) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a marked test once for each step that it takes."""
-    mark = pyfuncitem.get_closest_marker(MARK)
-    if mark is None:
+    marks = list(pyfuncitem.iter_markers(MARK))  # the closest first: of the test, its class, its module
+    if not marks:
         return None
+    if any(mark.args for mark in marks):
+        pytest.fail(f"the options of the mark {MARK} have names, such as causes= and effects=", pytrace=False)
     try:
         from notify.testing.explorer import explore
     except ImportError as error:
@@ -82,7 +84,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     def service(process: Process) -> object:
         return pyfuncitem.obj(**(arguments | ({PROCESS: process} if PROCESS in arguments else {})))
 
-    options = dict(mark.kwargs)
+    options = {name: value for mark in reversed(marks) for name, value in mark.kwargs.items()}
     for name in ("database", "kafka"):
         if isinstance(options.get(name), str) and options[name].isidentifier():  # no URL is one
             options[name] = pyfuncitem._request.getfixturevalue(options[name])

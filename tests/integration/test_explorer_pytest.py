@@ -41,10 +41,10 @@ def tables(engine):
         for table in ("orders", "points"):
             connection.exec_driver_sql(f"CREATE TABLE IF NOT EXISTS {table} (item TEXT)")
 
-def place(engine, items):
+def place(engine, items, into=("orders", "points")):
     with engine.begin() as connection:
         for item in items:
-            for table in ("orders", "points"):
+            for table in into:
                 connection.exec_driver_sql(f"INSERT INTO {table} VALUES ('{item}')")
 
 def shop(process, items):
@@ -82,6 +82,17 @@ async def test_of_a_plug_in_for_coroutines(notify_process):
 class Case(unittest.TestCase):
     def test_of_unittest(self):
         raise AssertionError("it was called")
+
+@pytest.mark.notify_crashes("SELECT item FROM orders", "SELECT item FROM points")
+def test_with_options_without_names(notify_process):
+    raise AssertionError("it was called")
+
+@explored
+class TestOfAClass:
+    @pytest.mark.notify_crashes(seconds=60)
+    def test_with_queries_of_its_class(self, notify_process):
+        tables(notify_process.engine)
+        notify_process.act(place, notify_process.engine, ["book"], ["orders"])
 
 @explored
 def test_with_an_engine_of_a_fixture(notify_process, engine):
@@ -136,7 +147,9 @@ def test_explored_tests_are_like_others(tmp_path: Path, words: tuple[str, ...]) 
 
 def test_a_test_that_cannot_be_explored_is_refused(tmp_path: Path) -> None:
     code, said = run(tmp_path, REFUSED)
-    assert code == 1 and "4 failed, 3 errors" in said, said
+    assert code == 1 and "6 failed, 3 errors" in said, said
+    assert "the options of the mark notify_crashes have names, such as causes= and effects=" in said
+    assert "ACKED_NO_EFFECT: causes without an effect" in said, "the options of a class count for its tests"
     assert said.count("is a plain function, without async: notify_process.act also takes coroutine functions") == 2
     assert "this one is unittest's: call notify.testing.explore in it" in said and "it was called" not in said
     assert "this engine belongs to a process that was killed" in said
