@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from confluent_kafka import KafkaException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,6 +47,29 @@ class KafkaGroups:
         except (KafkaException, TimeoutError) as error:
             raise Unavailable(f"Kafka at {cluster.brokers}: the groups' offsets cannot be read: {error}") from error
         return cls(progress, SUBSCRIPTIONS.rows(cluster))
+
+    def in_present_topics(self, ids: Mapping[str, str], ends: Mapping[Place, int]) -> KafkaGroups:
+        """The groups as their consumers will continue: at the first record of a topic that was recreated, and of a
+        partition that ends before the group's offset. `ids`: of the topics; `ends`: where partitions end."""
+
+        def is_former(topic: str, topic_id: str) -> bool:
+            return bool(topic_id) and ids.get(topic, topic_id) != topic_id
+
+        def present(place: Place, progress: Progress) -> Progress:
+            is_beyond = progress.offset > ends.get(place, progress.offset)
+            return Progress(0) if is_beyond or is_former(place.topic, progress.topic) else progress
+
+        return KafkaGroups(
+            {group: {p: present(p, progress) for p, progress in of.items()} for group, of in self.progress.items()},
+            {
+                (group, place): (
+                    msgspec.structs.replace(noted, start=0, skipped=())
+                    if is_former(place.topic, noted.topic_id)
+                    else noted
+                )
+                for (group, place), noted in self.subscribed.items()
+            },
+        )
 
     def readers(self, topics: Sequence[str]) -> list[str]:
         """The groups that read any of these topics, without the instances of broadcasts."""

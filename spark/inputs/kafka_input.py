@@ -22,6 +22,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.groups import OWN_TOPICS, dead_letter_topic, retry_topic
 from notify.kafka.records import DELAYED, POSITIONS
 from notify.kafka.subscriptions import TOPIC as SUBSCRIPTIONS
+from notify.kafka.subscriptions import Place
 from notify.runtime.visible import first_of
 from notify.spark.inputs.catalog import Bridged
 from notify.spark.inputs.changes import RESET, Left
@@ -34,7 +35,9 @@ from notify.spark.inputs.kafka_parts import (
     compacted,
     cut,
     deleted,
+    ends_of,
     extents,
+    ids_of,
     whole_from,
 )
 from notify.spark.inputs.kafka_positions import positions_of
@@ -96,6 +99,7 @@ class KafkaInput:
         further = [name for name in present if self.progress.owner_of(name) is not None or name.startswith(DELAYED)]
         self._all = [*self.topics, *(name for name in further if name not in self.topics)]
         self._whole = extents(self._cluster, self._all)
+        self.progress = self._in_present_topics()
         # A message may fail, or be released, long after it was published, so the other topics are read to their ends.
         queued, other = self._split(self._whole)
         self._parts = cut(self._cluster, queued, from_us, until_us) | cut(self._cluster, other, from_us, 0)
@@ -114,6 +118,16 @@ class KafkaInput:
         topics |= {name for group in groups for name in (retry_topic(group), dead_letter_topic(group))}
         yield from hidden_topics(self._cluster, topics - set(present))
         yield from hidden_groups(self._cluster, groups - self.progress.progress.keys())
+
+    def _in_present_topics(self) -> KafkaGroups:
+        """The groups' progress, without offsets of former topics: they would settle messages that nobody got."""
+        known = [(place, p) for places in self.progress.progress.values() for place, p in places.items()]
+        noted = [(place, subscribed) for (_, place), subscribed in self.progress.subscribed.items()]
+        named = {place.topic for place, p in known if p.topic} | {place.topic for place, s in noted if s.topic_id}
+        read = {Place(*place): extent.high for place, extent in self._whole.items()}
+        beyond = {Partition(*place) for place, p in known if p.offset > read.get(place, p.offset)}
+        ends = {Place(*place): end for place, end in ends_of(self._cluster, beyond).items()}
+        return self.progress.in_present_topics(ids_of(self._cluster, named & set(self._all)), ends)
 
     def _compacted(self) -> Iterator[str]:
         """A sentence if Kafka deletes messages of the audited topics without a trace: they would count as lost. Without

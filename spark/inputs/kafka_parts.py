@@ -14,6 +14,7 @@ from notify.kafka.brokers import known_topics, translated
 from notify.kafka.calls import gathered, offset_of
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_audit
+from notify.kafka.topic_ids import topic_ids
 
 CALL_SECONDS = 30.0
 MOST_CONFIGS = 200
@@ -81,6 +82,21 @@ def extents(cluster: Cluster, topics: Sequence[str]) -> dict[Partition, Extent]:
     lows = _offsets(cluster, places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
     highs = _offsets(cluster, places, OffsetSpec.latest())  # type: ignore[no-untyped-call]
     return {place: Extent(lows[place][0], max(lows[place][0], highs[place][0])) for place in places}
+
+
+def ends_of(cluster: Cluster, places: Collection[Partition]) -> dict[Partition, int]:
+    """Where these partitions end, with the records of open transactions. Raises Unavailable."""
+    wanted = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    answers = _offsets(cluster, places, wanted, IsolationLevel.READ_UNCOMMITTED)
+    return {place: offset for place, (offset, _) in answers.items()}
+
+
+def ids_of(cluster: Cluster, topics: Collection[str]) -> dict[str, str]:
+    """The ids of the existing topics among `topics`, by name. Raises Unavailable."""
+    try:
+        return topic_ids(cluster.admin(), topics, CALL_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        raise _unavailable(cluster, error) from error
 
 
 def cut(cluster: Cluster, whole: Mapping[Partition, Extent], from_us: int, until_us: int) -> dict[Partition, Extent]:
@@ -169,7 +185,12 @@ def compacted(cluster: Cluster, topics: Collection[str]) -> list[str]:
     return sorted(found)
 
 
-def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec) -> dict[Partition, tuple[int, int]]:
+def _offsets(
+    cluster: Cluster,
+    places: Collection[Partition],
+    wanted: OffsetSpec,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[Partition, tuple[int, int]]:
     """For each partition: (offset, time of its record in milliseconds)."""
     if not places:
         return {}
@@ -177,7 +198,7 @@ def _offsets(cluster: Cluster, places: Collection[Partition], wanted: OffsetSpec
     try:
         calls = admin.list_offsets(
             {TopicPartition(*place): wanted for place in places},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=CALL_SECONDS,
         )
         return {

@@ -40,6 +40,7 @@ from notify.kafka.groups import dead_letter_topic
 from notify.kafka.progress import Progress
 from notify.kafka.redriven import Spot
 from notify.kafka.subscriptions import Place, Subscribed, Subscriptions
+from notify.kafka.topic_ids import topic_ids
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import WHEELS
 from notify.spark.inputs import kafka_parts
@@ -367,6 +368,27 @@ def test_only_the_window_is_read_and_what_was_deleted_is_not_lost(
     nothing = KafkaInput(kafka.url, [unique])
     nothing.prepare()  # what is younger than the retention of 7 days would still be there
     assert days[0] - 3 * 24 * HOUR < nothing.first_us < days[0]
+
+
+def test_offsets_that_are_not_of_the_present_topic_settle_nothing(kafka: KafkaCluster, world: World) -> None:
+    """After a topic was recreated, or had lost its last records, an audit took for settled what no group had received:
+    consumers begin again there, and until they do, nothing was missing."""
+    topic, now_us = f"recreated-{time.time_ns()}", time.time_ns() // 1000
+    place = Place(topic, 0)
+    for n in range(3):
+        world.send(topic, 0, now_us + n)
+    topic_id = topic_ids(Cluster.of(kafka.url).admin(), [topic], PATIENCE_SECONDS)[topic]
+    former, beyond, present = f"{topic}-former", f"{topic}-beyond", f"{topic}-present"
+    world.progress(former, {place: Progress(3, topic="of-a-former-topic")})
+    world.progress(beyond, {place: Progress(50)})
+    world.progress(present, {place: Progress(3, topic=topic_id)})
+    noted = Subscribed("shared", 2, topic_id="of-a-former-topic")
+    Subscriptions(Cluster.of(kafka.url), former).note({place: noted}, begins=True)
+    read = KafkaInput(kafka.url, [topic])
+    read.prepare()
+    progress = read.progress.progress
+    assert [progress[group][place].offset for group in (former, beyond, present)] == [0, 0, 3]
+    assert read.progress.subscribed[former, place].start == 0
 
 
 def test_one_cluster_under_two_names_is_refused(kafka: KafkaCluster) -> None:
