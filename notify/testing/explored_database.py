@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -71,6 +72,10 @@ def given_database(database: object) -> str | None:
     return database
 
 
+_COLON = re.compile(r"(?<!\\):")
+"""A colon for SQLAlchemy to leave as it is: a query has no parameters."""
+
+
 class ExploredDatabase:
     """A database that holds the same rows at the beginning of each run.
 
@@ -111,7 +116,7 @@ class ExploredDatabase:
         with self._reading() as connection:
             if not isinstance(rows, str):
                 return Counter(map(_countable, rows(connection)))
-            found = connection.execute(sa.text(rows))
+            found = connection.execute(sa.text(_COLON.sub(r"\\:", rows)))
             return Counter(_countable(row[0] if len(row) == 1 else tuple(row)) for row in found)
 
     def committed(self) -> set[str]:

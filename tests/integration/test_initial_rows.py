@@ -111,10 +111,11 @@ def test_each_run_begins_with_the_same_rows(kind: str, database_urls: Mapping[st
 
 
 def test_rows_with_lists_and_objects_are_counted(tmp_path: Path) -> None:
-    """They could not be: `unhashable type`."""
+    """They could not be (`unhashable type`), and a colon in a text was taken for a parameter."""
     found = [{"b": 1, "a": [2]}, {"a": [2], "b": 1}, (1, {"a": 2})]
     with closing(ExploredDatabase(f"sqlite:///{tmp_path}/shop.db")) as explored:
         assert explored.count(lambda connection: found) == {'{"a": [2], "b": 1}': 2, '[1, {"a": 2}]': 1}
+        assert explored.count(r"SELECT 'a :b', 'c \:d', '50%'") == {("a :b", "c :d", "50%"): 1}
 
 
 def test_an_outbox_in_a_schema_of_its_own_is_seen(database_urls: Mapping[str, str], tmp_path: Path) -> None:
