@@ -32,6 +32,12 @@ _PLANNING = {
     "spark.sql.shuffle.partitions": str(PARTITIONS),
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A cluster, or a server of Spark Connect, may have other values of these. Rows that cannot be read would be left
+    # out without an error, so that their messages are lost, or findings about them are missing.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
     # Tables of messages must be sorted or hashed, and never broadcast by mistake.
     "spark.sql.autoBroadcastJoinThreshold": str(16 << 20),
     "spark.sql.files.maxPartitionBytes": str(64 << 20),

@@ -38,6 +38,23 @@ spark.sql.extensions com.example.Missing
 spark.eventLog.enabled true
 spark.eventLog.dir hdfs://127.0.0.1:1/events
 """
+LENIENT = """
+spark.sql.files.ignoreCorruptFiles true
+spark.sql.files.ignoreMissingFiles true
+spark.sql.ansi.enabled false
+"""
+READS = """
+import sys
+from pathlib import Path
+from notify.spark.inputs.columns import CHECKS
+from notify.spark.inputs.copies import LocalCopies
+from notify.spark.inputs.log_files import SegmentFile
+from notify.spark.session import open_session
+
+spark = open_session("local[1]", "1g", databases=False, small=True)
+copies = LocalCopies(Path(sys.argv[1]))
+print("read", copies.rows(spark, "checks", CHECKS, [(SegmentFile("0.log", 0, 1, 100, 100, 1), 1)]).collect())
+"""
 
 
 def test_copies_are_read_at_a_path_with_signs_though_hadoop_names_another_file_system(
@@ -76,3 +93,17 @@ def test_an_audit_starts_where_other_installations_are_configured(tmp_path: Path
     line = [sys.executable, "-c", STARTS, f"sqlite:///{tmp_path}/shop.db"]
     ended = subprocess.run(line, env=os.environ | environment, capture_output=True, text=True)
     assert ended.stdout == "read 7\n", ended.stderr[:1500]
+
+
+@pytest.mark.long
+def test_a_copy_that_cannot_be_read_fails_an_audit_though_a_cluster_is_lenient(tmp_path: Path) -> None:
+    """Its messages were left out without a word."""
+    copy = tmp_path / "copies" / copy_name(SegmentFile("0.log", 0, 1, 100, 100, 1))
+    copy.mkdir(parents=True)
+    (copy / "checks.parquet").write_bytes(b"PAR1, and nothing of Parquet")
+    (tmp_path / "spark-defaults.conf").write_text(LENIENT)
+    line = [sys.executable, "-c", READS, str(tmp_path / "copies")]
+    environment = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
+    ended = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and ended.stdout == "", ended.stdout
+    assert "checks.parquet" in ended.stderr
