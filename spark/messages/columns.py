@@ -29,7 +29,7 @@ TYPES = {
     "topic_number": "int",
     "queue": "int",
     "offset": "bigint",
-    "committed_at": "timestamp",
+    "committed_at": "timestamp_ltz",  # an instant, also in a session that takes "timestamp" for a wall clock
     "key": "string",
     "tag": "string",
     "headers": "map<string, string>",

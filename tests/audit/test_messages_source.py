@@ -44,6 +44,19 @@ def test_a_topic_as_a_table(reading: Any, server: ServerProcess) -> None:
 
 
 @pytest.mark.long
+def test_times_are_instants_whatever_type_a_session_prefers(reading: Any) -> None:
+    """They were wall clocks of UTC, which a table of another session refused."""
+    with InMemoryServer() as server:
+        topic = make(server.url, "instants", 1)
+        reading.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+        try:
+            frame = reading.read.format("notify").option("servers", server.url).option("topics", topic).load()
+        finally:
+            reading.conf.unset("spark.sql.timestampType")
+    assert dict(frame.dtypes)["committed_at"] == "timestamp"
+
+
+@pytest.mark.long
 def test_an_unreadable_source_raises_an_error_with_a_remedy(reading: Any, server: ServerProcess) -> None:
     source = reading.read.format("notify").option("servers", server.url)
     for options, said in (
