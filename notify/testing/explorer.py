@@ -214,6 +214,8 @@ class _Ended:
     """The steps of the first process."""
     is_met: bool
     has_acted: bool
+    error: object
+    """The exception that the act or the service's function raised, or its text."""
     left: _Left
     waiting_rows: int
     """How many rows of the outbox wait for a relay."""
@@ -280,7 +282,7 @@ class _Explorer:
                         raise InvalidRequest(
                             "the act took no step when it was called again: something that outlives a process, such as "
                             "a global variable or the value of a fixture, has changed it; give each process its own"
-                        )
+                        ) from (ended.error if isinstance(ended.error, BaseException) else None)
                     missed.append(fault)
                 found += [Finding(*wrong, fault, before) for wrong in self._judge(ended, plain)]
         return Exploration(tuple(steps), tuple(found), runs, tuple(missed))
@@ -355,6 +357,7 @@ class _Explorer:
             tuple(observed.steps),
             fault is None or fault.step in observed.steps,
             observed.has_acted,
+            observed.error,
             left,
             self._database.waiting(),
             messages,

@@ -430,16 +430,17 @@ def test_an_act_that_what_outlives_a_process_keeps_from_its_steps() -> None:
     items = ["book"]
 
     def act(engine: sa.Engine) -> None:
-        if items:
-            with engine.begin() as connection:
-                connection.execute(orders.insert().values(item=items.pop()))
+        item = items.pop()
+        with engine.begin() as connection:
+            connection.execute(orders.insert().values(item=item))
 
     def ordering(process: Process) -> None:
         metadata.create_all(process.engine)
         process.act(act, process.engine)
 
-    with pytest.raises(InvalidRequest, match="something that outlives a process"):
+    with pytest.raises(InvalidRequest, match="something that outlives a process") as raised:
         explore(ordering)
+    assert isinstance(raised.value.__cause__, IndexError), "what the act said"
 
 
 def test_a_clock_that_does_not_advance(monkeypatch: pytest.MonkeyPatch) -> None:
