@@ -21,11 +21,11 @@ from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
 from notify.runtime.databases import (
     LEFT_BEHIND,
+    allow_writes,
     commits_by_itself,
     drop_if_gone,
     is_denied,
     is_level_refused,
-    is_standby,
     reason_of,
 )
 from notify.runtime.schemas import named_by, qualified, text_of
@@ -175,10 +175,8 @@ def own_transaction(connection: Connection, level: str) -> Iterator[None]:
                 # Nothing is set where nothing changes: a listener of the service may have run a query already.
                 if connection.exec_driver_sql("SHOW transaction_isolation").scalar() != level.lower():
                     connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
-                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off" and not is_standby(
-                    connection
-                ):
-                    connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() != "off":
+                    allow_writes(connection)
             else:
                 connection.exec_driver_sql(f"ROLLBACK{_AND_NO_MORE}")
                 connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")

@@ -184,6 +184,16 @@ def drop_if_gone(connection: Connection, error: BaseException | None) -> None:
         connection.invalidate(error)
 
 
+def allow_writes(connection: Connection) -> None:
+    """Let a transaction of PostgreSQL write that has run no query yet. A standby refuses that, so the pool makes a new
+    session, which may lead to the primary. Raises DBAPIError."""
+    try:
+        connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+    except sa.exc.DBAPIError as error:
+        connection.invalidate(error.orig)
+        raise
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether SQLAlchemy's error says that the connection, or the database, is gone."""
     return isinstance(error, sa.exc.DBAPIError) and (error.connection_invalidated or is_gone(error.orig))
@@ -225,11 +235,6 @@ _READ_ONLY_STATE, _READ_ONLY_CODE = "25006", 1792
 def is_read_only(error: BaseException | None) -> bool:
     """Whether a driver's error says that the transaction may only read."""
     return _state_of(error) == _READ_ONLY_STATE or _code_of(error) == _READ_ONLY_CODE
-
-
-def is_standby(connection: Connection) -> bool:
-    """Whether this PostgreSQL is a standby: no transaction can write there, whatever it says."""
-    return bool(connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar())
 
 
 _FULL_STATE = "53100"

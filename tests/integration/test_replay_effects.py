@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables
 from notify.client.tables.definitions import has_replay, notify_inbox
 from notify.errors import InvalidRequest
+from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
@@ -21,7 +22,6 @@ from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
 from tests.support.http import admin
 from tests.support.shop import Base, Order, items, make_engine
-from tests.support.versions import run_statements, service_tables
 
 
 def consume(url: str, engine: sa.Engine) -> int:
@@ -181,9 +181,21 @@ def test_a_producers_own_header_does_no_harm(shop_engine: sa.Engine, headers: Ma
 # --- tables of an older version -----------------------------------------------------------------------------------
 
 
-def test_an_older_table_is_refused_until_it_is_changed(engine_url: str, database: str) -> None:
+def make_older_inbox(engine: sa.Engine) -> None:
+    """Replace notify_inbox with one that has no column `replay`, and three rows."""
+    create_tables(engine)
+    columns = [column._copy() for column in notify_inbox.columns if column.name != "replay"]
+    older = sa.Table(notify_inbox.name, sa.MetaData(), *columns)
+    with engine.begin() as connection:
+        notify_inbox.drop(connection)
+        older.create(connection)
+        rows = [{"consumer_group": "g", "message_id": f"01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.{n}"} for n in range(3)]
+        connection.execute(older.insert().values(created_at=database_now()), rows)
+
+
+def test_an_older_table_is_refused_until_it_is_changed(engine_url: str) -> None:
     engine = make_engine(engine_url)
-    run_statements(engine, service_tables(database))
+    make_older_inbox(engine)
     with pytest.raises(InvalidRequest, match="create_tables"):
         Inbox(engine).check()
     create_tables(engine)
@@ -191,10 +203,10 @@ def test_an_older_table_is_refused_until_it_is_changed(engine_url: str, database
     engine.dispose()
 
 
-def test_processes_that_change_the_table_at_once_lose_nothing(engine_url: str, database: str) -> None:
+def test_processes_that_change_the_table_at_once_lose_nothing(engine_url: str) -> None:
     """Processes that upgrade the table at once keep a replay's row that is written in between."""
     setup = make_engine(engine_url)
-    run_statements(setup, service_tables(database))
+    make_older_inbox(setup)
     setup.dispose()
     gate, failures = threading.Barrier(4), []
 

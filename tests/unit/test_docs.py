@@ -118,7 +118,7 @@ def test_flag_before_environment_before_file(tmp_path: Path) -> None:
     ("environ", "match"),
     [
         ({"NOTIFY_PORT": "x"}, "not an integer"),
-        ({"NOTIFY_PORT": "70000"}, "from 0 to 65535"),
+        ({"NOTIFY_PORT": "70000"}, "from 0 to 65,535"),
         ({"NOTIFY_CREATE_TOPICS": "2"}, "true or false"),
     ],
 )

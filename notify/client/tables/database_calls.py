@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from notify.check.question import REPEATABLE_READ, own_transaction
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
-from notify.runtime.databases import drop_if_gone, is_read_only, is_standby, without_server_cursors
+from notify.runtime.databases import allow_writes, drop_if_gone, is_read_only, without_server_cursors
 from notify.runtime.schemas import naming
 
 T = TypeVar("T")
@@ -69,17 +69,12 @@ def _call(connection: Connection, schema: str, function: Callable[..., T], *argu
             with connection.begin():
                 return function(connection, *arguments)
         except DBAPIError as error:
-            if not is_read_only(error.orig) or _is_standby(connection):
+            if not is_read_only(error.orig):
                 drop_if_gone(connection, error.orig)
                 raise
         with connection.begin():
-            connection.exec_driver_sql("SET TRANSACTION READ WRITE")
+            allow_writes(connection)
             return function(connection, *arguments)
-
-
-def _is_standby(connection: Connection) -> bool:
-    with connection.begin():
-        return is_standby(connection)
 
 
 async def _call_async(engine: Any, schema: str, function: Callable[..., T], *arguments: Any) -> T:
