@@ -206,3 +206,40 @@ def test_a_request_that_is_cancelled_before_it_begins_is_told_of_and_not_waited_
         assert not carried.batcher.is_about_to_send and await carried.batcher.submit(2) == 4
 
     asyncio.run(scenario())
+
+
+def test_items_in_order_leave_one_request_after_the_other_also_with_other_requests() -> None:
+    async def scenario() -> None:
+        answers: list[asyncio.Future[None]] = []
+
+        async def answered_later(items: list[int]) -> Sequence[int]:
+            requests.append(items)
+            answers.append(asyncio.get_running_loop().create_future())
+            await answers[-1]
+            return items
+
+        batcher: Batcher[int, int] = Batcher(answered_later, in_flight=4, in_order=True)
+        first = batcher.submit(1)
+        await eventually_async(lambda: requests == [[1]])
+        second = batcher.submit(2)
+        with batcher.along(10) as along:
+            assert along.items == [], "an earlier item is on its way"
+        answers[0].set_result(None)
+        assert await first == 1
+        with batcher.along(10) as along:
+            assert along.items == [2]
+            third = batcher.submit(3)
+            with batcher.along(10) as further:
+                assert further.items == []
+            along.results = [2]
+        assert await second == 2 and requests == [[1]]
+        await eventually_async(lambda: requests == [[1], [3]])
+        fourth = batcher.submit(4)
+        batcher.refuse_waiting(Unavailable("an earlier one is lost"))
+        answers[1].set_result(None)
+        assert await third == 3
+        with pytest.raises(Unavailable):
+            await fourth
+        assert batcher.is_idle and requests == [[1], [3]]
+
+    asyncio.run(scenario())

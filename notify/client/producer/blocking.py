@@ -233,13 +233,18 @@ class BlockingSender:
 
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> bool:
         """Send an outcome without waiting for the answer; False if the loop has to send it."""
-        if not self._outcome_connection.is_open or self._running.handed_over:
+        if not self._outcome_connection.is_open or self._running.handed_over or self._running.has_lost:
             return False
         with _taken(self._taking_outcome) as is_taken:
             if not is_taken:
                 return False
+            last = self._unanswered
+            if last is not None and not self._is_answered():
+                # The loop sends the last one, too, so that this one does not overtake it on another connection.
+                self._running.hand_over(self._thread, *last)
+                return False
             body = self._running.client.outcome_alone(transaction_id, shard, outcome)
-            if body is None or self._server is None or not self._is_answered() or not self._outcome_connection.is_open:
+            if body is None or self._server is None or not self._outcome_connection.is_open:
                 return False
             request = self._server.request("POST", OUTCOMES, body)
             self._unanswered, self._sent_at = (transaction_id, shard, outcome), time.monotonic()

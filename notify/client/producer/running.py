@@ -47,6 +47,8 @@ class Running:
         """For the last transactions: shard, outcome, and the future of the server's answer (None: too many waited)."""
         self.handed_over: deque[tuple[str, str | None, str]] = deque()
         """Outcomes that other threads have left to the loop, which has not queued them yet."""
+        self.has_lost = False
+        """Whether an outcome did not reach the server, in mode auto: those after it wait for `send_again`."""
         self._sweep_at = SWEEP_AT
         self._checker: Checker | None = None
         self._purging: RowPurge | None = None
@@ -110,17 +112,26 @@ class Running:
 
     def queue_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         """Queue an outcome. If too many wait already, `flush` sends it, or check-back asks for it."""
+        if self.has_lost:
+            self._note_outcome(transaction_id, shard, outcome)
+        else:
+            self._queue(transaction_id, shard, outcome)
+
+    def _queue(self, transaction_id: str, shard: str | None, outcome: str) -> None:
         with contextlib.suppress(Unavailable):
             self.send_outcome(transaction_id, shard, outcome)
+
+    def _note_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> None:
+        self._outcomes[transaction_id] = shard, outcome, None
+        if len(self._outcomes) > self._sweep_at:
+            self._forget_answered()
 
     def send_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
         """Queue an outcome and return the future of the server's answer. Raises Unavailable if too many wait already.
 
         Do not cancel the future: the outcome would not be sent.
         """
-        self._outcomes[transaction_id] = shard, outcome, None
-        if len(self._outcomes) > self._sweep_at:
-            self._forget_answered()
+        self._note_outcome(transaction_id, shard, outcome)
         future = self.client.outcome_soon(transaction_id, shard, outcome)
         future.add_done_callback(functools.partial(self._note_answer, outcome))
         self._outcomes[transaction_id] = shard, outcome, future
@@ -131,6 +142,8 @@ class Running:
             self.heed(outcome, future.result())
         else:
             self.outcome_was_lost()
+            if self.has_lost:
+                self.client.refuse_outcomes(Unavailable("an earlier outcome has not reached the server"))
 
     def heed(self, outcome: str, item: Item) -> None:
         """Log that the server has refused an outcome for ever: what the database did and what is delivered differ. Any
@@ -154,6 +167,7 @@ class Running:
         """An outcome did not reach the server. In mode auto, what commits from now on must not overtake it. Any thread
         may call this."""
         if self._left_behind is not None:
+            self.has_lost = True
             self._left_behind.away()
 
     async def send_again(self) -> bool:
@@ -161,23 +175,26 @@ class Running:
         if self.finish_alone is not None:
             self.finish_alone()
             await asyncio.sleep(0)
-        unsent = self.unsent()
-        for begin in range(0, len(unsent), MOST_TOGETHER):
+        while unsent := self.unsent()[:MOST_TOGETHER]:
             answers = []
-            for transaction_id in unsent[begin : begin + MOST_TOGETHER]:
+            for transaction_id in unsent:
                 shard, outcome, future = self._outcomes[transaction_id]
                 if future is None or future.done():
-                    self.queue_outcome(transaction_id, shard, outcome)
+                    self._queue(transaction_id, shard, outcome)
                 if (answer := self._outcomes[transaction_id][2]) is not None:
                     answers.append(answer)
             if answers:
                 await asyncio.wait(answers)
-            if not all(_has_reached(answer) for answer in answers):
+            if len(answers) < len(unsent) or not all(_has_reached(answer) for answer in answers):
                 return False
+        self.has_lost = False
         return True
 
     async def stored(self, transaction_id: str, shard: str | None, outcome: str, seconds: float) -> str:
         """Send an outcome and wait until the server has stored it; why it is not stored after `seconds`, or empty."""
+        if self.has_lost:
+            self._note_outcome(transaction_id, shard, outcome)
+            return "an earlier one has not reached the server"
         try:
             async with asyncio.timeout(seconds):
                 item = await asyncio.shield(self.send_outcome(transaction_id, shard, outcome))
@@ -207,7 +224,7 @@ class Running:
                     for transaction_id in left:
                         shard, outcome, future = self._outcomes[transaction_id]
                         if future is None or future.done():
-                            self.queue_outcome(transaction_id, shard, outcome)
+                            self._queue(transaction_id, shard, outcome)
                     answers = [answer for left_id in left if (answer := self._outcomes[left_id][2]) is not None]
                     if answers:
                         await asyncio.wait(answers)

@@ -128,9 +128,10 @@ class TransactionClient:
             self._send_outcomes,
             self._count_key_shards,
             max_items=MOST_ITEMS,
-            in_flight=4,
+            in_order=True,
             may_go_along=self._may_go_along,
         )
+        """An outcome that leaves while an earlier one with its key is on its way could overtake it."""
         self._messages: ShardBatchers[PackedPublished, Item] = ShardBatchers(
             self._send_messages, self._count_key_shards, size_of=size_of_message
         )
@@ -345,6 +346,10 @@ class TransactionClient:
     def outcome_soon(self, transaction_id: str, shard: str | None, outcome: str) -> asyncio.Future[Item]:
         """Queue an outcome, which leaves with the next batch. The caller may ignore the future."""
         return self._submit_outcome(OutcomeItem(id=transaction_id, outcome=outcome, shard=shard))
+
+    def refuse_outcomes(self, error: NotifyError) -> None:
+        """Give up the outcomes that wait; their futures get this error."""
+        self._outcomes.refuse_waiting(error)
 
     def outcome_alone(self, transaction_id: str, shard: str | None, outcome: str) -> bytes | None:
         """The body of a request for one outcome that the calling thread sends itself; None while others are sent."""

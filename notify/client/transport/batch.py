@@ -67,17 +67,20 @@ class Batcher(Generic[Item, Result]):
         max_bytes: int = 4 << 20,
         size_of: Callable[[Item], int] = lambda item: 0,
         in_flight: int = 2,
+        in_order: bool = False,
         may_go_along: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_go_along`: whether another Batcher's request is about to leave that can include this Batcher's items;
-        they wait for that request, CARRIER_TURNS at most."""
+        """`in_order`: no item leaves before those that left earlier are answered, so that none overtakes them; then
+        `in_flight` has no effect. `may_go_along`: whether another Batcher's request is about to leave that can include
+        this Batcher's items; they wait for that request, CARRIER_TURNS at most."""
         self._send = send
         self._bounds = max_items, max_bytes
         self._max_items, self._max_bytes = self._bounds
         self._smaller_until: float | None = None
         """Until when (the loop's time) requests are smaller than the bounds, because a proxy takes no larger ones."""
         self._size_of = size_of
-        self._in_flight = in_flight
+        self._in_flight = 1 if in_order else in_flight
+        self._in_order = in_order
         self._may_go_along = may_go_along
         self._running: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
@@ -118,12 +121,14 @@ class Batcher(Generic[Item, Result]):
 
     @contextlib.contextmanager
     def along(self, most: int) -> Iterator[Along[Item, Result]]:
-        """Lend the items that wait to another Batcher's request; no items if more than `most` wait.
+        """Lend the items that wait to another Batcher's request; no items if more than `most` wait, or if they have to
+        wait for earlier ones.
 
         Their futures get the results at the end of this context.
         """
         waiting = self._waiting
-        entries = [waiting.popleft() for _ in range(len(waiting))] if len(waiting) <= most else []
+        may_leave = len(waiting) <= most and not (self._in_order and (self._running or self._away or self._returned))
+        entries = [waiting.popleft() for _ in range(len(waiting))] if may_leave else []
         lent: Along[Item, Result] = Along([item for item, _ in entries])
         self._away += len(entries)
         is_cancelled = False
@@ -138,12 +143,24 @@ class Batcher(Generic[Item, Result]):
                 self._returned += entries  # nothing is begun: see _request
             elif lent.results is not None:
                 self._deliver(entries, lent.results)
+                if self._in_order and entries and self._waiting:
+                    self._start_later()
             else:
                 self._returned += entries
                 self._start_later()
 
+    def refuse_waiting(self, error: NotifyError) -> None:
+        """Give up the items that have not left yet: their futures get this error."""
+        for waiting in (self._returned, self._waiting):
+            while waiting:
+                _refuse(waiting.popleft()[1], error)
+
+    @property
+    def _may_start(self) -> bool:
+        return len(self._running) < self._in_flight and not (self._in_order and self._away)
+
     def _start_later(self) -> None:
-        if not self._scheduled and len(self._running) < self._in_flight:
+        if not self._scheduled and self._may_start:
             self._scheduled = True
             self._loop.call_soon(self._start_or_wait, CARRIER_TURNS)
 
@@ -155,7 +172,7 @@ class Batcher(Generic[Item, Result]):
 
     def _start(self) -> None:
         self._scheduled = False
-        while (self._waiting or self._returned) and len(self._running) < self._in_flight:
+        while (self._waiting or self._returned) and self._may_start:
             batch = self._take()
             task = self._loop.create_task(self._request(batch))
             self._running.add(task)
@@ -205,7 +222,10 @@ class Batcher(Generic[Item, Result]):
                 self._running.discard(task)
             # The loop ends, most likely, and would not see through what is begun now: `submit` and `drain` begin again.
             if not is_cancelled:
-                self._start()
+                if not self._in_order:
+                    self._start()
+                elif self._waiting or self._returned:
+                    self._start_later()  # after the callbacks of these futures
 
     def _deliver(
         self, batch: list[tuple[Item, asyncio.Future[Result]]], results: Sequence[Result | Later | NotifyError]
@@ -336,6 +356,11 @@ class ShardBatchers(Generic[Item, Result]):
             batcher = Batcher(send, in_flight=in_flight, may_go_along=may_go_along, **self._bounds)
             self._batchers[shard] = batcher
         return batcher
+
+    def refuse_waiting(self, error: NotifyError) -> None:
+        """`Batcher.refuse_waiting` of each shard's Batcher."""
+        for batcher in self._batchers.values():
+            batcher.refuse_waiting(error)
 
     async def drain(self) -> None:
         """Wait until no item waits and none is on its way."""
