@@ -120,6 +120,23 @@ def test_no_outcome_overtakes_one_that_the_loop_has_not_begun_to_send(frozen: In
         assert [message.text for message in frozen.wait_for(unique, 5, PATIENCE_SECONDS)] == list("01234")
 
 
+def test_the_loop_sends_an_unanswered_outcome_again_before_the_next(frozen: InMemoryServer, unique: str) -> None:
+    """The next one leaves on another connection, which may lead to another server behind a balancer."""
+    with TransactionProducer(frozen.url, group=unique) as producer:
+        for number in range(3):
+            commit_and_settle(producer, frozen, unique, number)
+        _, running = producer.outgoing.start()
+        sender = producer.outgoing._blocking
+        assert sender is not None and sender._outcome_connection.is_open
+        sender._outcome_connection.answer = lambda seconds: None  # type: ignore[method-assign]
+        names = [ids.to_text(ids.new_id()) for _ in range(2)]
+        for name, body in zip(names, "34", strict=True):
+            item = producer.outgoing.store_half(name, [pack(Message(unique, body, key="k"))], "")
+            producer.outgoing.outcome_soon(name, item.shard, "COMMIT")
+        eventually(lambda: list(running._outcomes)[-2:] == names, "the loop to send both")
+        assert [message.text for message in frozen.wait_for(unique, 5, PATIENCE_SECONDS)] == list("01234")
+
+
 def test_threads_at_once_send_everything_once(frozen: InMemoryServer, unique: str) -> None:
     def send(number: int) -> None:
         for n in range(20):
