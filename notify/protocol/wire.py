@@ -419,6 +419,8 @@ class Pulled(Struct):
 
     messages: list[Delivered]
     next_offset: int
+    topic_number: int = 0
+    """Another one once the topic is deleted and made again, which begins its offsets at 0; 0: an older server's."""
 
 
 class CheckedMessage(Struct, omit_defaults=True):

@@ -93,3 +93,10 @@ def test_a_reader_learns_that_its_topic_was_made_again(memory: InMemoryServer, u
             list(reader.read(unique, offset=3))
         assert (refused.value.code, refused.value.status) == ("beyond_end", 410)
         assert [m.text for m in reader.read(unique, offset=1)] == ["e"] and not list(reader.read(unique, offset=2))
+        with contextlib.closing(reader.read(unique, follow=True)) as following:
+            assert [next(following).text, next(following).text] == ["d", "e"]
+            admin(memory.url, "DELETE", f"topics/{unique}", {})
+            publish("f", "g", "h")  # more than the reader has read
+            with pytest.raises(InvalidRequest, match=r"made again.* earliest") as refused:
+                next(following)
+            assert (refused.value.code, refused.value.status) == ("beyond_end", 410)

@@ -88,7 +88,7 @@ class AsyncReader:
         Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
         one named `shard`; without `shard` it reads all, one by one, or with `follow` in turns. Raises NotFound
         if the queue does not exist, and InvalidRequest for an offset whose message was deleted (`below_start`), for one
-        beyond the end, as after the topic was made again (`beyond_end`), or for one without the `shard` that it needs.
+        beyond the end or of a former topic, which was deleted and made again (`beyond_end`), or for one without the `shard` that it needs.
         """
         async for batch in self.batches(topic, queue, offset=offset, follow=follow, shard=shard):
             for message in batch:
@@ -106,6 +106,8 @@ class AsyncReader:
         """Like `read`, in the batches of the server's answers; with `follow`, batches may be empty while it waits."""
         check_name("topic", topic)
         offsets: dict[str | None, int] = {}
+        numbers: dict[str | None, int] = {}
+        """The topic's number at each shard."""
         for name in await self._shards_to_read(offset, shard):
             offsets[name] = await self.position(topic, queue, offset, shard=name) if isinstance(offset, str) else offset
         while offsets:
@@ -113,6 +115,13 @@ class AsyncReader:
             for name in list(offsets):
                 pulled = await self._pull(topic, queue, offsets[name], name)
                 if pulled is not None:
+                    if numbers.setdefault(name, pulled.topic_number) != pulled.topic_number:
+                        raise InvalidRequest(
+                            f"topic {topic!r} was deleted and made again: offset {offsets[name]} belongs to the former "
+                            "one; read from earliest",
+                            "beyond_end",
+                            410,
+                        )
                     yield [_received(delivered) for delivered in pulled.messages]
                 if pulled is not None and pulled.next_offset != offsets[name]:
                     offsets[name], has_more = pulled.next_offset, True

@@ -59,9 +59,9 @@ def packed_runs(handed: list[Handed]) -> list[bytes]:
     return parts
 
 
-def packed_pulled(messages: list[StoredMessage], next_offset: int) -> bytes:
-    """{"messages": […], "next_offset"} in msgpack, with the stored payloads copied."""
-    chunks = [b"\x82\xa8messages", array_head(len(messages))]
+def packed_pulled(messages: list[StoredMessage], next_offset: int, topic_number: int) -> bytes:
+    """{"messages": […], "next_offset", "topic_number"} in msgpack, with the stored payloads copied."""
+    chunks = [b"\x83\xa8messages", array_head(len(messages))]
     for m in messages:
         fields = {
             "id": ids.message_id(m.transaction_id, m.message_no),
@@ -71,6 +71,7 @@ def packed_pulled(messages: list[StoredMessage], next_offset: int) -> bytes:
         }
         chunks += (_MAP_HEADS[m.payload[0] + 4], encode_msgpack(fields)[1:], m.payload[1:])
     chunks += (encode_msgpack("next_offset"), encode_msgpack(next_offset))
+    chunks += (encode_msgpack("topic_number"), encode_msgpack(topic_number))
     return b"".join(chunks)
 
 

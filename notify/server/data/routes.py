@@ -480,9 +480,12 @@ class DataRoutes:
         messages = store.read(topic, number, offset, limit, self._reply_bytes(LIMITS.reply_bytes))
         next_offset = messages[-1].offset + 1 if messages else offset
         sound = [m for m in messages if not m.corrupt]
+        described_topic = store.topic(topic)
+        topic_number = 0 if described_topic is None else described_topic.number
         if request.packed:
-            return packed_pulled(sound, next_offset)
-        return encode_json({"messages": [json_pulled(m) for m in sound], "next_offset": next_offset})
+            return packed_pulled(sound, next_offset, topic_number)
+        rows = [json_pulled(m) for m in sound]
+        return encode_json({"messages": rows, "next_offset": next_offset, "topic_number": topic_number})
 
 
 def _encode_items(request: Request, items: list[Item], outcomes: list[Item] | None = None) -> bytes:
