@@ -177,7 +177,7 @@ def reset(target: str, result: Mapping[str, Any]) -> Description:
     left_out = sum(q["left_out"] or 0 for q in queues)
     description = Description()
     if not (again or left_out):
-        description.sentences.append("The position does not change: no message is repeated, and none is left out.")
+        description.sentences.append("No message is repeated, and none is left out.")
     if again:
         description.sentences.append(f"The group gets {messages(again)} again.")
     if left_out:

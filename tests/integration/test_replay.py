@@ -21,7 +21,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import Caller, bodies, die, drain, publish, redrive, subscribe
-from tests.support.http import admin, refusal
+from tests.support.http import admin, call, refusal
 from tests.support.servers import stop_if_running
 
 # --- resets ---------------------------------------------------------------------------------------------------
@@ -51,6 +51,26 @@ def test_a_reset_says_what_it_will_do_and_begins_an_epoch(server: ServerProcess,
     assert admin(server.url, "GET", f"groups/{unique}")["subscriptions"][0]["epoch"] == 2
     recorded = admin(server.url, "GET", "actions?max=20")["actions"]
     assert any(a["what"] == "group.reset" and a["target"] == f"{unique}/{unique}" for a in recorded)
+
+
+def test_a_reset_counts_what_was_settled_behind_a_message_that_waits(server: ServerProcess, unique: str) -> None:
+    """The oldest message failed, so that the group's position is before it. The preview said that no message is
+    repeated, and a reset delivered them whose effects an inbox no longer knew."""
+    since = datetime.now(UTC)
+    subscribe(server.url, unique, unique, retry_min=3600.0, retry_max=3600.0)
+    publish(server.url, unique, [str(n) for n in range(6)])
+    caller = Caller(server.url, unique, "i")
+    had = caller.receive(unique, max=6)
+    assert caller.settle(had[:1], "retry") + caller.settle(had[2:5]) == [200] * 4
+    reset = f"groups/{unique}/reset"
+    for to, again, left_out in (("earliest", 3, 0), (1, 3, 1), (3, 2, 2), (5, 0, 2), ("latest", 0, 3)):
+        preview = admin(server.url, "POST", reset, {"topic": unique, "to": to, "dry_run": True})["result"]
+        assert [(row["again"], row["left_out"]) for row in preview["queues"]] == [(again, left_out)], to
+    path = f"/v1/groups/{unique}/subscriptions/{unique}/inbox"
+    call(server.url, "PUT", path, {"whole_from": (since + timedelta(hours=1)).isoformat()})
+    assert refusal(server.url, "POST", reset, topic=unique, to="earliest") == (409, "before_inbox")
+    admin(server.url, "POST", reset, {"topic": unique, "to": "earliest", "force": True})
+    assert bodies(caller.receive(unique, max=6)) == [str(n) for n in range(6)]
 
 
 def test_a_reset_beyond_the_log_is_refused(server: ServerProcess, unique: str) -> None:

@@ -249,12 +249,17 @@ class OwnGroups:
             progress = core.queues.progress(s.group, s.topic, queue)
             floor = progress.floor
             to = core.delivery.following.offset_of(s.topic, queue, move.to)
+            behind, end = max(floor, to), core.queues.bounds(s.topic, queue)[1]
+            # Offsets in gaps count as settled, and no message has them.
+            waiting = max(0, end - behind) - progress.settled.between(behind, end)
             again = core.queues.count(s.topic, queue, to, floor)
-            # Offsets in gaps count as settled.
-            left_out = max(0, to - floor) - progress.settled.between(floor, max(floor, to))
+            again += max(0, core.queues.count(s.topic, queue, behind, end) - waiting)
+            left_out = behind - floor - progress.settled.between(floor, behind)
             rows.append({"queue": queue, "from": floor, "to": to, "again": again, "left_out": left_out})
-            if to < floor:
-                times_us += inboxes.first_from(core.queues, s.topic, queue, to)
+            settled = (max(first, behind) for first, count in progress.settled if first + count > behind)
+            first_again = to if to < floor else next(settled, None)
+            if first_again is not None:
+                times_us += inboxes.first_from(core.queues, s.topic, queue, first_again)
         return rows, times_us
 
     async def pause(self, name: str, is_paused: bool) -> Change:

@@ -236,10 +236,10 @@ def _target(position: Position, to: Any, at_time: dict[Place, int]) -> int:
 
 
 def _moved_row(position: Position, to: int) -> dict[str, int]:
-    at = position.progress.offset
-    return {
-        "queue": position.partition, "from": at, "to": to, "again": max(0, at - to), "left_out": max(0, to - at)
-    }  # fmt: skip
+    at, done = position.progress.offset, position.progress.done
+    again = max(0, at - to) + sum(offset >= to for offset in done)
+    left_out = max(0, to - at) - sum(offset < to for offset in done)
+    return {"queue": position.partition, "from": at, "to": to, "again": again, "left_out": left_out}
 
 
 def _position_row(position: Position) -> dict[str, Any]:
