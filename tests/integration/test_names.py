@@ -62,7 +62,7 @@ def test_the_dead_letters_of_any_group_can_be_read_as_a_topic(memory: InMemorySe
     ):
         status, problem = ask(memory.url, method, route, body)
         assert (status, problem["code"]) == (422, "invalid_name") and "at most 115" in problem["detail"]
-    with pytest.raises(InvalidRequest, match="116 characters.*at most 115"):
+    with pytest.raises(InvalidRequest, match=r"116 characters.*at most 115"):
         Consumer(memory.url, group=f"{longest}g")
 
 

@@ -88,7 +88,8 @@ class AsyncReader:
         Ends at the last message, or with `follow` waits for more. If several servers have separate logs, it reads the
         one named `shard`; without `shard` it reads all, one by one, or with `follow` in turns. Raises NotFound
         if the queue does not exist, and InvalidRequest for an offset whose message was deleted (`below_start`), for one
-        beyond the end or of a former topic, which was deleted and made again (`beyond_end`), or for one without the `shard` that it needs.
+        beyond the end or of a former topic, which was deleted and made again (`beyond_end`), or for one without the
+        `shard` that it needs.
         """
         async for batch in self.batches(topic, queue, offset=offset, follow=follow, shard=shard):
             for message in batch:
