@@ -320,7 +320,7 @@ def test_a_consumer_opens_only_its_own_stores(
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda path: path.unlink(), "is not in its store"),
+        (lambda path: path.unlink(), "or its disk is not mounted here"),
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "altered"),
         (lambda path: path.write_bytes(path.read_bytes() + b"x"), "larger than"),
         (lambda path: path.write_bytes(b"x" * LARGE), "altered"),

@@ -105,9 +105,10 @@ class BodyReader:
         try:
             data = store.read(reference.name, reference.size)
         except ObjectMissing:
+            is_directory = reference.store.startswith("file:")
             raise BodyUnavailable(
                 f"the body {reference.url} is not in its store: something deleted it before its message, such as a "
-                "lifecycle rule of the store",
+                "lifecycle rule of the store" + (", or its disk is not mounted here" if is_directory else ""),
                 "body_missing",
             ) from None
         if digest_of(data) != (reference.size, reference.sha256):
