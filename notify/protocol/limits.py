@@ -28,9 +28,7 @@ FAIR_BY = r"(key|header:[^\x00-\x1f]{1,127})?"
 """The texts that say what names the tenants; empty: they take no turns."""
 
 NAME_CHARACTERS = 127
-"""The most characters in the name of a topic, producer group, source or tag."""
-GROUP_CHARACTERS = NAME_CHARACTERS - len("dead-letter.")
-"""The most characters in the name of a consumer group, so that `dead-letter.{group}` is the name of a topic."""
+"""The most characters in the name of a topic, group, source or tag."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{NAME_CHARACTERS - 1}}}\Z")
 
 
@@ -99,14 +97,7 @@ def check_name(kind: str, name: str) -> None:
         raise InvalidRequest(f"{kind} is {name!r:.60}: it should be text", "invalid_name")
     try:
         if len(name) <= NAME_CHARACTERS:  # a longer text is neither hashed nor cached
-            _accept(name)
-            if kind != "group" or len(name) <= GROUP_CHARACTERS:
-                return
-            raise InvalidRequest(
-                f"group {name[:60]!r}… has {len(name)} characters: the name of a consumer group has at most "
-                f"{GROUP_CHARACTERS}, because its dead letters are in the topic dead-letter.{{group}}",
-                "invalid_name",
-            )
+            return _accept(name)
     except ValueError:
         pass
     raise InvalidRequest(

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from notify.client import Consumer, Reader
-from notify.errors import InvalidRequest
 from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
-from tests.support.groups import Caller, die, publish, subscribe
-from tests.support.http import admin, ask, refusal
+from tests.support.http import admin, ask
 from tests.support.servers import GuardedInMemory
 
 WRONG = ("x" * 128, ".x", "x y", "x" * 1_000_000)
@@ -43,27 +40,6 @@ def test_an_invalid_name_is_refused_before_rights_are_checked(name: str) -> None
         for route, body in bodies:
             status, problem = ask(server.url, "POST", route, body, token)
             assert (status, problem["code"]) == (422, "invalid_name"), route
-
-
-def test_the_dead_letters_of_any_group_can_be_read_as_a_topic(memory: InMemoryServer, unique: str) -> None:
-    """The topic of a longer group's dead letters has a name that no request to read or subscribe takes."""
-    longest = unique.ljust(115, "g")
-    subscribe(memory.url, longest, unique)
-    publish(memory.url, unique, ["1"])
-    die(Caller(memory.url, longest, "i"), unique, 1, "test")
-    with Reader(memory.url) as reader:
-        assert [message.text for message in reader.read(f"dead-letter.{longest}")] == ["1"]
-    subscribe(memory.url, unique, f"dead-letter.{longest}")
-    path = f"groups/{longest}g/subscriptions/{unique}"
-    assert refusal(memory.url, "PUT", path, mode="shared") == (422, "invalid_name")
-    for method, route, body in (
-        ("PUT", f"/v1/{path}", {"mode": "shared"}),
-        ("POST", f"/v1/groups/{longest}g/receive", polled({"topics": [unique], "lease": 30})),
-    ):
-        status, problem = ask(memory.url, method, route, body)
-        assert (status, problem["code"]) == (422, "invalid_name") and "at most 115" in problem["detail"]
-    with pytest.raises(InvalidRequest, match=r"116 characters.*at most 115"):
-        Consumer(memory.url, group=f"{longest}g")
 
 
 def test_a_receive_names_so_many_topics_and_makes_none_where_none_may_be_made() -> None:
