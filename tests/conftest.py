@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -340,6 +341,16 @@ def frozen_server() -> Iterator[InMemoryServer]:
     with InMemoryServer() as server:
         server.freeze()
         yield server
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on another file system than `tmp_path`: no file can be linked or renamed from one to the other."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system")
+    with tempfile.TemporaryDirectory(prefix="notify-disk-", dir=memory) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

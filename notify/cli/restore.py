@@ -95,7 +95,7 @@ def _refuse_another_workers(data_dir: Path, shard: object) -> None:
 
 
 def _place_shared(data_dir: Path) -> None:
-    """Move the files that all workers share from a worker's backup to the directory above it, unless they exist
+    """Copy the files that all workers share from a worker's backup to the directory above it, unless they exist
     there."""
     shared = data_dir / SHARED
     if not shared.is_dir():
@@ -103,7 +103,7 @@ def _place_shared(data_dir: Path) -> None:
     for path in shared.iterdir():
         target = data_dir.absolute().parent / path.name
         if not target.exists():
-            path.rename(target)
+            put_file(target, path.read_bytes())  # no rename: the worker's directory may be on a disk of its own
     shutil.rmtree(shared)
     sync(data_dir)
     sync(data_dir.absolute().parent)

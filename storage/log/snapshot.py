@@ -1,11 +1,12 @@
 """Copies the log at one moment while it is being written: the copy is what a crash at that moment would have left.
 
-Finished files are linked, not copied. The durable part of the open segment is copied.
+Finished files are linked, or copied where no link can lead. The durable part of the open segment is copied.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,12 @@ TRIES = 20
 CHUNK = 8 << 20
 LEFT_OUT = (".tmp", *SET_ASIDE)
 """Files that recovery sets aside, and files that are not complete yet."""
+NO_LINKS = frozenset((errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
+"""The log is on another file system than the copy, or on one without hard links."""
 
 
 async def snapshot(log: Path, segments: Segments, journal: Journal, directory: Path) -> int:
-    """Copy the log in directory `log` to a new directory on the same file system; returns the size in bytes.
+    """Copy the log in directory `log` to a new directory; returns the size in bytes.
 
     Raises StorageFailed if that fails; then nothing is left.
     """
@@ -48,7 +51,7 @@ def _failed(directory: Path, error: OSError) -> StorageFailed:
 
 
 def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[tuple[Path, int]]:
-    """Link complete files; returns the others, with how many of their bytes are durable."""
+    """Link complete files; returns those to copy, with how many of their bytes are durable."""
     by_name = {s.name: s for s in segments.all()}
     names = [n for n in os.listdir(log) if n not in (lock.NAME, ballast.NAME) and not n.endswith(LEFT_OUT)]
     written: list[tuple[Path, int]] = []
@@ -56,7 +59,12 @@ def _link(log: Path, segments: Segments, durable: int, directory: Path) -> list[
         segment = by_name.get(name)
         source = log / name
         if segment is None or 0 < segment.sealed_end <= durable:
-            os.link(source, directory / name)
+            try:
+                os.link(source, directory / name)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                written.append((source, source.stat().st_size))
         elif segment.base < durable or len(by_name) == 1:
             written.append((source, durable - segment.base))
     return written

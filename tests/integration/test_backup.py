@@ -138,6 +138,22 @@ def test_a_directory_that_is_not_a_backup_is_refused(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_log_on_another_disk_is_copied(tmp_path: Path, other_disk: Path) -> None:
+    """A link cannot lead there, and no backup was made. The same holds where a file system has no hard links."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "log").symlink_to(other_disk)
+    server = ServerProcess(tmp_path / "data", environment={"NOTIFY_SEGMENT_BYTES": str(1 << 20)}).start()
+    try:
+        for _ in range(3):
+            post(server.url, "/v1/messages", {"messages": [{"topic": "t", "body": "x" * 50_000}] * 20})
+        code, made = backup(tmp_path / "b", server.url)
+    finally:
+        server.stop()
+    assert code == 0, made
+    code, copy = restore(tmp_path / "b", tmp_path / "restored")
+    assert (code, copy["damages"], copy["messages"]) == (0, [], 60), copy
+
+
 def test_a_backup_has_the_log_of_one_server(tmp_path: Path, server: ServerProcess) -> None:
     """The server that answered made the backup, and its files were fetched from the first address."""
     code, refused = backup(tmp_path / "b", f"http://127.0.0.1:1,{server.url}")

@@ -536,13 +536,18 @@ def test_a_reader_reads_one_worker_after_the_other(server: ServerProcess) -> Non
 
 
 @pytest.mark.long
-def test_backups_of_all_workers_are_restored_to_a_divided_directory(server: ServerProcess, tmp_path: Path) -> None:
-    """With the settings and credentials of all, and with no other number of workers."""
+def test_backups_of_all_workers_are_restored_to_a_divided_directory(
+    server: ServerProcess, tmp_path: Path, other_disk: Path
+) -> None:
+    """With the settings and credentials of all, and with no other number of workers. The first worker has a disk of
+    its own, to which and from which no file can be renamed."""
     with TransactionProducer(server.url, group="orders") as producer:
         for key in KEYS:
             producer.publish(Message("kept", b"", key=key))
     fields = {"name": "kept", "rights": ["publish:kept"], "reason": "a test"}
     call(server.url, "POST", "/v1/admin/credentials", fields)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / NAMES[0]).symlink_to(other_disk)
     for name in NAMES:
         copy, to = str(tmp_path / f"copy-{name}"), str(tmp_path / "new" / name)
         code, said = cli("backup", copy, "--url", f"{server.url}/{name}", "--reason", "r")
