@@ -10,6 +10,8 @@ from typing import Any
 
 import typer
 
+from notify.admin_api.description import messages as of_messages
+from notify.admin_api.description import transactions as of_transactions
 from notify.cli.api import AS_JSON, DRY_RUN, URL
 from notify.cli.database import SCHEMA, SCHEMAS, TRANSACTIONS_URL, opened
 from notify.cli.printed import log_to_stderr, say, say_json
@@ -106,13 +108,12 @@ def bridge(
 
     with running_beside(url):
         run_until_signal(lambda: during(_all(map(move, bridges)), *(moving.progress for moving in bridges)))
-    done = {"sources": {moving.name: describe(moving.totals) for moving in bridges}, "stopped": bad}
+    reached = {moving.name: moving.totals for moving in bridges if moving.name}  # `bad` has the others
     if as_json:
-        say_json(done)
+        say_json({"sources": {name: describe(totals) for name, totals in reached.items()}, "stopped": bad})
     else:
-        for name, totals in done["sources"].items():  # type: ignore[attr-defined]
-            source = name or "a source that was not reached"
-            say(f"{source}: {totals['rows']} messages, {totals['stored']} transactions stored")
+        for name, totals in reached.items():
+            say(f"{name}: {of_messages(totals.rows)}, {of_transactions(totals.stored)} stored")
     raise typer.Exit(1 if bad else 0)
 
 

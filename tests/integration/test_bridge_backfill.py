@@ -90,6 +90,12 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     assert code == 0 and done["sources"][bridge.name]["known"] == 10
     code, done = cli("bridge", "--dsn", url, "--url", server.url, "--backfill-from", "2026-01-01T00:00:00")
     assert code == 2 and "write 2026-11-21T08:00:00Z" in done["text"]
+    outbox(url, unique, range(14, 15))
+    code, done = cli("bridge", "--dsn", url, "--url", server.url, "--once")
+    assert done["text"].endswith(f"{bridge.name}: 1 message, 1 transaction stored\n")
+    empty = sa.make_url(url).set(database="mysql").render_as_string(hide_password=False)
+    code, done = cli("bridge", "--dsn", empty, "--url", server.url, "--once")
+    assert code == 1 and done["text"].splitlines()[-1].startswith("notify: source (not reached yet): "), done
     engine.dispose()
 
 
