@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -150,28 +149,7 @@ def _server_findings(url: str) -> list[str]:
             f"{transactions(len(old))} undecided after more than {OLD_SECONDS / 60:g} minutes, although producers "
             "answer: see the answers with `notify transaction show`"
         )
-    return findings + _expiring(url, datetime.fromisoformat(overview["at"])) + _bridges_and_members(url)
-
-
-def _expiring(url: str, now: datetime) -> list[str]:
-    """Findings about credentials that expire soon, unless one of the same name is valid for longer."""
-    credentials = call(url, "GET", "credentials")["credentials"]
-    soon = [c for c in credentials if _expires_soon(c, now)]
-    lasting = {c["name"] for c in credentials if c not in soon}
-    return [
-        f"the credential {c['id']} of {c['name']} expires at {c['expires_at'][:16]}Z: create another with "
-        "`notify token create`, give it to those that use it, then revoke this one"
-        for c in soon
-        if c["name"] not in lasting
-    ]
-
-
-def _expires_soon(credential: dict[str, Any], now: datetime) -> bool:
-    """Whether it is in the last fifth of its time, and in its last EXPIRY days."""
-    if credential["expires_at"] is None:
-        return False
-    made, expires = (datetime.fromisoformat(credential[name]) for name in ("created_at", "expires_at"))
-    return expires - now < min(EXPIRY, (expires - made) / 5)
+    return findings + _bridges_and_members(url)
 
 
 def _silent_workers(overview: dict[str, Any]) -> list[str]:
@@ -209,7 +187,6 @@ def _offline(url: str, groups: set[str]) -> set[str]:
 DOUBT_SECONDS, OLD_SECONDS = 10.0, 600.0
 """The first check comes 5 s after the half by default, so after DOUBT_SECONDS an online producer has answered it."""
 SILENT_SECONDS, LAG_SECONDS, CLOCK_SECONDS = 30.0, 60.0, 1.0
-EXPIRY = timedelta(days=14)
 LEFT_SECONDS = 60.0
 """From this age on, a row that a producer has left behind is a finding."""
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from notify.server.cluster.membership import Membership
 
 log = structlog.get_logger("notify.server")
+
+Row = TypeVar("Row")
 
 
 @contextlib.asynccontextmanager
@@ -172,7 +174,8 @@ async def _watching(
     await silences.load()
     history, figures = History(core, queues.groups.lag), Figures(queues.counted, core.clock, core.metrics.latencies)
     restarted_for = "" if workers is None else workers.ended.reason
-    alarms = Alarms(core, _newest_audit(records), queues.groups, silences, shipping, pushes, restarted_for, schedules)
+    read = _last_read(records.audits, 1), _last_read(records.credentials)
+    alarms = Alarms(core, *read, queues.groups, silences, shipping, pushes, restarted_for, schedules)
     charts = ChartFile(Path(core.settings.data_dir), history, figures)
     await charts.load()
     async with contextlib.AsyncExitStack() as parts:
@@ -233,19 +236,18 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
         await shipping.stop()
 
 
-def _newest_audit(records: Records) -> Callable[[], Awaitable[dict[str, Any] | None]]:
-    """A function that reads the newest audit, and returns the last one it read while the records' database is
-    unreachable."""
-    last_read: list[dict[str, Any]] = []
+def _last_read(read: Callable[..., list[Row]], *arguments: Any) -> Callable[[], Awaitable[list[Row]]]:
+    """A function that reads rows, and returns those that it read last while the records' database is unreachable."""
+    last_read: list[Row] = []
 
-    async def newest() -> dict[str, Any] | None:
+    async def rows() -> list[Row]:
         try:
-            last_read[:] = await in_thread(records.audits, 1)
+            last_read[:] = await in_thread(read, *arguments)
         except faults.DATABASE_AWAY as error:
-            faults.note("audits_not_read", error)  # the other alarms continue
-        return last_read[0] if last_read else None
+            faults.note("records_not_read", error)  # the other alarms continue
+        return last_read
 
-    return newest
+    return rows
 
 
 def _membership(settings: Settings, url: str, store: TransactionStore) -> Membership | None:

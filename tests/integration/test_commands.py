@@ -22,7 +22,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
 from tests.support.groups import Caller, die, drain, publish, subscribe
-from tests.support.http import post
+from tests.support.http import metric, post
 from tests.support.transactions import half_request
 
 
@@ -300,17 +300,18 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
     code, answer = cli("dead-letter", "drop", unique, "--reason", "all of them", "--url", memory.url)
-    assert code == 2 and "--contains" in answer["text"] and "truncate" in answer["text"], answer
+    assert code == 2 and "--contains" in answer["text"] and "dead-letter purge" in answer["text"], answer
     letter = cli("dead-letter", "list", unique, "--url", memory.url, "--json")[1]["messages"][0]["id"]
     shown = cli("message", "show", letter, "--url", memory.url)[1]["text"].splitlines()
     assert "dead letter" in shown[-1] and unique in shown[-1], "it was said to be settled"
     assert "1 unresolved dead letter. " in finding and "redrive" in finding
 
 
-def test_doctor_names_tokens_that_expire_soon() -> None:
+def test_tokens_that_expire_soon_are_an_alarm_which_doctor_names() -> None:
     """A token of 90 days ended an operator's access, or a service's, without a word before."""
-    with InMemoryServer() as server:
-        for name, days in (("me", "90"), ("shop", "90"), ("shop", "180"), ("guest", "1")):
+    with InMemoryServer(alarm_every_seconds=0.1) as server:
+
+        def make(name: str, days: str) -> None:
             made = ("token", "create", name, "--right", "view", "--days", days, "--reason", "a test")
             code, answer = cli(*made, "--url", server.url)
             assert code == 0, answer
@@ -318,10 +319,16 @@ def test_doctor_names_tokens_that_expire_soon() -> None:
         def findings() -> list[str]:
             return cli("doctor", "--url", server.url, "--json")[1]["findings"]
 
+        for name, days in (("me", "90"), ("shop", "90"), ("shop", "180"), ("guest", "1")):
+            make(name, days)
         assert findings() == []
         server.advance(77 * 86_400)
+        eventually(findings, "the alarm")
         (finding,) = findings()
         assert "of me expires" in finding and "notify token create" in finding
+        eventually(lambda: metric(server.url, 'notify_alarms{alarm="credential"}') == 1, "the metric")
+        make("me", "90")
+        eventually(lambda: not findings(), "the alarm to be cleared")
 
 
 def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> None:

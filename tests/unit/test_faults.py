@@ -95,7 +95,7 @@ class Failing:
 
 
 async def _alarms(failing: Failing) -> Callable[[], Awaitable[None]]:
-    alarms = Alarms(SimpleNamespace(settings=SimpleNamespace(alarm_every_seconds=0.001)), None, None, None)  # type: ignore[arg-type]
+    alarms = Alarms(SimpleNamespace(settings=SimpleNamespace(alarm_every_seconds=0.001)), None, None, None, None)  # type: ignore[arg-type]
 
     async def look() -> None:
         failing()

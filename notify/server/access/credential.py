@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+SOON_US = 14 * 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,13 @@ class Credential:
     def holds(self, now_us: int) -> bool:
         """Whether it is valid at this time: not revoked, and not expired (`expires_us` 0: it never expires)."""
         return not self.revoked_us and (not self.expires_us or now_us < self.expires_us)
+
+    def ends_soon(self, now_us: int) -> bool:
+        """Whether it is in the last fifth of its time, and in its last 14 days."""
+        return 0 < self.expires_us < now_us + min(SOON_US, (self.expires_us - self.created_us) // 5)
+
+
+def ending(credentials: Iterable[Credential], now_us: int) -> list[Credential]:
+    """The valid credentials that expire soon: of each name the one that lasts longest, if no other lasts."""
+    valid = sorted((c for c in credentials if c.holds(now_us)), key=lambda c: c.expires_us or math.inf)
+    return [c for c in {c.name: c for c in valid}.values() if c.ends_soon(now_us)]

@@ -128,7 +128,7 @@ _PAGES = {
     "held_keys": "/groups/{}/held-keys", "held_up": "/groups/{}/held-keys",
     "unread_topic": "/groups/{}", "filter": "/groups/{}",
     "bridge": "/nodes", "retained_log": "/nodes", "old_slot": "/nodes", "refused": "/nodes",
-    "left_behind": "/nodes", "schedule": "/schedules", "audit": "/audits", "kafka": "/nodes",
+    "left_behind": "/nodes", "schedule": "/schedules", "audit": "/audits", "credential": "/access", "kafka": "/nodes",
 }  # fmt: skip
 
 

@@ -98,6 +98,11 @@ MEANING = {
         "(`notify message send`)."
     ),
     "audit": "The newest published audit has findings. Its report explains them, and what to do.",
+    "credential": (
+        "A credential is in the last fifth of its time, and in its last 14 days. Once it has expired, those that use "
+        "it are refused. Create another of the same name with `notify token create`, give it to them, then revoke "
+        "this one (`notify token revoke`)."
+    ),
     "filter": (
         "A subscription's filter was accepted by an earlier version, but this version refuses it, because evaluating "
         "it may cost too much. The group gets no messages of that topic. Change the subscription's filter."

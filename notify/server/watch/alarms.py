@@ -17,6 +17,7 @@ from notify.protocol.wire import encode_json, instant
 from notify.runtime import faults
 from notify.runtime.threads import in_thread
 from notify.server import webhooks
+from notify.server.access.credential import Credential, ending
 from notify.server.core.core import Core
 from notify.server.core.pushes import Pushes
 from notify.server.data_directory import room_of
@@ -48,7 +49,8 @@ class Alarms:
     def __init__(
         self,
         core: Core,
-        newest_audit: Callable[[], Awaitable[dict[str, Any] | None]],
+        newest_audit: Callable[[], Awaitable[list[dict[str, Any]]]],
+        credentials: Callable[[], Awaitable[list[Credential]]],
         watched: Watched,
         silences: Silences,
         shipping: Shipping | None = None,
@@ -56,7 +58,7 @@ class Alarms:
         restarted_for: str = "",
         schedules: Schedules | None = None,
     ) -> None:
-        """`newest_audit` returns the verdict that was published last; `restarted_for`: why this worker was
+        """`newest_audit` returns the verdict that was published last, if any; `restarted_for`: why this worker was
         started again, or empty."""
         self._restarted_for = restarted_for
         self._began_us = core.clock() if restarted_for else 0
@@ -67,6 +69,7 @@ class Alarms:
         self._core = core
         self._watched = watched
         self._newest_audit = newest_audit
+        self._credentials = credentials
         self.raised: dict[tuple[str, str], Alarm] = {}
         self._posted: set[tuple[str, str]] = set()
         """The raised alarms that were logged and posted: all except the silenced ones."""
@@ -142,10 +145,13 @@ class Alarms:
         share = (await in_thread(room_of, settings.data_dir)).used_share
         if settings.alarm_disk_share and share > settings.alarm_disk_share:
             current.append(("disk", settings.data_dir, f"The disk of {settings.data_dir} is {share:.0%} full"))
-        audit = await self._newest_audit()
-        if audit is not None and audit["verdict"] == "FINDINGS":
-            counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
-            current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
+        for audit in await self._newest_audit():
+            if audit["verdict"] == "FINDINGS":
+                counts = ", ".join(f"{name} {n}" for name, n in audit["counts"].items() if n)
+                current.append(("audit", str(audit["id"]), f"The audit of {instant(audit['at_us'])} found {counts}"))
+        for c in ending(await self._credentials(), now_us):
+            text = f"The credential {c.id} of {c.name} expires at {instant(c.expires_us)[:16]}Z"
+            current.append(("credential", c.name, text))
         try:
             refused = [row for row in await self._watched.refused() if row["waiting"]]
             current += [_refused(row) for row in refused]
