@@ -29,6 +29,7 @@ import sqlalchemy as sa
 from notify.errors import InvalidRequest, Timeout
 from notify.protocol.limits import check_between, check_whole
 from notify.runtime.extras import remedy
+from notify.runtime.green import patched_by
 from notify.server.running import Running
 from notify.testing.crashes import Crashed
 from notify.testing.explored_database import ExploredDatabase, Rows, given_database
@@ -159,6 +160,11 @@ def explore(
     check_between("seconds", seconds, 1, 3600)
     if (causes is None) is not (effects is None):
         raise InvalidRequest("give both causes and effects: each cause has to have its effect once")
+    if library := patched_by():
+        raise InvalidRequest(
+            f"{library} has put greenlets in the place of threads, which cannot be killed one by one: explore the "
+            "service in a process without monkey patching"
+        )
     _check_clock()
     given = given_database(database)
     with ExitStack() as stack:

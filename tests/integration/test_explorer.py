@@ -461,6 +461,27 @@ def test_a_clock_that_does_not_advance(monkeypatch: pytest.MonkeyPatch) -> None:
         explore(shop)
 
 
+GREEN = """
+from gevent import monkey
+monkey.patch_all()
+from notify.errors import InvalidRequest
+from notify.testing import explore
+for real in (False, True):
+    try:
+        explore(print, real=real)
+    except InvalidRequest as error:
+        print(error)
+"""
+
+
+def test_greenlets_in_the_place_of_threads_are_refused() -> None:
+    """The exploration ended with a bare Crashed, or a broken pipe."""
+    pytest.importorskip("gevent")
+    done = subprocess.run([sys.executable, "-c", GREEN], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    told = done.stdout.splitlines()
+    assert len(told) == 2 and all("gevent has put greenlets" in line for line in told), done.stdout + done.stderr
+
+
 def test_a_query_of_a_module_whose_path_begins_as_the_sdks_is_a_step() -> None:
     calls = "def ask(engine):\n    with engine.begin() as connection:\n        connection.exec_driver_sql('SELECT 1')\n"
     shop_module: dict[str, Any] = {}
