@@ -143,7 +143,7 @@ class _OfLog:
             trace.outcomes.add("COMMITTED")
         if m["withdrawn"]:
             trace.withdrawn |= m["withdrawn"]
-            what = "withdrawn" if m["withdrawn"] & WITHDRAWN else "a withdrawal that takes no place"
+            what = "withdrawn" if m["withdrawn"] & WITHDRAWN else "a withdrawal, or collapsed: it takes no place"
             history.note(m["decided_us"], source, f"message {number} is {what}")
         if m["due_us"] is not None:
             trace.due_us = m["due_us"]

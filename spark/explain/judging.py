@@ -222,7 +222,7 @@ def _life(t: Trace) -> Iterator[str]:
     elif t.due_us:
         yield f"due at {instant_text(t.due_us)}"
     elif t.withdrawn & TAKES_NO_PLACE:
-        yield "a withdrawal of another message, and in no queue"
+        yield "a withdrawal of another message, or collapsed by its dedupe key, and so in no queue"
     else:
         yield "in no queue"
     for group in sorted(t.expected | t.settled.keys() | t.effects.keys() | t.letters.keys()):

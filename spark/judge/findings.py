@@ -217,7 +217,7 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     Finding(
         "WITHDRAWN",
-        "Its sender cancelled or replaced the delayed message in time: no consumer receives it.",
+        "Its sender, or a later message of its dedupe key, withdrew the delayed message in time: no consumer gets it.",
         "Nothing. The message's page and notify audit explain show when; the withdrawal is a message of its own.",
         cause="{who}: {n} withdrawn by the sender before their time, {when}",
         rank=Rank.TRACE,
