@@ -262,7 +262,9 @@ class _Explorer:
         if found:
             return Exploration(tuple(steps), tuple(found), 0)
         if not steps:
-            raise InvalidRequest("the act took no step: call what the test is about by process.act(…)")
+            raise InvalidRequest(
+                "the act took no step: call what the test is about by process.act(…), and start no process for it"
+            )
         if self._causes is not None and not plain.causes:
             raise InvalidRequest("the query of the causes returned no row after the act: nothing can be judged")
         known = set(steps)
