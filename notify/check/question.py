@@ -10,9 +10,10 @@ https://www.postgresql.org/docs/15/sql-insert.html
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -30,6 +31,7 @@ from notify.runtime.databases import (
 )
 from notify.runtime.schemas import named_by, qualified, text_of
 
+T = TypeVar("T")
 LOCK_TIMEOUT_MS = 300
 """How long a question waits for a running transaction; on MariaDB and MySQL it is rounded up to a second."""
 
@@ -131,31 +133,39 @@ def ask(
     tombstone = _sql(connection, _TOMBSTONE, schema, **_TOMBSTONES[name])
     parameters = {"id": transaction_id, "producer_group": producer_group}
 
-    def asked(level: str) -> LocalRow:
-        with own_transaction(connection, level):
-            with short_lock_waits(connection):
-                connection.execute(tombstone, parameters)
-            return _read(connection, transaction_id, schema, source)
+    def asked() -> LocalRow:
+        with short_lock_waits(connection):
+            connection.execute(tombstone, parameters)
+        return _read(connection, transaction_id, schema, source)
 
     try:
-        try:
-            return asked(READ_COMMITTED)
-        except sa.exc.DBAPIError as error:
-            if not is_level_refused(error.orig):
-                raise
-        # As good here: the first read, which makes the snapshot, comes after the insert.
-        return asked(REPEATABLE_READ)
+        # REPEATABLE READ is as good here: the first read, which makes the snapshot, comes after the insert.
+        return in_own_transaction(connection, asked)
     except sa.exc.SQLAlchemyError as error:
         if isinstance(error, sa.exc.DBAPIError) and is_denied(error.orig):
             raise MayNotAsk(f"this user may not ask in {schema or 'the database'}: {error.orig}") from error
         raise CheckUnavailable(f"the database did not answer: {reason_of(error)}") from error
 
 
-READ_COMMITTED, REPEATABLE_READ = "READ COMMITTED", "REPEATABLE READ"
+def in_own_transaction(connection: Connection, function: Callable[..., T], *arguments: Any) -> T:
+    """Call `function(*arguments)` in a transaction at READ COMMITTED, and return its result; at REPEATABLE READ, from
+    the beginning, where MySQL or MariaDB takes no writes at the other level.
+
+    At REPEATABLE READ a statement would lock every row that it looks at, and the gaps between them: it would wait for
+    what others have not committed, and they for it.
+    """
+    try:
+        with _own_transaction(connection, "READ COMMITTED"):
+            return function(*arguments)
+    except sa.exc.DBAPIError as error:
+        if not is_level_refused(error.orig):
+            raise
+    with _own_transaction(connection, "REPEATABLE READ"):
+        return function(*arguments)
 
 
 @contextmanager
-def own_transaction(connection: Connection, level: str) -> Iterator[None]:
+def _own_transaction(connection: Connection, level: str) -> Iterator[None]:
     """A transaction at an isolation level that can write, also on a connection that commits each statement by itself.
 
     The level is set for this transaction only. The session is the service's, and SQLAlchemy's own way to set a level

@@ -6,8 +6,8 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -20,7 +20,6 @@ from notify.errors import InvalidRequest
 from notify.runtime.green import patched_by
 from notify.runtime.urls import without_secrets
 
-T = TypeVar("T")
 LOCK_PAUSE_MS = 5
 """The pause between two tries of a greenlet to get SQLite's lock."""
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
@@ -749,16 +748,3 @@ def _now_mysql(element: Any, compiler: Any, **kw: Any) -> str:
 @compiles(database_now, "sqlite")
 def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
     return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
-
-
-def in_transaction(engine: Engine, function: Callable[..., T], *arguments: Any) -> T:
-    """Call `function(connection, *arguments)` in a new transaction and return the result."""
-    with engine.begin() as connection:
-        return function(connection, *arguments)
-
-
-async def in_transaction_async(engine: Any, function: Callable[..., T], *arguments: Any) -> T:
-    """`in_transaction` for an AsyncEngine."""
-    async with engine.begin() as connection:
-        result: T = await connection.run_sync(function, *arguments)
-        return result

@@ -196,6 +196,18 @@ def qualified(connection: Connection, table: str, schema: str | None) -> str:
     return f"{quoted(connection, schema)}.{table}".replace(":", "\\:") if schema else table
 
 
+def delete_by_key(connection: Connection, table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
+    """Delete the rows of a condition on the beginning of a table's primary key; returns their number.
+
+    With many keys MySQL would look at the whole table, and wait there for rows that others have not committed, as a
+    DELETE does at every isolation level: the hint names the key. MariaDB has such hints since version 12.
+    """
+    statement = table.delete().where(condition)
+    if connection.dialect.name in ("mysql", "mariadb"):
+        statement = statement.prefix_with(f"/*+ INDEX({table.name} PRIMARY) */")
+    return connection.execute(statement).rowcount
+
+
 def in_schema(schema: str | None) -> dict[str, dict[str | None, str]]:
     """The execution options with which a statement or a connection names this schema in every table of Notify.
 

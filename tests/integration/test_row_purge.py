@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,10 +16,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
-from notify.client import AsyncTransactionProducer, TransactionProducer, create_tables
+from notify.client import AsyncTransactionProducer, Inbox, TransactionProducer, create_tables
+from notify.client.inbox import inbox as inboxes
 from notify.client.tables import purge as purging
-from notify.client.tables.definitions import half_message, notify_source
-from notify.client.tables.old_rows import DAY
+from notify.client.tables.database_calls import DatabaseCalls
+from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.old_rows import DAY, delete_transactions, note_purged
 from notify.client.tables.purge import RowPurge, purge, purge_by_force
 from notify.client.transport.http import HttpClient
 from notify.client.transport.servers import Servers
@@ -28,9 +30,11 @@ from notify.protocol import ids
 from notify.testing import InMemoryServer
 from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.databases import empty_database
 from tests.support.http import post
 from tests.support.shop import make_engine
 from tests.support.transactions import when_free
+from tests.support.wal import insert
 
 HOUR = 3600.0
 
@@ -145,6 +149,50 @@ def test_a_purge_ends_while_rows_are_written(
         assert looked_at >= 3
         assert pool.submit(purge_by_force, engine, older_than=0.0).result(PATIENCE_SECONDS).rows >= looked_at
     assert rows(engine)
+
+
+@pytest.mark.parametrize("table", ["half_message", "notify_inbox"])
+def test_a_purge_and_open_transactions_do_not_wait_for_each_other(
+    table: str, database_urls: Mapping[str, str], tmp_path: Path
+) -> None:
+    """MySQL's purge looked at the whole table and waited there, and the service waited for it, up to a deadlock."""
+    old = datetime.now(UTC).replace(tzinfo=None) - timedelta(days=10)
+    names = [ids.to_text(ids.new_id()) for _ in range(302)]
+    goes, (first, second) = names[:200], names[300:]
+
+    def write(connection: sa.Connection, name: str) -> None:
+        if table == "notify_inbox":
+            values = {"consumer_group": "g", "message_id": name, "created_at": old if name in goes else sa.func.now()}
+            connection.execute(notify_inbox.insert().values(values))
+        else:
+            insert(connection, "t", 0, transaction_id=name)
+
+    with empty_database("mysql", database_urls, tmp_path) as url:
+        hurried = sa.make_url(url).update_query_dict({"init_command": "SET SESSION innodb_lock_wait_timeout = 1"})
+        engine = sa.create_engine(hurried)
+        create_tables(engine)
+        with engine.begin() as connection:
+            for name in names[:300]:
+                write(connection, name)
+        with engine.begin() as service:
+            write(service, first)
+
+            def purge_in_between(connection: sa.Connection) -> int:
+                if table == "notify_inbox":
+                    deleted = inboxes.delete_noted(connection, 1000)
+                else:
+                    deleted = delete_transactions(connection, goes)
+                write(service, second)
+                return deleted
+
+            if table == "notify_inbox":
+                with engine.begin() as connection:
+                    note_purged(connection, notify_source.c.inbox_from, old + timedelta(days=1))
+                assert Inbox(engine).call(purge_in_between) == len(goes)
+            else:
+                calls = DatabaseCalls(engine)
+                assert asyncio.run(calls.call(purge_in_between, schema=hurried.database or "")) == len(goes)
+        engine.dispose()
 
 
 # --- by producers ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from notify.check.local import is_async as is_async_engine
+from notify.check.question import in_own_transaction
 from notify.client.handling.handlers import call_to_the_end, refuse_unfinished
 from notify.client.inbox.rows import Guard, check_transactions, claim, claim_all, has_ended, is_claimed, refuse_partial
 from notify.client.tables.definitions import CLAIMS, MAKE_TABLES, PURGES_INBOX, has_replay, notify_inbox, notify_source
@@ -28,15 +29,13 @@ from notify.runtime.databases import (
     check_engine,
     drop_if_gone,
     has_table,
-    in_transaction,
-    in_transaction_async,
     is_away,
     reason_of,
     roll_back_driver,
     without_server_cursors,
 )
 from notify.runtime.guarantees import verify, verify_once
-from notify.runtime.schemas import found_in, named_by, naming
+from notify.runtime.schemas import delete_by_key, found_in, named_by, naming
 
 T = TypeVar("T")
 PURGE_AFTER_SECONDS = 30 * DAY
@@ -207,14 +206,21 @@ class Inbox:
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call `function(connection, *arguments)` in a new transaction, whose statements name the inbox's schema, and
         return the result."""
-        with self._turns.turn():
-            result: T = in_transaction(self.engine, self._named, function, *arguments)
+        with self._turns.turn(), self.engine.connect() as connection:
+            result: T = self._called(connection, function, *arguments)
         return result
 
     async def call_async(self, function: Callable[..., T], *arguments: Any) -> T:
         """`call` for an AsyncEngine."""
-        async with self._turns.turn_async():
-            return await in_transaction_async(self.engine, self._named, function, *arguments)
+        async with self._turns.turn_async(), self.engine.connect() as connection:
+            result: T = await connection.run_sync(self._called, function, *arguments)
+        return result
+
+    def _called(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
+        if connection.dialect.name in ("mysql", "mariadb"):
+            return in_own_transaction(connection, self._named, connection, function, *arguments)
+        with connection.begin():
+            return self._named(connection, function, *arguments)
 
     def _named(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -469,7 +475,7 @@ def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> i
         ids_by_group.setdefault((group, replay), []).append(message_id)
     for (group, replay), ids in ids_by_group.items():
         condition = sa.and_(columns.consumer_group == group, columns.replay == replay, columns.message_id.in_(ids))
-        connection.execute(notify_inbox.delete().where(condition))
+        delete_by_key(connection, notify_inbox, condition)
     return len(rows)
 
 

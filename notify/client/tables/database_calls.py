@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from notify.check.question import REPEATABLE_READ, own_transaction
+from notify.check.question import in_own_transaction
 from notify.check.sources import Sources
 from notify.client.threads.forks import no_fork
 from notify.runtime.databases import allow_writes, drop_if_gone, is_read_only, without_server_cursors
@@ -59,12 +59,11 @@ class DatabaseCalls:
 
 def _call(connection: Connection, schema: str, function: Callable[..., T], *arguments: Any) -> T:
     """Call in a transaction that may write, also where transactions only read unless they say otherwise
-    (`default_transaction_read_only`; a standby refuses that, too). On MySQL and MariaDB at the servers' own default
-    level: that of the service may show rows that are not committed yet, and they would be sent."""
+    (`default_transaction_read_only`; a standby refuses that, too). On MySQL and MariaDB at a level of its own: that of
+    the service may show rows that are not committed yet, and they would be sent."""
     with without_server_cursors(connection), naming(connection, schema):
         if connection.dialect.name in ("mysql", "mariadb"):
-            with own_transaction(connection, REPEATABLE_READ):
-                return function(connection, *arguments)
+            return in_own_transaction(connection, function, connection, *arguments)
         try:
             with connection.begin():
                 return function(connection, *arguments)
