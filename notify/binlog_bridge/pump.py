@@ -44,7 +44,15 @@ from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
-from notify.runtime.databases import CLIENT_KEEPALIVE, is_denied, mover_options, reason_of, shown_url, within_schema
+from notify.runtime.databases import (
+    CLIENT_KEEPALIVE,
+    MOVER_SETTINGS,
+    is_denied,
+    reason_of,
+    set_in_session,
+    shown_url,
+    within_schema,
+)
 from notify.runtime.threads import in_thread
 from notify.runtime.urls import without_secrets
 from notify.storage.sql.engines import make_engine
@@ -94,7 +102,7 @@ class Bridge:
 
         Raises InvalidRequest for a database without a log, or candidates of several kinds.
         """
-        engines = [make_engine(url, "--dsn", _options) for url in urls]
+        engines = [_engine(url) for url in urls]
         if len({engine.dialect.name in ("mysql", "mariadb") for engine in engines}) > 1:
             raise InvalidRequest("the candidates of a source are one database and its replicas: all of one kind")
         self._candidates = Candidates(engines, purged_seconds=purged_seconds)
@@ -547,10 +555,23 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
+def _engine(url: str) -> sa.Engine:
+    engine = make_engine(url, "--dsn", _options)
+    if engine.dialect.name == "postgresql":
+
+        @sa.event.listens_for(engine, "connect")
+        def set_up(connection: Any, _: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(set_in_session(MOVER_SETTINGS))
+            connection.commit()  # a rollback would undo the settings
+
+    return engine
+
+
 def _options(url: URL) -> dict[str, Any]:
     """The options of a source's engine."""
     if url.get_backend_name() == "postgresql":
-        arguments = {"connect_timeout": 5, "client_encoding": "utf8", "options": mover_options(url)} | CLIENT_KEEPALIVE
+        arguments = {"connect_timeout": 5, "client_encoding": "utf8"} | CLIENT_KEEPALIVE
         return {"pool_pre_ping": True, "connect_args": arguments}
     if url.get_backend_name() == "sqlite":
         return {}

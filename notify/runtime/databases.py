@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import URL, Connection, Engine
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -47,23 +46,16 @@ KEEPALIVE = {"tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5, "tcp_keepa
 CLIENT_KEEPALIVE = {name.removeprefix("tcp_"): seconds for name, seconds in KEEPALIVE.items()}
 CLIENT_KEEPALIVE["tcp_user_timeout"] = 25_000
 """The same for a client, by libpq's names (the last in milliseconds): it notices that its server's machine is gone."""
-_OF_A_MOVER = {
+MOVER_SETTINGS: Mapping[str, object] = {
     "statement_timeout": 0,
     "lock_timeout": 0,
     "idle_in_transaction_session_timeout": 0,
     "idle_session_timeout": 0,
     "default_transaction_read_only": "off",
 }
-"""Settings of sessions that read a table as a whole and then wait for a target, instead of what a role or database has
-for its requests."""
-
-
-def mover_options(url: URL, further: Mapping[str, object] | None = None) -> str:
-    """The options of PostgreSQL sessions of a mover: those of the URL, or of the environment (the driver reads one or
-    the other), and the settings that such sessions need. `further`: more settings."""
-    asked = url.query.get("options") or os.environ.get("PGOPTIONS", "")
-    settings = [f"-c {name}={value}" for name, value in (_OF_A_MOVER | dict(further or {})).items()]
-    return " ".join(filter(None, [asked if isinstance(asked, str) else " ".join(asked), *settings]))
+"""Settings of PostgreSQL sessions that read a table as a whole and then wait for a target, instead of what a role or
+database has for its requests. They are set by a statement: as `options` of a connection they would hide those of its
+URL, service or environment."""
 
 
 def set_in_session(settings: Mapping[str, object]) -> str:

@@ -108,6 +108,8 @@ def open_engine(
         drop_lost_sessions(engine)
     if engine.dialect.name == "postgresql":
         event.listen(engine, "connect", functools.partial(_set_up_postgresql, statement_seconds))
+    if engine.dialect.name in ("mysql", "mariadb"):
+        event.listen(engine, "connect", _bound_mysql)
     return engine
 
 
@@ -193,14 +195,6 @@ _KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg", "psycopg2")
 
 def _arguments(url: URL, read_seconds: int) -> dict[str, Any]:
     name = url.get_backend_name()
-    if name in ("mysql", "mariadb"):
-        # Only MySQL reads the first comment, and only MariaDB the second.
-        bounds = (
-            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} "
-            f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
-            f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
-        )
-        return _reachability(url, read_seconds) | {"init_command": bounds}
     if name == "sqlite":
         return {"timeout": 2, "check_same_thread": False}
     return _reachability(url, read_seconds)
@@ -239,6 +233,17 @@ def _refuse_transaction_mode(engine: Engine, named: str) -> None:
         if pool_mode(bare) == TRANSACTION:
             raise StorageFailed(f"{named}: {REMEDY}")
         has_looked = True
+
+
+def _bound_mysql(connection: Any, _: Any) -> None:
+    """Bounds of a session, set by a statement, because an `init_command` may be that of the URL. Only MySQL reads the
+    first comment, and only MariaDB the second."""
+    with contextlib.closing(connection.cursor()) as cursor:
+        cursor.execute(
+            f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS} "
+            f"/*!50700 , wait_timeout = {IDLE_SECONDS} */ "
+            f"/*M! , idle_transaction_timeout = {IDLE_IN_TRANSACTION_SECONDS} */"
+        )
 
 
 def _set_up_postgresql(statement_seconds: int, connection: Any, _: Any) -> None:

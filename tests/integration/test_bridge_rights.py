@@ -13,6 +13,7 @@ from notify.binlog_bridge.binlog.source import findings
 from notify.binlog_bridge.errors import Unfit
 from notify.movers import refused
 from notify.storage.sql.checkup import Finding
+from notify.storage.sql.engines import LOCK_SECONDS, opened
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
@@ -92,6 +93,18 @@ def test_a_role_counts_once_it_is_active(few: URL, binlog_server: BinlogServer) 
     assert "without its role `outer_reader`" in finding.what and "SET DEFAULT ROLE `outer_reader`" in finding.remedy
     binlog_server.execute(finding.remedy)
     assert found(few) == []
+
+
+def test_the_urls_init_command_holds_for_each_session(
+    few: URL, binlog_server: BinlogServer, server: ServerProcess, unique: str
+) -> None:
+    """It may take the role that has the right. The connection that reads the binlog, and a server's, did without it."""
+    binlog_server.execute("CREATE ROLE reader", "GRANT REPLICATION SLAVE ON *.* TO reader", f"GRANT reader TO {FEW}")
+    url = few.update_query_dict({"init_command": "SET ROLE reader"})
+    assert move(text(url), server).totals.rows == 2
+    with opened(text(url)) as engine, engine.connect() as connection:
+        row = connection.exec_driver_sql("SELECT CURRENT_ROLE(), @@SESSION.innodb_lock_wait_timeout").one()
+        assert "reader" in row[0] and row[1] == LOCK_SECONDS
 
 
 @pytest.mark.long

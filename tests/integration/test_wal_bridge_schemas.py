@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -148,6 +149,25 @@ def test_the_options_of_the_environment_hold_for_the_bridge_too(
     once(Bridge([wal_url], server.url))
     outbox(wal_url, unique, range(4, 6))
     once(Bridge([wal_url], server.url))
+    assert numbers(server, unique, 5) == [0, 1, 2, 4, 5]
+
+
+def test_the_options_of_a_service_hold_for_the_bridge_too(
+    schemas: Schemas, wal_url: str, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of the bridge's own hid them, so that it read another schema than the producers wrote to."""
+    subscribe(server.url, unique, unique)
+    outbox(wal_url, f"{unique}.public", range(0))
+    schemas.add("shop")
+    at = sa.make_url(wal_url)
+    entry = ("[shop]", f"host={at.host}", f"port={at.port}", f"user={at.username}", f"dbname={at.database}")
+    (tmp_path / "services").write_text("\n".join([*entry, "options=-c search_path=shop"]))
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    url = "postgresql+psycopg://?service=shop"
+    outbox(url, unique, range(3))
+    once(Bridge([url], server.url))
+    outbox(url, unique, range(4, 6))
+    once(Bridge([url], server.url))
     assert numbers(server, unique, 5) == [0, 1, 2, 4, 5]
 
 

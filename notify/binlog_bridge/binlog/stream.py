@@ -224,12 +224,13 @@ def _first_file(connection: Any) -> bytes:
         return str(cursor.fetchone()[0]).encode()
 
 
-_LOGIN = ("unix_socket", "read_default_file", "read_default_group")
+_LOGIN = ("unix_socket", "read_default_file", "read_default_group", "init_command")
 
 
 def _login(url: URL) -> dict[str, Any]:
     """The driver's arguments by which it reaches the source and logs in. SQLAlchemy derives those for TLS from the URL,
-    as for the bridge's other connections. An option file has what the URL does not say."""
+    as for the bridge's other connections. An option file has what the URL does not say, and the URL's
+    `init_command` may take the role that has the rights."""
     _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
     login = {name: value for name, value in arguments.items() if name in _LOGIN or name.startswith("ssl")}
     host = None if "read_default_file" in login else "127.0.0.1"

@@ -18,7 +18,7 @@ from notify.binlog_bridge.errors import Damaged, Purged, Unfit
 from notify.binlog_bridge.postgresql.position import lsn_of
 from notify.binlog_bridge.postgresql.rights import denied
 from notify.errors import Unavailable
-from notify.runtime.databases import CLIENT_KEEPALIVE, mover_options
+from notify.runtime.databases import CLIENT_KEEPALIVE, MOVER_SETTINGS, set_in_session
 from notify.storage.sql.engines import with_driver
 
 COMMAND_SECONDS = 30.0
@@ -41,11 +41,13 @@ class Replication:
         _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
         arguments.pop("context", None)
         self._settings: dict[str, Any] = {"connect_timeout": 5} | CLIENT_KEEPALIVE | dict(arguments)
-        settings = {"bytea_output": "hex", "lock_timeout": f"{round(lock_seconds * 1000)}ms"}
-        self._settings |= {"client_encoding": "utf8", "options": mover_options(url, settings)}
+        self._settings["client_encoding"] = "utf8"
+        own = {"bytea_output": "hex", "lock_timeout": f"{round(lock_seconds * 1000)}ms"}
+        self._set_up = set_in_session({**MOVER_SETTINGS, **own})
         self._connection = self._connected(replication="database")
         self.pgconn = self._connection.pgconn
         try:
+            self.command(self._set_up)
             self.command(_SENDER_TIMEOUT.format(round(SENDER_SECONDS * 1000)))
         except BaseException:
             self.close()
@@ -60,7 +62,13 @@ class Replication:
 
     def plain_connection(self) -> psycopg.Connection[Any]:
         """A plain connection to the same database; the caller closes it. Raises as the constructor does."""
-        return self._connected()
+        connection = self._connected()
+        try:
+            connection.execute(self._set_up.encode())
+        except psycopg.Error as error:
+            connection.close()
+            raise refusal(error) from error
+        return connection
 
     def __enter__(self) -> Replication:
         return self
