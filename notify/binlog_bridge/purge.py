@@ -26,6 +26,7 @@ from notify.movers.outbox import source_name
 from notify.movers.sinks.sink import Sink, open_sink
 from notify.runtime.databases import has_table, within_schema
 from notify.runtime.guarantees import verify
+from notify.runtime.schemas import by_key
 from notify.runtime.threads import in_thread
 
 log = logging.getLogger("notify.binlog_bridge")
@@ -139,7 +140,9 @@ def _delete(engine: Engine, transaction_ids: list[str], cutoff: datetime) -> int
         waiting = sa.select(columns.transaction_id).where(
             is_waiting, columns.message_no == 0, columns.transaction_id.in_(transaction_ids), _is_not_listed(connection)
         )
-        return delete_transactions(connection, [str(name) for name in connection.scalars(waiting.with_for_update())])
+        return delete_transactions(
+            connection, [str(name) for name in connection.scalars(by_key(waiting.with_for_update(), half_message))]
+        )
 
 
 def _is_not_listed(connection: Connection) -> ColumnElement[bool]:

@@ -11,7 +11,7 @@ import fnmatch
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from notify.errors import InvalidRequest
 from notify.runtime.databases import is_gone, quoted
 
+S = TypeVar("S", sa.Select[Any], sa.Delete)
 Kind = Literal["table", "view", "foreign"]
 """The kinds that may stand in a table's place: a table, a view, or a foreign table, whose rows are another server's."""
 _POSTGRESQL_FINDS = sa.text(
@@ -196,16 +197,10 @@ def qualified(connection: Connection, table: str, schema: str | None) -> str:
     return f"{quoted(connection, schema)}.{table}".replace(":", "\\:") if schema else table
 
 
-def delete_by_key(connection: Connection, table: sa.Table, condition: sa.ColumnElement[bool]) -> int:
-    """Delete the rows of a condition on the beginning of a table's primary key; returns their number.
-
-    With many keys MySQL would look at the whole table, and wait there for rows that others have not committed, as a
-    DELETE does at every isolation level: the hint names the key. MariaDB has such hints since version 12.
-    """
-    statement = table.delete().where(condition)
-    if connection.dialect.name in ("mysql", "mariadb"):
-        statement = statement.prefix_with(f"/*+ INDEX({table.name} PRIMARY) */")
-    return connection.execute(statement).rowcount
+def by_key(statement: S, table: sa.Table) -> S:
+    """A statement that locks or deletes rows by many values of a table's primary key. MySQL would look at the whole
+    table, and wait there for rows that others have not committed: a hint names the key."""
+    return statement.prefix_with(f"/*+ INDEX({table.name} PRIMARY) */", dialect="mysql")
 
 
 def in_schema(schema: str | None) -> dict[str, dict[str | None, str]]:

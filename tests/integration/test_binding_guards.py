@@ -199,7 +199,10 @@ def test_two_phase_transactions_of_a_connection_are_refused(shop: Shop) -> None:
             shop.producer.binding.send_in_connection(connection, Message(shop.topic, "a"))
         two_phase = connection.begin_twophase()
         connection.execute(sa.insert(Order).values(item="b"))
-        with pytest.raises(BindingRefused, match="two-phase"), shop.producer.transaction(connection) as tx:
+        with (
+            pytest.raises(BindingRefused, match=r"two-phase.*commit in one"),
+            shop.producer.transaction(connection) as tx,
+        ):
             tx.send(Message(shop.topic, "b"))
         two_phase.rollback()
         two_phase = connection.begin_twophase()

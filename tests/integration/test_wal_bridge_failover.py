@@ -19,11 +19,13 @@ from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.check import CheckUnavailable
 from notify.check.question import ask
+from notify.cli.database import opened
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.inbox.inbox import note_old
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.old_rows import DAY
 from notify.errors import Unavailable
+from notify.movers.relay.relay import Relay
 from notify.protocol import ids
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
@@ -226,3 +228,23 @@ def test_a_service_does_not_come_back_to_a_standby(
         work(engine)
     work(engine)
     engine.dispose()
+
+
+@pytest.mark.long
+def test_a_relay_is_refused_by_a_standby_and_finds_the_primary_among_several_hosts(
+    servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
+) -> None:
+    """It said that the server cannot execute LISTEN during recovery."""
+    primary, standby = servers
+    subscribe(server.url, unique, unique)
+    outbox(primary.url, unique, range(2))
+    catch_up(standby, primary)
+
+    def relay(url: str) -> int:
+        with opened(url) as engine:
+            return asyncio.run(asyncio.wait_for(Relay(engine, server.url).run(once=True), PATIENCE_SECONDS)).sent
+
+    hosts = f"postgresql://postgres@/postgres?host=127.0.0.1:{standby.port}&host=127.0.0.1:{primary.port}"
+    with pytest.raises(Unavailable, match=r"is a standby.*target_session_attrs=primary"):
+        relay(hosts)
+    assert relay(f"{hosts}&target_session_attrs=primary") == 2

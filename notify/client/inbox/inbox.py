@@ -35,7 +35,7 @@ from notify.runtime.databases import (
     without_server_cursors,
 )
 from notify.runtime.guarantees import verify, verify_once
-from notify.runtime.schemas import delete_by_key, found_in, named_by, naming
+from notify.runtime.schemas import by_key, found_in, named_by, naming
 
 T = TypeVar("T")
 PURGE_AFTER_SECONDS = 30 * DAY
@@ -218,7 +218,8 @@ class Inbox:
 
     def _called(self, connection: sa.Connection, function: Callable[..., T], *arguments: Any) -> T:
         if connection.dialect.name in ("mysql", "mariadb"):
-            return in_own_transaction(connection, self._named, connection, function, *arguments)
+            result: T = in_own_transaction(connection, self._named, connection, function, *arguments)
+            return result
         with connection.begin():
             return self._named(connection, function, *arguments)
 
@@ -475,7 +476,7 @@ def _delete_before(connection: sa.Connection, cutoff: datetime, batch: int) -> i
         ids_by_group.setdefault((group, replay), []).append(message_id)
     for (group, replay), ids in ids_by_group.items():
         condition = sa.and_(columns.consumer_group == group, columns.replay == replay, columns.message_id.in_(ids))
-        delete_by_key(connection, notify_inbox, condition)
+        connection.execute(by_key(notify_inbox.delete().where(condition), notify_inbox))
     return len(rows)
 
 

@@ -71,6 +71,10 @@ def existing(binding: Binding | None) -> Binding:
     return binding
 
 
+_TWO_PHASE = (
+    "two-phase {}s are not supported, since a later vote decides the message's outcome: commit in one phase where a "
+    "message is sent"
+)
 _WRITES = re.compile(
     r"(?:\s|\(|--[^\n]*\n|/\*(?:(?!\*/).)*+\*/)*+"
     r"(?:(?:INSERT|UPDATE|DELETE|MERGE|REPLACE|COPY|LOAD|CALL)\b"
@@ -189,7 +193,7 @@ class Binding:
                 "commit; bind the session to the engine, or use producer.transaction(connection)"
             )
         if session.twophase:
-            raise BindingRefused("two-phase sessions are not supported: the message's outcome would not be the vote's")
+            raise BindingRefused(_TWO_PHASE.format("session"))
         packed = self._half_sender.pack(message)
         if not session.in_transaction():
             session.begin()
@@ -266,7 +270,7 @@ class Binding:
         if base_of(connection.engine) is not self._base:
             raise self._foreign(connection.engine)
         if isinstance(connection.get_transaction(), TwoPhaseTransaction):
-            raise BindingRefused("two-phase transactions are not supported: the outcome would not be the vote's")
+            raise BindingRefused(_TWO_PHASE.format("transaction"))
         check_driver(connection)
         if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
             raise BindingRefused(

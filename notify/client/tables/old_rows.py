@@ -15,7 +15,7 @@ from notify.client.tables.definitions import PURGES, half_message, has_source_id
 from notify.protocol import ids
 from notify.runtime.databases import DROPPED, RELAYED, UNSENT, database_now
 from notify.runtime.guarantees import verify_once
-from notify.runtime.schemas import delete_by_key
+from notify.runtime.schemas import by_key
 
 DAY = 86_400.0
 """Seconds of a day."""
@@ -79,4 +79,5 @@ def delete_transactions(connection: Connection, transaction_ids: Sequence[str]) 
     """Delete the rows of transactions; returns the number of rows."""
     if not transaction_ids:
         return 0
-    return delete_by_key(connection, half_message, half_message.c.transaction_id.in_(transaction_ids))
+    statement = half_message.delete().where(half_message.c.transaction_id.in_(transaction_ids))
+    return connection.execute(by_key(statement, half_message)).rowcount

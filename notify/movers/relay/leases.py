@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from notify.errors import InvalidRequest, Unavailable
-from notify.runtime.databases import KEEPALIVE, WAKE_CHANNEL, at_level, set_in_session
+from notify.runtime.databases import KEEPALIVE, WAKE_CHANNEL, at_level, is_read_only, set_in_session
 from notify.runtime.pooler import REMEDY, TRANSACTION, pool_mode
 
 BUCKETS = 32
@@ -400,7 +400,16 @@ class PostgreSqlLeases:
             f"SELECT set_config(name, '{round(1000 * self._seconds)}', false) FROM pg_settings "
             "WHERE name = 'idle_session_timeout'"
         )
-        self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
+        try:
+            self._connection.exec_driver_sql(f"LISTEN {WAKE_CHANNEL}")
+        except sa.exc.DBAPIError as error:
+            if not is_read_only(error.orig):
+                raise
+            self._end_session()
+            raise Unavailable(
+                "this PostgreSQL is a standby, where a relay can mark nothing as sent: name the primary; a --dsn with "
+                "several hosts finds it with target_session_attrs=primary"
+            ) from error
         return self._connection
 
     def limit(self, connection: Connection) -> None:
