@@ -207,17 +207,17 @@ same isolation level."""
 
 
 @contextmanager
-def short_lock_waits(connection: Connection) -> Iterator[None]:
-    """Bound the waits of a transaction for locks of rows and tables. On SQLite `short_waits` has done this."""
+def short_lock_waits(connection: Connection, milliseconds: int = LOCK_TIMEOUT_MS) -> Iterator[None]:
+    """Bound the waits of a transaction for locks of rows and tables. On SQLite the driver's timeout bounds them."""
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_MS}ms'")
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{milliseconds}ms'")
     if connection.dialect.name not in ("mysql", "mariadb"):
         yield
         return
     # Neither server can set these for a transaction. MariaDB can for a statement (SET STATEMENT), MySQL cannot: its
     # hint SET_VAR does not take them.
     row = connection.exec_driver_sql("SELECT @@SESSION.innodb_lock_wait_timeout, @@SESSION.lock_wait_timeout").one()
-    seconds = math.ceil(LOCK_TIMEOUT_MS / 1000)
+    seconds = math.ceil(milliseconds / 1000)
     try:
         connection.exec_driver_sql(_LOCK_WAITS.format(seconds, seconds))
         yield

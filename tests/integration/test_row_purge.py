@@ -18,6 +18,7 @@ from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, O
 from notify.check.question import read_source
 from notify.client import AsyncTransactionProducer, Inbox, TransactionProducer, create_tables
 from notify.client.inbox import inbox as inboxes
+from notify.client.tables import left_rows
 from notify.client.tables import purge as purging
 from notify.client.tables.database_calls import DatabaseCalls
 from notify.client.tables.definitions import half_message, notify_inbox, notify_source
@@ -76,6 +77,23 @@ def answer(engine: sa.Engine, half: HalfMessage) -> Outcome:
 def rows(engine: sa.Engine) -> set[str]:
     with engine.connect() as connection:
         return set(connection.scalars(sa.select(half_message.c.transaction_id)))
+
+
+def test_background_work_waits_for_a_locked_table_within_a_bound(engine: sa.Engine) -> None:
+    """A relay that looked for what was left behind, while a migration had the table, did not end before that did."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("a lock is the whole file's, and the driver's timeout bounds the wait")
+    locking = {"postgresql": "LOCK TABLE half_message IN ACCESS EXCLUSIVE MODE"}.get(
+        engine.dialect.name, "LOCK TABLES half_message WRITE"
+    )
+    database = DatabaseCalls(engine, lock_seconds=0.2)
+    schema = "public" if engine.dialect.name == "postgresql" else engine.url.database or ""
+    with engine.connect() as other:
+        other.exec_driver_sql(locking)
+        with pytest.raises(sa.exc.OperationalError, match=r"lock timeout|Lock wait timeout"):
+            asyncio.run(database.call(left_rows.groups, schema=schema))
+        other.invalidate()  # ends the lock
+    asyncio.run(database.call(left_rows.groups, schema=schema))
 
 
 def test_a_forced_purge_knows_ids_of_a_clock_that_is_ahead(engine: sa.Engine) -> None:
