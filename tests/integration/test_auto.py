@@ -487,27 +487,30 @@ def test_an_application_that_blocks_its_loop_leaves_nothing_behind(
     up: ServerProcess, engine: sa.Engine, unique: str
 ) -> None:
     """The server had answered in time: only the loop was late to read it."""
+    seconds = 3.0
 
-    async def work() -> None:
-        theirs, is_over = create_async_engine(engine.url), False
+    async def work(proxy: Proxy) -> None:
+        theirs, url = create_async_engine(engine.url), f"http://127.0.0.1:{proxy.port}"
 
-        async def commit(producer: AsyncTransactionProducer) -> None:
-            nonlocal is_over
+        async def commit() -> None:
             async with AsyncSession(theirs) as session, session.begin():
                 await producer.send(session, Message(unique, "x"))
-            is_over = True
 
         async with AsyncTransactionProducer(
-            up.url, group=unique, engine=theirs, mode="auto", half_timeout=BOUND
+            url, group=unique, engine=theirs, mode="auto", half_timeout=seconds
         ) as producer:
-            await commit(producer)
-            is_over = False
-            committing = asyncio.create_task(commit(producer))
-            while not is_over:
-                time.sleep(BOUND * 1.5)  # noqa: ASYNC251 (what an application must not do, and does)
-                await asyncio.sleep(0)  # one turn of the loop
+            await commit()
+            assert await producer.flush(PATIENCE_SECONDS) == []
+            halves = producer.outgoing.start().client._halves
+            proxy.may_answer.clear()
+            committing = asyncio.create_task(commit())
+            await eventually_async(lambda: not halves.is_idle, "the half")
+            await asyncio.sleep(0.1)  # the loop sends it
+            threading.Timer(0.1, proxy.may_answer.set).start()
+            time.sleep(1.2 * seconds)  # noqa: ASYNC251 (what an application must not do, and does)
             await committing
         await theirs.dispose()
 
-    asyncio.run(work())
+    with Proxy("127.0.0.1", up._port) as proxy:
+        asyncio.run(work(proxy))
     assert halves(engine) == 2

@@ -11,6 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tests.support.clock import PATIENCE_SECONDS
+
 
 def unencrypted(url: sa.URL) -> sa.URL:
     """The URL of a database whose driver does not encrypt: a proxy has to see what it cuts. PyMySQL does with MySQL."""
@@ -32,6 +34,9 @@ class Proxy:
         self._after_answer = False
         self._open: set[socket.socket] = set()
         self.drop_answers = False
+        self.may_answer = threading.Event()
+        """While it is not set, the target's bytes wait here."""
+        self.may_answer.set()
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -77,6 +82,7 @@ class Proxy:
             while data := target.recv(65536):
                 if cutting:
                     break
+                self.may_answer.wait(PATIENCE_SECONDS)
                 if not self.drop_answers:
                     client.sendall(data)
         self._close(client, target)
