@@ -10,6 +10,7 @@ import pytest
 
 import notify
 from notify.runtime.threads import in_thread
+from notify.server.configuration.records import Records
 from notify.server.tasks import ended
 from notify.server.watch.alarms import Alarms
 from notify.testing import InMemoryServer
@@ -58,19 +59,17 @@ def test_a_stopped_server_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None
         await stop(alarms)
         was_over.append(over.is_set())
 
+    def held(records: Records, most: int) -> object:
+        entered.set()
+        may_end.wait(BOUND_SECONDS)
+        answer = read(records, most)
+        over.set()
+        return answer
+
+    read = Records.audits
+    monkeypatch.setattr(Records, "audits", held)
     monkeypatch.setattr(Alarms, "stop", released)
     with InMemoryServer(alarm_every_seconds=0.01) as server:
-        records = server._app._running.administration.records  # type: ignore[union-attr]
-        read = records.audits
-
-        def held(most: int) -> object:
-            entered.set()
-            may_end.wait(BOUND_SECONDS)
-            answer = read(most)
-            over.set()
-            return answer
-
-        monkeypatch.setattr(records, "audits", held)
         assert entered.wait(BOUND_SECONDS)
         directory = Path(server._directory.name)
     assert was_over == [True]
