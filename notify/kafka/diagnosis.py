@@ -137,8 +137,10 @@ def _tls(cluster: Cluster, address: str) -> str:
 def _unreachable(cluster: Cluster, heard: _Heard, last: KafkaError) -> Unavailable:
     protocol = cluster.settings.get("security.protocol", "PLAINTEXT").upper()
     at = f"Kafka at {cluster.brokers} does not answer"
-    text = heard.reason.str() if heard.reason is not None else heard.closed
-    if "SSL handshake failed" in text:
+    reason = heard.reason.str() if heard.reason is not None else ""
+    text = reason or heard.closed
+    # The client says the second where the broker closes before the handshake is over.
+    if "SSL handshake failed" in text or "SSL connection closed by peer" in reason:
         return Unavailable(
             f"{at} to TLS: it closes the connection, as a listener without TLS does; look whether this is the port of "
             f"the listener for {protocol}, or set security.protocol to another"

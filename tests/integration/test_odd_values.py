@@ -31,6 +31,7 @@ ODD: list[Any] = [
 SAMPLES: dict[str, Any] = {
     "verdict": "FINDINGS", "counts": {"LOST": 1}, "to": "earliest", "topic": "t", "before": "earliest", "seconds": 3600,
     "values": {"alarm_parked": 5}, "name": "clerk", "rights": ["view"], "webhooks": {}, "url": "http://127.0.0.1:1/x",
+    "within": 5, "share": 99,
     "ids": ["x"], "classes": [{"name": "high"}], "whole_from": "2026-01-01T00:00:00Z", "id": "x", "messages": [],
 }  # fmt: skip
 """A value for each field that a write needs."""
