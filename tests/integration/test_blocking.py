@@ -95,14 +95,16 @@ def test_a_thread_that_is_alone_sends_by_itself(frozen: InMemoryServer, unique: 
     assert bodies(frozen, unique, 5) == ["0", "1", "2", "3", "4"]
 
 
+def commit_with_key(producer: TransactionProducer, topic: str, body: str) -> str:
+    """Commit a message with the key `k` by this thread; returns the id of the transaction."""
+    transaction_id = ids.to_text(ids.new_id())
+    item = producer.outgoing.store_half(transaction_id, [pack(Message(topic, body, key="k"))], "")
+    producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
+    return transaction_id
+
+
 def test_no_outcome_overtakes_one_that_the_loop_has_not_begun_to_send(frozen: InMemoryServer, unique: str) -> None:
     """The loop's thread may be late on a loaded machine, while the thread that commits is not."""
-
-    def commit_next(body: str) -> None:
-        transaction_id = ids.to_text(ids.new_id())
-        item = producer.outgoing.store_half(transaction_id, [pack(Message(unique, body, key="k"))], "")
-        producer.outgoing.outcome_soon(transaction_id, item.shard, "COMMIT")
-
     with TransactionProducer(frozen.url, group=unique) as producer:
         for number in range(3):
             commit_and_settle(producer, frozen, unique, number)
@@ -113,8 +115,8 @@ def test_no_outcome_overtakes_one_that_the_loop_has_not_begun_to_send(frozen: In
         thread.call(is_late.wait, PATIENCE_SECONDS)
         try:
             with sender._taking_outcome:  # as the loop does while it looks for an answer
-                commit_next("3")
-            commit_next("4")
+                commit_with_key(producer, unique, "3")
+            commit_with_key(producer, unique, "4")
         finally:
             is_late.set()
         assert [message.text for message in frozen.wait_for(unique, 5, PATIENCE_SECONDS)] == list("01234")
@@ -129,10 +131,7 @@ def test_the_loop_sends_an_unanswered_outcome_again_before_the_next(frozen: InMe
         sender = producer.outgoing._blocking
         assert sender is not None and sender._outcome_connection.is_open
         sender._outcome_connection.answer = lambda seconds: None  # type: ignore[method-assign]
-        names = [ids.to_text(ids.new_id()) for _ in range(2)]
-        for name, body in zip(names, "34", strict=True):
-            item = producer.outgoing.store_half(name, [pack(Message(unique, body, key="k"))], "")
-            producer.outgoing.outcome_soon(name, item.shard, "COMMIT")
+        names = [commit_with_key(producer, unique, body) for body in "34"]
         eventually(lambda: list(running._outcomes)[-2:] == names, "the loop to send both")
         assert [message.text for message in frozen.wait_for(unique, 5, PATIENCE_SECONDS)] == list("01234")
 

@@ -176,19 +176,25 @@ class Running:
             self.finish_alone()
             await asyncio.sleep(0)
         while unsent := self.unsent()[:MOST_TOGETHER]:
-            answers = []
-            for transaction_id in unsent:
-                shard, outcome, future = self._outcomes[transaction_id]
-                if future is None or future.done():
-                    self._queue(transaction_id, shard, outcome)
-                if (answer := self._outcomes[transaction_id][2]) is not None:
-                    answers.append(answer)
-            if answers:
-                await asyncio.wait(answers)
-            if len(answers) < len(unsent) or not all(_has_reached(answer) for answer in answers):
+            answers = await self._answered(unsent)
+            if len(answers) < len(unsent) or not all(map(_has_reached, answers)):
                 return False
         self.has_lost = False
         return True
+
+    async def _answered(self, transaction_ids: list[str]) -> list[asyncio.Future[Item]]:
+        """Queue the outcomes of these transactions that are not on their way, wait until all are answered, and return
+        the answers; none for an outcome for which too many waited already."""
+        answers = []
+        for transaction_id in transaction_ids:
+            shard, outcome, future = self._outcomes[transaction_id]
+            if future is None or future.done():
+                self._queue(transaction_id, shard, outcome)
+            if (answer := self._outcomes[transaction_id][2]) is not None:
+                answers.append(answer)
+        if answers:
+            await asyncio.wait(answers)
+        return answers
 
     async def stored(self, transaction_id: str, shard: str | None, outcome: str, seconds: float) -> str:
         """Send an outcome and wait until the server has stored it; why it is not stored after `seconds`, or empty."""
@@ -221,13 +227,7 @@ class Running:
         with contextlib.suppress(TimeoutError, NotifyError):
             async with asyncio.timeout(seconds):
                 while left := self._unsent_of(wanted):
-                    for transaction_id in left:
-                        shard, outcome, future = self._outcomes[transaction_id]
-                        if future is None or future.done():
-                            self._queue(transaction_id, shard, outcome)
-                    answers = [answer for left_id in left if (answer := self._outcomes[left_id][2]) is not None]
-                    if answers:
-                        await asyncio.wait(answers)
+                    await self._answered(left)
                     if self._unsent_of(wanted):
                         await asyncio.sleep(AGAIN_SECONDS)
                 await self.client.published()
