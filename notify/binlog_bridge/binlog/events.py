@@ -17,6 +17,7 @@ HEARTBEAT, HEARTBEAT_V2, XA_PREPARE = 27, 41, 38
 MYSQL_GTID, TAGGED_GTID, MARIADB_GTID = 33, 42, 162
 GTIDS = frozenset((MYSQL_GTID, TAGGED_GTID, MARIADB_GTID))
 PREVIOUS_GTIDS, GTID_LIST = 35, 163
+CHECKPOINT, START_ENCRYPTION = 161, 164
 
 COMPRESSED_ROWS = frozenset((166, 167, 169, 170))
 """Types of MariaDB's row events whose rows are compressed: 166 and 167 like 23 and 24, 169 and 170 like 30 and 31."""
@@ -113,10 +114,10 @@ EVENT_TYPES = {
     HEARTBEAT_V2: _handled("HEARTBEAT_LOG_EVENT_V2", "the source waits for something to happen"),
     TAGGED_GTID: _handled("GTID_TAGGED_LOG_EVENT", "a transaction begins"),
     160: _harmless("ANNOTATE_ROWS_EVENT", "the statement that rows came from; the rows follow"),
-    161: _harmless("BINLOG_CHECKPOINT_EVENT", "for the server's own recovery"),
+    CHECKPOINT: _harmless("BINLOG_CHECKPOINT_EVENT", "for the server's own recovery"),
     MARIADB_GTID: _handled("GTID_EVENT", "a transaction begins"),
     GTID_LIST: _handled("GTID_LIST_EVENT", "it says whether a file continues from the bridge's position"),
-    164: _harmless("START_ENCRYPTION_EVENT", "the server decrypts what it sends"),
+    START_ENCRYPTION: _harmless("START_ENCRYPTION_EVENT", "the server decrypts what it sends"),
     QUERY_COMPRESSED: _handled("QUERY_COMPRESSED_EVENT", "a statement like any other"),
     166: _handled("WRITE_ROWS_COMPRESSED_EVENT_V1", "inserted rows"),
     167: _handled("UPDATE_ROWS_COMPRESSED_EVENT_V1", "rows before and after"),

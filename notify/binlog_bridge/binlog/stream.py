@@ -37,8 +37,12 @@ _THROUGH_GTID = 0x04
 _BEGIN = 4
 """Where the first event of a binlog file begins, after the file's mark."""
 _OF_A_FILE = frozenset(
-    bytes((kind,)) for kind in (events.ROTATE, events.FORMAT, events.PREVIOUS_GTIDS, events.GTID_LIST, 161, 164)
-)
+    bytes((kind,))
+    for kind in (
+        events.ROTATE, events.FORMAT, events.PREVIOUS_GTIDS, events.GTID_LIST, events.CHECKPOINT,
+        events.START_ENCRYPTION,
+    )
+)  # fmt: skip
 """The types of events that a source sends before it looks for the position."""
 _FULL = 0xFFFFFF
 """The size of a packet after which the same event continues in another packet."""
