@@ -23,9 +23,8 @@ from notify.client.producer.outgoing import ThreadOutgoing
 from notify.client.tables.definitions import half_message
 from notify.client.tables.purge import Purged, purge, purge_by_force
 from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable, UnsafeTable
-from notify.kafka.records import SCHEME
 from notify.movers.relay.relay import Relay
-from notify.movers.sinks.sink import running_beside
+from notify.movers.sinks.sink import is_server, running_beside
 from notify.runtime.alive import during
 from notify.runtime.databases import is_lost, reason_of, within_schema
 from notify.runtime.schemas import with_table
@@ -200,7 +199,7 @@ async def _purge(engine: sa.Engine, url: str, older_than: float, schema: str | N
         from notify.binlog_bridge.purge import purge_moved
 
         moved = await purge_moved(within_schema(engine, schema), url, older_than=older_than)
-    if url.startswith(SCHEME):
+    if not is_server(url):
         return Purged(rows=moved)
     result = await purge(engine, url, older_than=older_than, schema=schema)
     result.rows += moved

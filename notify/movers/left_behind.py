@@ -25,8 +25,8 @@ from notify.client.threads.loop import instance_name
 from notify.client.transport.http import read_answer
 from notify.client.transport.servers import Servers, decode_members
 from notify.errors import Backpressure, InvalidRequest, NotifyError, Unavailable
-from notify.kafka.records import SCHEME
 from notify.movers.outbox import SERVER
+from notify.movers.sinks.sink import is_server
 from notify.runtime.databases import has_table, is_lost, reason_of
 from notify.runtime.guarantees import SELECT, UPDATE, Need
 
@@ -61,7 +61,7 @@ class LeftBehindMover:
         """`url`: the mover's target. `transactions_url`: the servers that keep the groups' halves; by default the
         target, unless that is Kafka or gets its messages from such servers: then what was left behind stays where it
         is, and a warning says so."""
-        self._url = transactions_url or ("" if url.startswith(SCHEME) else url)
+        self._url = transactions_url or (url if is_server(url) else "")
         self._is_named = bool(transactions_url)
         self._instance = instance_name()
         self._complaints: dict[str, str] = {}

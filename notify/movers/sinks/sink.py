@@ -74,6 +74,11 @@ class ShowsRefused(Protocol):
         ...
 
 
+def is_server(url: str) -> bool:
+    """Whether a target is a Notify server, which also keeps halves, and tells which ids it has."""
+    return not url.startswith(SCHEME)
+
+
 def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
     """Run the background work of a target, while bridges and relays of this process move messages to it."""
     if url.startswith(SCHEME):
