@@ -33,7 +33,7 @@ FIELDS = ("max_attempts", "retry_min", "retry_max")
 SMALL_LINES = 100
 OUTCOMES, SETTLE = "/v1/transactions/outcomes", "/v1/groups/house/settle"
 WALK_SECONDS = 30.0
-BRIDGE, AUDIT = "notify/binlog_bridge/pump.py", "spark/audit.py"
+BRIDGE, AUDIT = "notify/binlog_bridge/bridge.py", "spark/audit.py"
 
 
 # --- what the files say ---------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def figures(root: Path) -> dict[str, Any]:
         for field in FIELDS
     }
     alone = paragraphs(modules, imports)
-    pump, audit = module_of(root, root / BRIDGE), module_of(root, root / AUDIT)
+    bridge, audit = module_of(root, root / BRIDGE), module_of(root, root / AUDIT)
     return {
         "product": {"lines": lines_of(product), "files": len(product)},
         "wheel": {"lines": lines_of([*product, *texts]), "files": len(product) + len(texts)},
@@ -128,7 +128,7 @@ def figures(root: Path) -> dict[str, Any]:
         "one_importer": {"count": len(alone), "lines": lines_of(modules[m] for m in alone), "names": alone},
         "field": {field: {"count": len(files), "files": files} for field, files in naming.items()},
         "walks": {
-            "4 bridge": {"files": len(reached(imports, pump, (pump.rpartition(".")[0], "notify.movers.sinks")))},
+            "4 bridge": {"files": len(reached(imports, bridge, (bridge.rpartition(".")[0], "notify.movers.sinks")))},
             "5 audit": {"files": len(reached(imports, audit, ("notify.spark.",)))},
         },
     }

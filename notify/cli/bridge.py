@@ -66,7 +66,7 @@ def bridge(
 ) -> None:
     """Move committed messages from databases' logs to a queue server, exactly once and in commit order, and send what
     producers in mode=auto have left behind there."""
-    from notify.binlog_bridge.pump import Bridge
+    from notify.binlog_bridge.bridge import Bridge
     from notify.binlog_bridge.totals import describe
     from notify.movers.sinks.sink import running_beside
     from notify.runtime.alive import during

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 from notify.errors import NotifyError, ObjectStoreFailed
 from notify.object_store.filesystem import WHOLE_PUTS, discard, opened, rename, said, sync
-from notify.object_store.sink import FillFailed, Sink, no_pace
+from notify.object_store.object_file import FillFailed, ObjectFile, no_pace
 from notify.runtime.backoff import Backoff
 
 T = TypeVar("T")
@@ -114,19 +114,19 @@ class Store:
         path = self._path(name)
         return bytes(self._tried(f"read {name}", lambda _: self._fs.cat_file(path, start=start, end=start + size)))
 
-    def copy_to(self, name: str, sink: IO[bytes], most: int) -> tuple[int, str]:
+    def copy_to(self, name: str, file: IO[bytes], most: int) -> tuple[int, str]:
         """Write an object of at most `most` bytes into a file that can seek, from its current place on; its (size,
         SHA-256).
 
         Compare them with the manifest's. Raises ObjectMissing; ObjectStoreFailed for a larger object, of which no more
         than `most` bytes are written; and OSError as the file does.
         """
-        start = sink.tell()
+        start = file.tell()
 
         def copy(alive: Callable[[], None]) -> tuple[int, str]:
-            sink.seek(start)
-            sink.truncate()
-            return self._each_chunk(name, alive, sink.write, most)
+            file.seek(start)
+            file.truncate()
+            return self._each_chunk(name, alive, file.write, most)
 
         return self._tried(f"read {name}", copy)
 
@@ -213,7 +213,7 @@ class Store:
 
     # --- writing ----------------------------------------------------------------------------------------------
 
-    def put(self, name: str, fill: Callable[[Sink], object]) -> tuple[int, str]:
+    def put(self, name: str, fill: Callable[[ObjectFile], object]) -> tuple[int, str]:
         """Write an object of what `fill` writes, and read it back; its (size, SHA-256).
 
         `fill` is called again where the store fails, so it must write the same each time. An object of that name is
@@ -228,23 +228,23 @@ class Store:
             raise ObjectStoreFailed(f"{self.url} acknowledged {name}, but returns other bytes: it is not listed")
         return written
 
-    def _write(self, path: str, fill: Callable[[Sink], object], alive: Callable[[], None]) -> tuple[int, str]:
+    def _write(self, path: str, fill: Callable[[ObjectFile], object], alive: Callable[[], None]) -> tuple[int, str]:
         if self._is_local or self._protocol not in WHOLE_PUTS:
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        file = self._fs.open(path, "wb", **({} if self._is_local else {"block_size": BLOCK}))
-        sink = Sink(file, self._pace, alive)
+        raw = self._fs.open(path, "wb", **({} if self._is_local else {"block_size": BLOCK}))
+        file = ObjectFile(raw, self._pace, alive)
         try:
-            fill(sink)
+            fill(file)
             alive()
-            sink.guarded(file.close)
+            file.guarded(raw.close)
         except BaseException as error:
-            discard(file)
-            if sink.failed is None:
+            discard(raw)
+            if file.failed is None:
                 raise FillFailed(error) from error
-            raise sink.failed from None
+            raise file.failed from None
         if self._is_local:
             sync(self._fs._strip_protocol(path))
-        return sink.size, sink.digest.hexdigest()
+        return file.size, file.digest.hexdigest()
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace the object of that name: a reader gets one of the two completely."""
@@ -254,7 +254,7 @@ class Store:
             return
 
         def put_in_place(alive: Callable[[], None]) -> None:
-            self._write(path + NEXT, lambda sink: sink.write(data), alive)
+            self._write(path + NEXT, lambda file: file.write(data), alive)
             if self._is_local:
                 local = Path(self._fs._strip_protocol(path))
                 rename(local.with_name(local.name + NEXT), local.name)

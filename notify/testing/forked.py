@@ -29,7 +29,7 @@ PRELOADED = (
     "notify.server.serve", "notify.server.app",
     # Only some processes need these. The fork server skips modules that are not installed.
     "notify.storage.sql.schema", "notify.storage.sql.shards", "notify.server.groups.kafka.engine",
-    "notify.binlog_bridge.pump", "notify.movers.relay.relay", "notify.movers.sinks.kafka",
+    "notify.binlog_bridge.bridge", "notify.movers.relay.relay", "notify.movers.sinks.kafka",
     "sqlalchemy.dialects.mysql.pymysql", "sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql",
     "pydantic.v1",  # FastAPI imports it when it adds the first route
     "notify.testing.preloaded",  # must be the last one

@@ -246,7 +246,7 @@ def with_page(
     paged, kept = manifest.segments[:page_segments], manifest.segments[page_segments:]
     name = layout.page_name(paged[0].base, paged[-1].end, manifest.generation)
     data = _encode(paged)
-    size, sha256 = store.put(name, lambda sink: sink.write(data))
+    size, sha256 = store.put(name, lambda file: file.write(data))
     timed = [segment for segment in paged if segment.first_us]
     page = Page(
         base=paged[0].base,

@@ -224,10 +224,10 @@ class Restoring:
         temporary = target.with_name(target.name + ".tmp")
         try:
             for _ in range(TRIES):
-                with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as sink:
-                    size, sha256 = self._store.copy_to(name, sink, expected.size)
-                    sink.flush()
-                    os.fsync(sink.fileno())
+                with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                    size, sha256 = self._store.copy_to(name, file, expected.size)
+                    file.flush()
+                    os.fsync(file.fileno())
                 if (size, sha256) == (expected.size, expected.sha256):
                     temporary.rename(target)
                     return

@@ -14,7 +14,7 @@ from typing import IO, Any
 import msgspec
 
 from notify.errors import Conflict, Corrupt, ObjectStoreFailed
-from notify.object_store.sink import CHUNK
+from notify.object_store.object_file import CHUNK
 from notify.object_store.store import Store
 from notify.runtime.clock import Clock, wall_clock
 from notify.storage import crash_point
@@ -248,12 +248,12 @@ class Shipper:
         checkpoint = None
         if saved is not None:
             name = layout.checkpoint_name(sealed.end, generation)
-            checkpoint = StoredObject(*self.store.put(name, lambda sink: sink.write(saved)))
+            checkpoint = StoredObject(*self.store.put(name, lambda file: file.write(saved)))
         unreadable: list[int] = []
         with self._log.index(base) as part, Payloads(self._log, self.store, manifest, part.entries) as payloads:
 
-            def fill(sink: Any) -> None:
-                unreadable.append(write_messages(part.entries, topics, payloads.read, sink))
+            def fill(file: Any) -> None:
+                unreadable.append(write_messages(part.entries, topics, payloads.read, file))
 
             parquet = self.store.put(layout.parquet_name(base, generation), fill)
         return ShippedSegment(
@@ -274,17 +274,17 @@ class Shipper:
     def _put_file(self, name: str, path: Path, size: int | None = None) -> StoredObject:
         """Write an object from a file's first `size` bytes, or from all. Raises Corrupt if the file is shorter."""
         with path.open("rb") as file:
-            written = self.store.put(name, lambda sink: _copy(file, size, sink))
+            written = self.store.put(name, lambda copy: _copy(file, size, copy))
         if size is not None and written[0] != size:
             raise Corrupt(f"{path} has {written[0]:,} bytes, its index says {size:,}: see `notify audit run --log …`")
         return StoredObject(*written)
 
 
-def _copy(file: IO[bytes], size: int | None, sink: Any) -> None:
+def _copy(file: IO[bytes], size: int | None, copy: Any) -> None:
     file.seek(0)
     left = size if size is not None else 1 << 62
     while left and (chunk := file.read(min(CHUNK, left))):
-        sink.write(chunk)
+        copy.write(chunk)
         left -= len(chunk)
 
 

@@ -52,11 +52,11 @@ Read = Callable[[int, int], bytes]
 """Reads (position, size) from the log; fewer bytes if they cannot be read."""
 
 
-def write_messages(entries: NDArray[np.void], topics: dict[int, str], read: Read, sink: Any) -> int:
+def write_messages(entries: NDArray[np.void], topics: dict[int, str], read: Read, file: Any) -> int:
     """Write the table of a sealed index's entries to a file; returns how many payloads could not be read."""
     queued = int((entries["kind"] == EntryKind.QUEUE).sum())
     unreadable = 0
-    with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         for first, end in _groups(entries["size"][:queued]):
             columns, missing = _columns(entries[first:end], topics, read)
             unreadable += missing

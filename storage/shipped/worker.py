@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from notify.errors import Conflict, InvalidRequest, NotifyError
-from notify.object_store.sink import Pace
+from notify.object_store.object_file import Pace
 from notify.object_store.store import Store
 from notify.runtime.backoff import Backoff
 from notify.storage.shipped.shipper import SUPERSEDED, Shipper

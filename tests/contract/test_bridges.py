@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 import sqlalchemy as sa
 
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Superseded
-from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import notify_refused
 from notify.testing.binlog_server import BinlogServer

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import backfill
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.protocol.wire import instant
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess

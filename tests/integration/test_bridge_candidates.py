@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from notify.binlog_bridge.binlog import rights
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.candidates import Candidates
 from notify.binlog_bridge.errors import Purged, Unfit
-from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.errors import NotifyError
 from notify.testing import InMemoryServer

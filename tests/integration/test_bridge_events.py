@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged, Unreadable
-from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.protocol import ids
 from notify.storage.sql import schema

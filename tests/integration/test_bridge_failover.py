@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from notify.binlog_bridge import announcing, purge
 from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged
-from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.errors import Unavailable
 from notify.storage.sql import schema

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 import sqlalchemy as sa
 
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged
-from notify.binlog_bridge.pump import Bridge
 from notify.protocol import ids
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import purge
 from notify.binlog_bridge.binlog import source
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable

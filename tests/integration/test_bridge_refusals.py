@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.refusals import Refusals
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_refused

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge.binlog.source import findings
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest

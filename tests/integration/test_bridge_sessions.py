@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.check import question
 from notify.client import create_tables
 from notify.client.tables import left_rows

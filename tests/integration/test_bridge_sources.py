@@ -16,8 +16,8 @@ from sqlalchemy.engine.url import URL
 from notify.binlog_bridge.binlog import source
 from notify.binlog_bridge.binlog.reader import BinlogReader
 from notify.binlog_bridge.binlog.source import findings
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Unfit, Unreadable
-from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest

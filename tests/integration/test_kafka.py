@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Superseded
-from notify.binlog_bridge.pump import Bridge
 from notify.client import Consumer, DeadLetter, Inbox, Message, TransactionProducer, create_tables
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import dead_letter_topic

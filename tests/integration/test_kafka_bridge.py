@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import backfill
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.refusals import Refusals
 from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable

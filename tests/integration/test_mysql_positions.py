@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged
-from notify.binlog_bridge.pump import Bridge
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.sinks.sink import open_sink
 from notify.testing.mysql_server import MySqlServer

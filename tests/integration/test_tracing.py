@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from sqlalchemy.orm import Session
 
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.client import Consumer, Inbox, Message, TransactionProducer, create_tables
 from notify.protocol.message import ReceivedMessage
 from notify.runtime import tracing

@@ -10,8 +10,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Superseded
-from notify.binlog_bridge.pump import Bridge
 from notify.protocol import ids
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.records import NewMessage, NewTransaction, State

@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import purge
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged
-from notify.binlog_bridge.pump import Bridge
 from notify.binlog_bridge.purge import purge_moved
 from notify.check import CheckUnavailable
 from notify.check.question import ask

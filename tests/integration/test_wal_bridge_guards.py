@@ -10,12 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import announcing
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged, Unfit
 from notify.binlog_bridge.postgresql import replication
 from notify.binlog_bridge.postgresql import slot as slots
 from notify.binlog_bridge.postgresql.slot import Slot, current_position
 from notify.binlog_bridge.postgresql.stream import WalStream
-from notify.binlog_bridge.pump import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest, Unavailable

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.binlog_bridge.batching import PART_BYTES
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables
 from notify.client.tables.definitions import WITHOUT_ROWS_MS, half_message, notify_refused, notify_source
 from notify.errors import BindingRefused, InvalidRequest

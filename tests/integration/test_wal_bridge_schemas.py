@@ -11,8 +11,8 @@ import pytest
 import sqlalchemy as sa
 
 from notify.binlog_bridge import announcing
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged, Unfit
-from notify.binlog_bridge.pump import Bridge
 from notify.client.tables.definitions import notify_refused
 from notify.errors import InvalidRequest
 from notify.runtime.databases import within_schema

@@ -23,7 +23,7 @@ USES = {
     "postgresql": "import sqlalchemy\nsqlalchemy.create_engine('postgresql+psycopg://localhost/x')",
     "mysql": "import cryptography, sqlalchemy\nsqlalchemy.create_engine('mysql+pymysql://localhost/x')",
     "sql": "import alembic, notify.storage.sql.schema, notify.storage.sql.tables",
-    "bridge": "import notify.binlog_bridge.pump",
+    "bridge": "import notify.binlog_bridge.bridge",
     "kafka": "import notify.movers.sinks.kafka, notify.client.kafka.plan",
     "filters": "from notify.protocol.filter import Filter\nFilter('tag == \"vip\"')",
     "otel": "from notify.runtime import tracing\ntracing.export_from_environment()",

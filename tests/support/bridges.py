@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
-from notify.binlog_bridge.pump import Bridge
+from notify.binlog_bridge.bridge import Bridge
 from notify.client import Message, TransactionProducer, create_tables
 from notify.client.tables.definitions import half_message
 from notify.protocol import ids

@@ -123,7 +123,7 @@ BOUNDS = {
         movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported client/producer/left_sender.py:_looks
         binlog_bridge/batching.py:_savepoints
         binlog_bridge/binlog/position.py:_runs
-        binlog_bridge/pump.py:_source_ids
+        binlog_bridge/bridge.py:_source_ids
         binlog_bridge/postgresql/reader.py:_decided
     """,
     "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """
@@ -142,7 +142,7 @@ BOUNDS = {
         kafka/subscriptions.py:_moving
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
-        binlog_bridge/pump.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
+        binlog_bridge/bridge.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed
         client/kafka/window.py:_lines client/handling/hand.py:_batches client/producer/running.py:_outcomes
         client/producer/left_sender.py:_keys
         client/producer/transactions.py:_deadlines movers/sinks/kafka.py:_failed movers/sinks/kafka.py:_bad

@@ -203,13 +203,14 @@ READ_A_CLOCK = {
         "spark.messages.server spark.messages.shipped object_store.store storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
-        "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.pump binlog_bridge.listed "
+        "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.bridge binlog_bridge.listed "
         "client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
         "server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.release movers.sinks.showing spark.watch.alarms "
-        "object_store.sink storage.shipped.worker storage.sql.postgresql storage.sql.retention storage.sql.shards"
+        "object_store.object_file storage.shipped.worker storage.sql.postgresql storage.sql.retention "
+        "storage.sql.shards"
     ),
     "what it knows serves for a while; a test asks for what is new": (
         "kafka.topics server.access.oidc server.groups.kafka.latest_snapshot server.groups.kafka.thread server.webhooks"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from notify.errors import Conflict, InvalidRequest, ObjectStoreFailed
-from notify.object_store.sink import Pace
+from notify.object_store.object_file import Pace
 from notify.object_store.store import ObjectMissing, Store, digest_of
 from notify.spark.messages.options import Options
 from notify.spark.messages.shipped import ShippedMessages
@@ -278,7 +278,7 @@ def test_the_store_of_a_directory(tmp_path: Path) -> None:
     assert store.names("segments") == [] and not store.exists("x")
     with pytest.raises(ObjectMissing):
         store.read("x", 10)
-    assert store.put("segments/x", lambda sink: sink.write(b"abc")) == digest_of(b"abc") == store.digest("segments/x")
+    assert store.put("segments/x", lambda file: file.write(b"abc")) == digest_of(b"abc") == store.digest("segments/x")
     assert store.read_range("segments/x", 1, 1) == b"b" and store.read("segments/x", 3) == b"abc"
     with pytest.raises(ObjectStoreFailed, match="larger"):
         store.read("segments/x", 2)
@@ -289,7 +289,7 @@ def test_the_store_of_a_directory(tmp_path: Path) -> None:
     store.delete("m")
     assert not store.exists("m") and list((tmp_path / "a").iterdir()) == [tmp_path / "a" / "segments"]
     with pytest.raises(ZeroDivisionError):
-        store.put("segments/y", lambda sink: 1 // 0)
+        store.put("segments/y", lambda file: 1 // 0)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine.url import URL
 
 from notify.binlog_bridge.binlog import source
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Unfit
 from notify.binlog_bridge.kinds import drop_slot
-from notify.binlog_bridge.pump import Bridge
 from notify.cli.bench.runner import Bench
 from notify.cli.bench.verify import pulled
 from notify.client.tables.creation import create_tables

@@ -18,7 +18,7 @@ from notify.client.kafka.partitions import Partitions, Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, is_final, refusal
 from notify.client.kafka.retries import Departure, id_of, without_body
-from notify.client.kafka.transactions import CALL_SECONDS, OutcomeUnknown, TooLarge, Transactions
+from notify.client.kafka.transactions import CALL_SECONDS, DepartureTooLarge, OutcomeUnknown, Transactions
 from notify.client.kafka.window import Window
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.kafka.cluster import Cluster
@@ -146,7 +146,7 @@ class Settling:
             windows = {place: window for place, window, _ in changed}
             try:
                 await self._commit(windows, leaving)
-            except TooLarge as refused:
+            except DepartureTooLarge as refused:
                 self._shorten(refused.departure)
                 return False
             except OutcomeUnknown as raised:
@@ -199,7 +199,7 @@ class Settling:
         self._departures = [departure for departure in self._departures if id(departure) not in arrived]
 
     async def _commit(self, windows: Mapping[Place, Window], leaving: list[Departure], *, stays: bool = False) -> None:
-        """Raises KafkaException, OutcomeUnknown, TooLarge."""
+        """Raises KafkaException, OutcomeUnknown, DepartureTooLarge."""
         left_by = _by_window(leaving)
         offsets = [
             _committable(place, window.progress(left_by.get(window, ()), stays=stays))

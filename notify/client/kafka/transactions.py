@@ -26,7 +26,7 @@ OUTCOME_SECONDS = 120.0
 """How long to ask for the outcome of a transaction: a frozen broker keeps its connections for a minute."""
 
 
-class TooLarge(Exception):
+class DepartureTooLarge(Exception):
     """A departure is too large for its topic."""
 
     def __init__(self, departure: Departure) -> None:
@@ -75,7 +75,7 @@ class Transactions:
     def commit(self, leaving: list[Departure], offsets: list[TopicPartition], group: Any) -> None:
         """Commit departures and offsets, all or none.
 
-        Raises KafkaException if nothing is committed; OutcomeUnknown; TooLarge.
+        Raises KafkaException if nothing is committed; OutcomeUnknown; DepartureTooLarge.
         """
         if self._producer is None:
             self.claim()
@@ -102,7 +102,7 @@ class Transactions:
                 raise OutcomeUnknown(raised, offsets) from raised
             too_large = next((departure for departure, error in refused if error.code() in TOO_LARGE), None)
             if too_large is not None and too_large.has_body:
-                raise TooLarge(too_large) from raised
+                raise DepartureTooLarge(too_large) from raised
             raise
 
     def _produce(

@@ -37,7 +37,7 @@ class Stretch:
 
 async def bridge(spec: dict[str, Any]) -> dict[str, Any]:
     """A bridge, from an existing binlog."""
-    from notify.binlog_bridge.pump import Bridge
+    from notify.binlog_bridge.bridge import Bridge
 
     moving = Bridge([spec["dsn"]], f"kafka://{spec['brokers']}", name=spec["source"])
     totals = moving.totals

@@ -39,7 +39,7 @@ class FillFailed(Exception):
         self.raised = raised
 
 
-class Sink:
+class ObjectFile:
     """A file to write into, as pyarrow and copying loops use one; it counts, hashes and paces."""
 
     closed = False
