@@ -50,8 +50,7 @@ class NewMessage(msgspec.Struct, gc=False):
     deliver_at_us: int = 0
     ttl_us: int = 0  # counts from the time at which the message gets into its queue; the payload has the same value
     content: Payload | None = None
-    withdraws: Wanted | None = None  # the delayed message that this one cancels or replaces
-    dedupe: Dedupe | None = None  # the key of which one message is pending at a time
+    acts: Wanted | Dedupe | None = None  # the delayed message that this one withdraws, or its dedupe key
 
 
 class NewTransaction(msgspec.Struct):

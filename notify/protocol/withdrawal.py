@@ -102,8 +102,8 @@ def check_own(
     delay: float | None,
     deliver_at: datetime | None,
     ttl: float | None,
-) -> tuple[Wanted | None, Dedupe | None]:
-    """The message that a message withdraws, and its dedupe key. Raises InvalidRequest for what no server takes."""
+) -> Wanted | Dedupe | None:
+    """The message that a message withdraws, or its dedupe key. Raises InvalidRequest for what no server takes."""
     wanted, dedupe = wanted_of(headers), dedupe_of(headers)
     if dedupe is not None and (delay is None or wanted is not None):
         raise InvalidRequest(
@@ -122,4 +122,4 @@ def check_own(
             f"the first one in the header {REPLACES}",
             "invalid_withdrawal",
         )
-    return wanted, dedupe
+    return wanted or dedupe

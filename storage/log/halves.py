@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notify.protocol.keys import key_hash
+from notify.protocol.withdrawal import Dedupe
 from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,
@@ -114,13 +115,10 @@ class Halves:
         head = sender_head(sender)
         group_number = self._number_of(sender.group)
         for t in run:
-            for number, m in enumerate(t.messages):
-                if m.withdraws is not None:
-                    state.withdrawals.asked.ask(t.id, number, m.withdraws)
-                    journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.withdraws)))
-                if m.dedupe is not None:
-                    state.dedupes.asked.ask(t.id, number, m.dedupe)
-                    journal.append(RecordType.META, encoded(Dedupes(t.id, number, m.dedupe)))
+            for m in t.messages:
+                if m.acts is not None:
+                    self._note_acts(t)
+                    break
         opened = journal.open
         position = journal.data_position(sum([len(t.messages) for t in run])) + len(head)
         chunks = [head]
@@ -138,10 +136,8 @@ class Halves:
                 flags, deliver = (FLAG_DELAY, m.delay_us) if m.delay_us else (0, m.deliver_at_us)
                 if m.ttl_us:
                     flags |= FLAG_TTL
-                if m.withdraws is not None:
-                    flags |= FLAG_WITHDRAWS
-                if m.dedupe is not None:
-                    flags |= FLAG_DEDUPE
+                if m.acts is not None:
+                    flags |= FLAG_DEDUPE if isinstance(m.acts, Dedupe) else FLAG_WITHDRAWS
                 hashed_key = key_hash(m.key) if m.key is not None else 0
                 queue = topics[m.topic].queue_for(hashed_key)
                 half = ENTRY.pack(
@@ -171,6 +167,17 @@ class Halves:
         else:
             state.pending.schedule(sender.group, due_us, [t.id for t in run])
             journal.append(RecordType.HALF, b"".join(chunks), halves, None, "half")
+
+    def _note_acts(self, t: NewTransaction) -> None:
+        """Record which messages the messages of a transaction withdraw, and their dedupe keys."""
+        state, journal = self._state, self._journal
+        for number, m in enumerate(t.messages):
+            if isinstance(m.acts, Dedupe):
+                state.dedupes.asked.ask(t.id, number, m.acts)
+                journal.append(RecordType.META, encoded(Dedupes(t.id, number, m.acts)))
+            elif m.acts is not None:
+                state.withdrawals.asked.ask(t.id, number, m.acts)
+                journal.append(RecordType.META, encoded(Withdraws(t.id, number, m.acts)))
 
     def _number_of(self, producer_group: str) -> int:
         """The number of a producer group in entries; 0 if there are too many groups."""

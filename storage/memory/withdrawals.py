@@ -43,11 +43,12 @@ class MemoryWithdrawals:
 
     def commit(self, key: Key, message: NewMessage, now_us: int) -> set[str]:
         """Commit a message; returns the topics that got messages."""
-        if message.withdraws is None:
-            if message.dedupe is not None and not self._stands_alone(key, message, message.dedupe, now_us):
-                return set()
-            return self._place_awaited(key, message, now_us)
-        return self._end(key, message, self._fate(key, message, message.withdraws, now_us), now_us)
+        acts = message.acts
+        if isinstance(acts, Wanted):
+            return self._end(key, message, self._fate(key, message, acts, now_us), now_us)
+        if acts is not None and not self._stands_alone(key, message, acts, now_us):
+            return set()
+        return self._place_awaited(key, message, now_us)
 
     def _stands_alone(self, key: Key, message: NewMessage, dedupe: Dedupe, now_us: int) -> bool:
         """Whether a message with a dedupe key gets a place: if no other message of the key stays pending."""
@@ -125,11 +126,12 @@ class MemoryWithdrawals:
         return Fate.WITHDRAWN
 
     def _end(self, key: Key, message: NewMessage, fate: Fate, now_us: int) -> set[str]:
-        assert message.withdraws is not None
-        self._ends[key] = fate, message.withdraws, message.topic, now_us
+        wanted = message.acts
+        assert isinstance(wanted, Wanted)
+        self._ends[key] = fate, wanted, message.topic, now_us
         if fate is not Fate.WAITING:
             self._counts[fate] += 1
-        if fate is Fate.WITHDRAWN and message.withdraws.replaces:
+        if fate is Fate.WITHDRAWN and wanted.replaces:
             return self._place_awaited(key, message, now_us)
         if fate is not Fate.WAITING:
             self._find_nothing(key, now_us)
@@ -185,6 +187,6 @@ class MemoryWithdrawals:
         if transaction is None or number >= len(transaction[1]):
             return None
         message = transaction[1][number]
-        if message.withdraws is None:
+        if not isinstance(message.acts, Wanted):
             return None
-        return Withdrawal(message.topic, message.withdraws, None, transaction[0] == State.ROLLED_BACK)
+        return Withdrawal(message.topic, message.acts, None, transaction[0] == State.ROLLED_BACK)

@@ -147,7 +147,7 @@ def test_a_scan_tells_withdrawn_messages_from_their_withdrawals(tmp_path: Path) 
         targets = [transaction(ids.new_id(), ["a"], delay_us=5 * SECOND) for _ in range(2)]
         by: list[NewTransaction] = []
         for target, replaces in zip(targets, (False, True), strict=True):
-            message = NewMessage("a", b"\x82\xa5topic\xa1a\xa4body\xc4\x00", withdraws=Wanted(target.id, 0, replaces))
+            message = NewMessage("a", b"\x82\xa5topic\xa1a\xa4body\xc4\x00", acts=Wanted(target.id, 0, replaces))
             by.append(NewTransaction(ids.new_id(), "shop", [message]))
         await store.put([*targets, *by], T0)
         await store.decide([(t.id, "shop", State.COMMITTED) for t in (*targets, *by)], T0 + 1)

@@ -21,7 +21,7 @@ from tests.support.withdrawals import fate, release, withdrawing
 
 
 def keyed(body: bytes, key: int = 1, *, last: bool = False, topic: str = "t", within: int = 60) -> NewTransaction:
-    one = message(body, topic, delay_us=within * SECOND, dedupe=Dedupe(key, last))
+    one = message(body, topic, delay_us=within * SECOND, acts=Dedupe(key, last))
     return NewTransaction(ids.new_id(), "g", [one])
 
 

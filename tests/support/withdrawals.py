@@ -28,7 +28,7 @@ def wanting(target: bytes, number: int = 0, *, by: bytes | None = None, topic: s
     header = CANCELS if by is None else REPLACES
     payload = Payload(topic, by or b"", headers={header: ids.message_id(target, number)})
     wanted = Wanted(target, number, by is not None)
-    return NewMessage(topic, encode_msgpack(payload), withdraws=wanted, **options)
+    return NewMessage(topic, encode_msgpack(payload), acts=wanted, **options)
 
 
 def withdrawing(target: bytes, number: int = 0, *, committed: bool = False, **options: Any) -> NewTransaction:

@@ -61,11 +61,11 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
     if len(body) > LIMITS.message_bytes:
         raise body_too_large(len(body))
     headers, key, tag = m.headers, m.key, m.tag
-    withdraws = dedupe = None
+    acts = None
     if headers:
         check_headers(headers)
         if not OWN.isdisjoint(headers):
-            withdraws, dedupe = check_own(m.topic, headers, body, m.delay, m.deliver_at, m.ttl)
+            acts = check_own(m.topic, headers, body, m.delay, m.deliver_at, m.ttl)
     if key is not None and 4 * len(key) > LIMITS.key_bytes:  # a character has at most four bytes; shorter keys fit
         check_key(key)
     if tag is not None:
@@ -77,8 +77,7 @@ def _new_message(m: JsonMessage | PackedMessage, now_us: int) -> NewMessage:
         check_between("ttl", m.ttl, LIMITS.ttl_min_seconds, LIMITS.ttl_seconds)
         ttl_us = round(m.ttl * 1_000_000)
     content = Payload(m.topic, body, key, tag, headers or None, m.ttl)
-    packed = encode_msgpack(content)
-    return NewMessage(m.topic, packed, key, tag, delay_us, deliver_at_us, ttl_us, content, withdraws, dedupe)
+    return NewMessage(m.topic, encode_msgpack(content), key, tag, delay_us, deliver_at_us, ttl_us, content, acts)
 
 
 def _decoded_body(m: JsonMessage | PackedMessage) -> bytes:

@@ -19,7 +19,7 @@ from notify.protocol.wire import (
     PackedTransaction,
     PackedTransactions,
 )
-from notify.protocol.withdrawal import KAFKA_REFUSES, Wanted
+from notify.protocol.withdrawal import KAFKA_REFUSES, Dedupe, Wanted
 from notify.runtime import tracing
 from notify.runtime.clock import Clock
 from notify.server.access.principal import Principal
@@ -154,7 +154,10 @@ class Transactions:
                 if is_limited:
                     self._flow.check_group(group)
                 new = new_messages(t.messages, now_us, has_topic, make_topic)
-                self._check_acts(new, transaction_id, anywhere=t.committed)
+                for m in new:
+                    if m.acts is not None:
+                        self._check_acts(new, transaction_id, anywhere=t.committed)
+                        break
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -198,7 +201,8 @@ class Transactions:
                 if not anywhere:
                     self.check_place((m,))
                 new = new_messages((m,), now_us, has_topic, make_topic)
-                self._check_acts(new, transaction_id, anywhere=anywhere)
+                if new[0].acts is not None:
+                    self._check_acts(new, transaction_id, anywhere=anywhere)
                 if self._gates:
                     await self._wait_for_room(new, now_us)
             except NotifyError as error:
@@ -212,12 +216,11 @@ class Transactions:
         return items
 
     def _check_acts(self, messages: Sequence[NewMessage], transaction_id: bytes, *, anywhere: bool) -> None:
-        """Check the messages that withdraw others or have a dedupe key; most transactions have none."""
-        acting = [m for m in messages if m.withdraws is not None or m.dedupe is not None]
-        if acting:
-            if self._no_withdrawals:
-                self._refuse_withdrawals(acting, transaction_id, anywhere=anywhere)
-            self._check_keys(acting)
+        """Check the messages that withdraw others or have a dedupe key."""
+        acting = [m for m in messages if m.acts is not None]
+        if self._no_withdrawals:
+            self._refuse_withdrawals(acting, transaction_id, anywhere=anywhere)
+        self._check_keys(acting)
 
     def _refuse_withdrawals(self, messages: Sequence[NewMessage], transaction_id: bytes, *, anywhere: bool) -> None:
         """Raises InvalidRequest (`withdrawal_refused`) for withdrawals and dedupe keys that cannot work here.
@@ -229,7 +232,7 @@ class Transactions:
             if is_kafka or m.key is None:
                 raise InvalidRequest(self._no_withdrawals, "withdrawal_refused")
             is_elsewhere = shard_of_key(m.key, self._key_shards) != self.shard
-            if is_elsewhere and not (m.withdraws is not None and self._is_here(m.withdraws, transaction_id)):
+            if is_elsewhere and not (isinstance(m.acts, Wanted) and self._is_here(m.acts, transaction_id)):
                 raise InvalidRequest(KEY_IS_ELSEWHERE.format(key=m.key[:40]), "withdrawal_refused")
 
     def _is_here(self, wanted: Wanted, transaction_id: bytes) -> bool:
@@ -241,7 +244,8 @@ class Transactions:
     def _check_keys(self, messages: Sequence[NewMessage]) -> None:
         """Raises Backpressure for a message with a dedupe key, while too many keys have a pending message. Only such a
         message asks, because the answer costs much then."""
-        if any(m.dedupe is not None for m in messages) and self._queues is not None and self._queues.is_full_of_keys():
+        has_key = any(isinstance(m.acts, Dedupe) for m in messages)
+        if has_key and self._queues is not None and self._queues.is_full_of_keys():
             raise Backpressure(
                 f"{MOST_PENDING:,} dedupe keys have a pending message: send it again when some are delivered",
                 "too_many_keys",
@@ -251,7 +255,7 @@ class Transactions:
         """Raises Backpressure if a message's topic has a rate or a bounded backlog, and no room. A cancellation needs
         none: it is never delivered."""
         for m in messages:
-            if m.withdraws is not None and not m.withdraws.replaces:
+            if isinstance(m.acts, Wanted) and not m.acts.replaces:
                 continue
             gate = self._gates.get(m.topic)
             if gate is not None:
