@@ -125,6 +125,30 @@ def test_a_lost_connection_ends_the_poll_of_an_earlier_request_too() -> None:
     virtual_loop.run(run())
 
 
+@pytest.mark.parametrize(
+    ("path", "is_whole", "stays"),
+    [("/v1/messages", True, True), ("/v1/messages", False, False), ("/v1/groups/g/receive", True, False)],
+    ids=["a request", "half a request", "a poll"],
+)
+def test_who_only_ends_the_own_direction_is_answered_unless_it_may_be_dead(
+    path: str, is_whole: bool, stays: bool
+) -> None:
+    """A consumer that was killed looks the same: it is sent no messages."""
+
+    async def run() -> None:
+        served = Served()
+        served.may_answer.clear()
+        request = head("known", 2).replace(b"/v1/messages", path.encode()) + b"{}"
+        served.send(KNOWN + request[: None if is_whole else -1])
+        assert served.protocol.eof_received() is stays
+        served.may_answer.set()
+        await settled()
+        assert served.transport.is_closed is stays
+        assert served.statuses() == ([200, 200] if is_whole else [200])
+
+    virtual_loop.run(run())
+
+
 def test_a_malformed_request_is_refused_after_the_answers_before_it() -> None:
     async def run() -> None:
         served = Served()

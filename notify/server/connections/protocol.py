@@ -41,6 +41,10 @@ STRANGERS_PARTS = 1 << 10
 """The same for a sender that is not known (yet)."""
 
 
+POLLS = ("/receive", "/poll")
+"""The ends of the paths of requests that wait for messages or checks."""
+
+
 class Refused(Exception):
     """Raised through the parser to stop it: nothing more is read from this connection."""
 
@@ -552,6 +556,18 @@ class Protocol(HttpToolsProtocol):
         if self._unread_bytes:
             self._unread_bytes = 0
             self._count()
+
+    def eof_received(self) -> bool:
+        """Keep the connection for pending answers if the client has ended only its own direction, as `nc -N` does.
+
+        A client that was killed looks the same. So a connection with a poll ends: messages would be leased to nobody.
+        """
+        cycles = [self._current, *[waiting for waiting, _ in self.pipeline]]
+        is_poll = any(type(cycle) is DataCycle and cycle.request.path.endswith(POLLS) for cycle in cycles)
+        if not self._is_busy or not self._in_head or is_poll or not self.transport.can_write_eof():
+            return False  # TLS cannot close one direction
+        self.cycle.keep_alive = False
+        return True
 
     # --- what is held -----------------------------------------------------------------------------------------
 
