@@ -57,6 +57,7 @@ class Management:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         _asked.set(self)  # uvicorn calls this in a task of each request
+        send = _not_cached(send)
         try:
             await guard.admit(scope, self.server)
         except NotifyError as error:
@@ -91,6 +92,19 @@ class Management:
         if not has_begun:  # otherwise uvicorn would answer, in words that no client takes for this server's
             fault = StorageFailed("the server failed on this request; its log says why")
             await problems.refused(scope, fault)(scope, receive, send)
+
+
+def _not_cached(send: Send) -> Send:
+    """`send` for answers that no cache of a proxy keeps, unless they say otherwise."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message["headers"]
+            if all(name != b"cache-control" for name, _ in headers):
+                message["headers"] = [*headers, (b"cache-control", b"no-store")]
+        await send(message)
+
+    return sending
 
 
 _asked: ContextVar[Management] = ContextVar("asked")

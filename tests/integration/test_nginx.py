@@ -22,6 +22,7 @@ from notify.testing.reachable import NotAvailable
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.groups import drain, is_subscribed, lag, publish, running, subscribe
+from tests.support.http import ask
 from tests.support.nginx import Nginx
 from tests.support.servers import Started, make_storage
 from tests.support.shop import Base, Order, make_engine
@@ -183,3 +184,17 @@ def test_addresses_that_lead_around_a_proxy_are_not_used_where_they_cannot_be_re
     with TransactionProducer(proxy.url, group=unique, half_timeout=3.0) as producer:
         for n in range(20):
             producer.publish(Message(unique, str(n)))
+
+
+@pytest.mark.parametrize("path", ["/v1/topics/{}/queues/0/messages?offset=0", "/v1/admin/topics/{}", "/metrics"])
+def test_a_cache_keeps_no_answer(
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str, path: str
+) -> None:
+    """A reader would wait for messages that are there, and a caller without rights would see what another one saw."""
+    http = f"proxy_cache_path {tmp_path}/cache keys_zone=answers:1m;"
+    proxy = before(proxies, tmp_path, server.url, http=http, location="proxy_cache answers; proxy_cache_valid any 1h;")
+    publish(server.url, unique, ["1"])
+    first = ask(proxy.url, "GET", path.format(unique))
+    publish(server.url, unique, ["2"])
+    second = ask(proxy.url, "GET", path.format(unique))
+    assert (first[0], second[0]) == (200, 200) and first[1] != second[1]

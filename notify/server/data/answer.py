@@ -17,6 +17,10 @@ def fault_of(event: str, method: str, path: str) -> NotifyError:
     return StorageFailed("the server failed on this request; its log says why")
 
 
+NO_STORE = b"cache-control: no-store\r\n"
+"""No cache of a proxy may keep an answer: a reader would not see new messages, and others what they may not see."""
+
+
 class Answer:
     """An answer: one status, one body."""
 
@@ -32,7 +36,7 @@ class Answer:
         is_shared: bool = False,
     ) -> None:
         """`body`: all of it, or its parts. `retry_after`: seconds; 0: the answer has no such header. `fields`: lines of
-        further headers. `is_shared`: the server keeps the body for other answers."""
+        further headers, which say how it may be cached. `is_shared`: the server keeps the body for other answers."""
         self.fields = fields
         self.is_shared = is_shared
         self.status = status
@@ -63,8 +67,7 @@ class Answer:
             chunks.append(b"www-authenticate: Bearer\r\n")
         if self.retry_after:
             chunks.append(b"retry-after: %d\r\n" % self.retry_after)
-        if self.fields:
-            chunks.append(self.fields)
+        chunks.append(self.fields or NO_STORE)
         chunks.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
         if with_body:
             chunks += self.parts
