@@ -41,6 +41,7 @@ def restore(
     """
     if (directory is None) == (not store):
         raise InvalidRequest("name a backup's directory, or a store with --from")
+    data_dir = data_dir.expanduser()  # as `notify serve` does
     if directory is not None:
         if until is not None:
             raise InvalidRequest("--until is only for a store: a backup is always complete")

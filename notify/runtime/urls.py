@@ -71,4 +71,15 @@ def server_address(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         hint = "; only consumers, bridges and relays reach Kafka themselves" if parts.scheme == "kafka" else ""
         raise InvalidRequest(f"{safe_url!r} is not a server's address; it should read http://host:port{hint}")
+    if parts.query or parts.fragment:
+        raise InvalidRequest(
+            f"{safe_url!r} is not a server's address: leave out what follows {'?' if parts.query else '#'}"
+        )
     return parts
+
+
+def text_of_missing(method: str, path: str) -> str:
+    """The text for a path that a server does not have; it names what a client may have put before the path."""
+    before = path[: max(path.rfind("/v1/"), 0)]
+    hint = f": leave {before[:60]!r} out of the server's address, or have the proxy remove it" if before else ""
+    return f"there is no {method} {path[:100]}{hint}"

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from notify.errors import DiskFull, InvalidRequest, NotifyError, Unavailable
 from notify.protocol.wire import PROBLEM
 from notify.runtime import faults
+from notify.runtime.urls import text_of_missing
 from notify.server.console.responses import failed
 from notify.server.core.flow import retry_after
 from notify.server.data.answer import fault_of, problem
@@ -110,7 +111,7 @@ def answer_errors(api: FastAPI) -> None:
         codes = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "request_too_large"}
         detail = str(error.detail)
         if error.status_code in (404, 405):
-            detail = f"there is no {request.method} {request.scope['path'][:100]}"
+            detail = text_of_missing(request.method, request.scope["path"])
         invalid = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
         if _wants_page(request.scope):
             return failed(request, invalid)

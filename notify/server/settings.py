@@ -337,13 +337,15 @@ def load(
     values: dict[str, Any] = {}
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            table = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # editors of Windows begin it with a mark
         except (OSError, ValueError) as error:  # ValueError: not TOML, or not text
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:
                 meant = _meant(name, fields)
                 instead = f"did you mean {meant}?" if meant else "see docs/reference.md"
+                if isinstance(value, dict):
+                    instead = f"the file has no sections: write its settings without [{name}]"
                 raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
     given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -357,7 +359,10 @@ def load(
                 )
     values.update(given)
     types = typing.get_type_hints(Settings)
-    return Settings(**{name: _checked(fields[name], types[name], value) for name, value in values.items()})
+    checked = {name: _checked(fields[name], types[name], value) for name, value in values.items()}
+    if "data_dir" in checked:  # only a shell replaces ~, and not in --data-dir=~/notify
+        checked["data_dir"] = os.path.expanduser(checked["data_dir"])
+    return Settings(**checked)
 
 
 def mistyped(environ: Mapping[str, str]) -> dict[str, str]:

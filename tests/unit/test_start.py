@@ -143,10 +143,28 @@ def test_a_mistyped_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) 
         "NOTIFY_WORKER": "NOTIFY_WORKERS",
     }
     file = tmp_path / "notify.toml"
-    for line, said in (("prot = 1", "there is no setting 'prot'; did you mean port?"), ("x = 1", "see docs/reference")):
+    lines = {
+        "prot = 1": "there is no setting 'prot'; did you mean port?",
+        "x = 1": "see docs/reference",
+        "[notify]\nport = 1": r"the file has no sections: write its settings without \[notify\]",
+    }
+    for line, said in lines.items():
         file.write_text(line)
         with pytest.raises(InvalidRequest, match=said):
             load(file=file, environ={})
+
+
+def test_a_settings_file_may_begin_with_the_mark_of_windows(tmp_path: Path) -> None:
+    file = tmp_path / "notify.toml"
+    file.write_text("port = 1\r\n", encoding="utf-8-sig")
+    assert load(file=file, environ={}).port == 1
+
+
+def test_a_data_directory_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaced the ~ of a file of settings or of `--data-dir=~/x`: the log was in a directory of that name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load({"data_dir": "~/x"}, environ={}).data_dir == load(environ={"NOTIFY_DATA_DIR": "~/x"}).data_dir
+    assert load({"data_dir": "~/x"}, environ={}).data_dir == f"{tmp_path}/x"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from notify.cli.doctor import _server_findings
 from notify.client import Consumer, Message, Reader, TransactionProducer
 from notify.client.transport.http import HttpClient
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, NotFound
 from notify.movers.sinks.sink import open_sink
 from notify.object_store.filesystem import opened
 from notify.runtime.databases import shown_url
@@ -20,6 +20,7 @@ from notify.server.settings import Settings
 from notify.server.webhooks import check_address
 from notify.spark.watch.alarms import Alarms
 from notify.storage.sql.engines import open_engine, visitor_engine
+from notify.testing.process import ServerProcess
 
 SECRET = "s3cret"
 
@@ -137,6 +138,20 @@ def test_a_host_that_no_resolver_takes_is_named(use: Any, host: str) -> None:
     """Connecting raised UnicodeError: a traceback of commands, and a reader tried again for ever."""
     with pytest.raises(InvalidRequest, match="is not a valid host name: each label has 1 to 63 characters"):
         use(f"http://{host}:7400")
+
+
+@pytest.mark.parametrize(("url", "sign"), [("http://h:1?room=a", "?"), ("http://h:1/#topics", "#")])
+@pytest.mark.parametrize("use", [server_address, HttpClient, published, consumed, read, open_sink])
+def test_what_follows_an_address_is_not_ignored(use: Any, url: str, sign: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"leave out what follows \{sign}"):
+        use(url)
+
+
+def test_a_missing_route_names_what_was_put_before_it(server: ServerProcess) -> None:
+    with pytest.raises(NotFound, match="there is no POST /v1/v1/messages: leave '/v1' out of the server's address"):
+        published(f"{server.url}/v1")
+    with pytest.raises(NotFound, match="there is no POST /topics/v1/messages: leave '/topics' out"):
+        published(f"{server.url}/topics")
 
 
 @pytest.mark.parametrize("use", [open_engine, visitor_engine])

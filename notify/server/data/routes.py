@@ -47,6 +47,7 @@ from notify.protocol.wire import (
     WithdrawalState,
     encode_json,
 )
+from notify.runtime.urls import text_of_missing
 from notify.runtime.visible import one_line
 from notify.server.access.principal import EVERYONE
 from notify.server.core.admission import failed
@@ -222,7 +223,7 @@ class DataRoutes:
             methods = self._named.get(_nouns(parts))
             names = parts[3::2]
         if methods is None:
-            raise NotFound(f"there is no route {path[:100]!r}")
+            raise NotFound(text_of_missing(method, path))
         found = methods.get(method)
         if found is None:
             allowed = " or ".join(sorted(methods))
