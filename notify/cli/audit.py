@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 import sys
 import traceback
@@ -19,7 +20,7 @@ from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, chec
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_text import published, show, show_explained
 from notify.cli.printed import OutputLost, say, say_json
-from notify.errors import InvalidRequest, NotifyError, Unavailable
+from notify.errors import Conflict, InvalidRequest, NotifyError, Unavailable
 from notify.runtime.extras import remedy
 from notify.runtime.log_output import discard
 from notify.runtime.signals import heeding_signals
@@ -189,7 +190,7 @@ def run(
                 queries = effect_queries(effects, inputs)
                 rows = carry_out(inputs, repair, url, reason, queries, scratch=copies, force=force, dry_run=dry_run)
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
-        with spark_errors(), opened_here(*given) as inputs:
+        with spark_errors(), alone_in(report), opened_here(*given) as inputs:
             from notify.spark.audit import Audit
             from notify.spark.causes.grouping import tell_causes
             from notify.spark.judge import continue_from
@@ -393,6 +394,24 @@ def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:
     tell(f"merging the results into {url}")
     counts = merge(result, url)
     tell("; ".join(f"{name}: {count:,} rows" for name, count in counts.items()))
+
+
+@contextmanager
+def alone_in(report: Path) -> Iterator[None]:
+    """Keep other audits from this directory: each would remove copies of segments that the other one reads.
+
+    Raises Conflict (`audit_runs`).
+    """
+    report.mkdir(parents=True, exist_ok=True)
+    with (report / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another audit writes to {report}: wait until it ends, or give each audit a --report of its own",
+                "audit_runs",
+            ) from None
+        yield
 
 
 def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:

@@ -109,6 +109,14 @@ def test_wrong_arguments_exit_with_2(trade: Trade, tmp_path: Path) -> None:
     assert cli("audit", "explain", "nonsense", *good[2:-4])[0] == 2
 
 
+@pytest.mark.usefixtures("spark_is_there")
+def test_one_audit_at_a_time_writes_to_a_directory(trade: Trade, tmp_path: Path) -> None:
+    """One removed the copies of segments that the other was reading: PATH_NOT_FOUND, after a minute."""
+    with command.alone_in(tmp_path / "report"):
+        code, said = cli(*flags(trade, tmp_path / "report"), "--json")
+    assert code == 2 and "another audit writes to" in said["failed"] and "a --report of its own" in said["failed"]
+
+
 def test_without_spark_or_java_an_audit_says_what_to_install(
     trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
