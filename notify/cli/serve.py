@@ -12,6 +12,7 @@ import typer
 
 from notify import __version__
 from notify.cli.printed import is_terminal, say
+from notify.runtime.signals import stop_at_hangup
 from notify.server import settings as settings_module
 from notify.server.settings import Settings
 
@@ -81,6 +82,7 @@ def register(app: typer.Typer) -> None:
             say(greeting(settings, address, topics))
 
         when_ready = greet if is_terminal() else None
+        stop_at_hangup()
         if settings.workers > 1:
             from notify.server.workers.supervisor import supervise
 

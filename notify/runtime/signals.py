@@ -1,4 +1,5 @@
-"""How signals end a process: a first SIGTERM or Ctrl-C stops it gracefully, a second one ends it immediately.
+"""How signals end a process: a first SIGTERM or Ctrl-C stops it gracefully, a second one ends it immediately. So does
+SIGHUP, which the end of a terminal sends, unless `nohup` or the program has given it another meaning.
 
 The second one loses nothing that was acknowledged, since not even kill -9 does.
 """
@@ -64,8 +65,8 @@ def end_by(number: int) -> NoReturn:
 
 @contextlib.contextmanager
 def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = end_by) -> Iterator[None]:
-    """Within this context, the first SIGTERM or SIGINT calls `stop`, the second one calls `cut` with the signal's
-    number, and the third one ends the process.
+    """Within this context, the first SIGTERM, SIGINT or SIGHUP calls `stop`, the second one calls `cut` with the
+    signal's number, and the third one ends the process.
 
     Use it in the main thread. `stop` and `cut` run within a signal handler: they may set an event, or call an event
     loop's `call_soon_threadsafe`.
@@ -81,8 +82,19 @@ def heeding_signals(stop: Callable[[], object], cut: Callable[[int], object] = e
         else:
             stop()
 
-    with _handled_by(dict.fromkeys(SIGNALS, heed)):
+    hangup = (signal.SIGHUP,) if _ends_at_hangup() else ()
+    with _handled_by(dict.fromkeys((*SIGNALS, *hangup), heed)):
         yield
+
+
+def stop_at_hangup() -> None:
+    """Let SIGHUP mean SIGTERM from now on, unless it has a meaning already. Call it in the main thread."""
+    if _ends_at_hangup():
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+def _ends_at_hangup() -> bool:
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def test_signals_close_together_are_one_wish() -> None:
     assert counted([5.0, 5.01, 5.09, 5.5, 5.51, 9.0]) == [1, 1, 1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("number", signals.SIGNALS)
+@pytest.mark.parametrize("number", [*signals.SIGNALS, signal.SIGHUP])
 def test_work_is_cancelled_by_the_first_signal_and_cut_by_the_second(number: int) -> None:
     with Told(WORKING, "heeds") as heeding, Told(WORKING, "ignores") as deaf:
         heeding.tell("begun", number)

@@ -566,9 +566,9 @@ class Consumer(_Consumer):
         refuse_to_pickle(self)
 
     def run(self, *, signals: bool = True) -> None:
-        """Consume until `stop` is called. With `signals`, and in the main thread, SIGTERM and SIGINT stop the consumer
-        gracefully; a second signal ends it immediately, with SystemExit or KeyboardInterrupt, and messages that were
-        not acknowledged are delivered again.
+        """Consume until `stop` is called. With `signals`, and in the main thread, SIGTERM, SIGINT, and SIGHUP unless it
+        has a meaning already, stop the consumer gracefully; a second signal ends it immediately, with SystemExit or
+        KeyboardInterrupt, and messages that were not acknowledged are delivered again.
 
         Raises errors that a retry cannot mend: Conflict (`mode_in_use`) if the group uses another mode or `fair_by`,
         Forbidden, InvalidRequest if the inbox cannot work in its database.
