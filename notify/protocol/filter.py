@@ -7,11 +7,12 @@ for example because it lacks a header; write `has(headers.region) && headers.reg
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from notify.errors import InvalidRequest
-from notify.protocol.filter_cost import check_cost
+from notify.protocol.filter_cost import check_cost, tokens_of
 from notify.protocol.wire import Payload, decode_payload
 
 LONGEST = 1000
@@ -20,6 +21,14 @@ AT_ONCE_US = 30_000.0
 """The longest evaluation of messages in one go, in microseconds, before other tasks get a turn."""
 FAILURES = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
 """The errors of an evaluation over a message that lacks a value which the expression needs."""
+_TEXT = r"(?P<text>headers \. \w+|headers \[ (?:'[^']*'|\"[^\"]*\") \]|key|tag|topic)"
+_OTHER = r"(?P<other>(?:- )?\d\S*|true|false|null)"
+_NEVER_EQUAL = [
+    re.compile(rf"{_TEXT} [=!] = {_OTHER}(?! [.(])").search,
+    re.compile(rf"(?<![\w.)] ){_OTHER} [=!] = {_TEXT}(?! [.([])").search,
+]
+"""Finds, in the tokens of a filter, a text that is compared with something else: to CEL they are just not equal."""
+_NAMED = re.compile(r"headers (?:\. (\w+)|\[ (?:'([^']*)'|\"([^\"]*)\") \])").findall
 
 
 class Filter:
@@ -44,10 +53,19 @@ class Filter:
             raise InvalidRequest(
                 f"the filter names {', '.join(unknown)}; there are {', '.join(VARIABLES)}", "invalid_filter"
             )
+        words = " ".join([token.text for token in tokens_of(text)])
+        for search in _NEVER_EQUAL:
+            if found := search(words):
+                raise _of_types(found["text"].replace(" ", ""), found["other"].replace(" ", ""))
+        headers = {"a": "1"} | {"".join(name): "1" for name in _NAMED(words)}
         try:
-            result = self._program.execute({"headers": {}, "key": "", "tag": "", "topic": ""})
-        except FAILURES:
-            return  # the expression needs a header, which this empty message lacks
+            result = self._program.execute({"headers": headers, "key": "1", "tag": "1", "topic": "1"})
+        except TypeError:
+            raise _of_types("a text", "a value of another type") from None
+        except FAILURES as error:
+            if "Undefined" in str(error):
+                raise InvalidRequest(f"the filter is not CEL: {error}", "invalid_filter") from None
+            return  # the expression needs other values than those of this message
         if not isinstance(result, bool):
             raise InvalidRequest(
                 f"the filter gives {type(result).__name__}, not true or false; write a comparison", "invalid_filter"
@@ -68,6 +86,15 @@ class Filter:
         except FAILURES:
             return False
         return result is True
+
+
+def _of_types(text: str, other: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the filter compares or combines {text} with {other}, so it would never match as meant: headers, key, tag "
+        "and topic are texts. Write headers.x == '5' or int(headers.x) > 5; has(headers.x) is false without the "
+        "header, and a missing key or tag is ''",
+        "invalid_filter",
+    )
 
 
 def _library() -> Any:

@@ -17,7 +17,7 @@ MACROS = frozenset({"all", "exists", "exists_one", "existsOne"})
 MACRO_RANGE = 32
 """The most entries that a macro iterates over: the most headers of a message."""
 FUNCTIONS = MACROS | {
-    "bool", "contains", "double", "duration", "dyn", "endsWith", "has", "int", "matches", "size", "startsWith",
+    "contains", "double", "duration", "dyn", "endsWith", "has", "int", "matches", "size", "startsWith",
     "string", "timestamp", "type", "uint", "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear",
     "getHours", "getMilliseconds", "getMinutes", "getMonth", "getSeconds",
 }  # fmt: skip
@@ -53,14 +53,14 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class Token:
     kind: str
     text: str
 
 
 def check_cost(text: str) -> float:
     """A rough upper bound of one evaluation's microseconds. Raises InvalidRequest if the filter may cost too much."""
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     pairs = _pairs(tokens)
     if sum([token.text == "+" for token in tokens]) > MOST_ADDITIONS:
         raise _refused(f"it adds more than {MOST_ADDITIONS} times")
@@ -98,7 +98,8 @@ def check_cost(text: str) -> float:
     return cost
 
 
-def _tokens(text: str) -> list[_Token]:
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of a filter. Raises InvalidRequest for what CEL allows and `check_cost` does not understand."""
     tokens, position = [], 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -110,12 +111,12 @@ def _tokens(text: str) -> list[_Token]:
             # A text with three quotes, or with a prefix, ends by other rules.
             raise _refused('a text is "…", \'…\', or r"…" for a pattern')
         if kind != "space":
-            tokens.append(_Token(kind, match[0]))
+            tokens.append(Token(kind, match[0]))
         position = match.end()
     return tokens
 
 
-def _pairs(tokens: Sequence[_Token]) -> dict[int, int]:
+def _pairs(tokens: Sequence[Token]) -> dict[int, int]:
     """For each opening bracket the index of its closing bracket, and the reverse."""
     pairs: dict[int, int] = {}
     opened: list[int] = []
@@ -134,7 +135,7 @@ def _pairs(tokens: Sequence[_Token]) -> dict[int, int]:
     return pairs
 
 
-def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], index: int) -> None:
+def _check_range(tokens: Sequence[Token], pairs: dict[int, int], index: int) -> None:
     """Raises InvalidRequest unless the macro at this index iterates over `headers`, or over a short literal list."""
     if index >= 2 and tokens[index - 1].text == ".":
         operand = tokens[index - 2]
@@ -149,7 +150,7 @@ def _check_range(tokens: Sequence[_Token], pairs: dict[int, int], index: int) ->
     raise _refused(f"{tokens[index].text} goes over headers, or over a list […] of {MACRO_RANGE} at most")
 
 
-def _pattern_points(argument: Sequence[_Token]) -> int:
+def _pattern_points(argument: Sequence[Token]) -> int:
     """The points of a `matches` pattern."""
     if len(argument) != 1 or argument[0].kind not in ("text", "raw"):
         raise _refused("matches takes one pattern, written out as a text")

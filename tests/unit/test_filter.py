@@ -73,6 +73,31 @@ def test_usual_filters_are_taken(text: str) -> None:
     assert Filter(text).at_once >= 10
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["headers.x > 5", "5 < headers.x", "headers['x-y'] >= 3", "headers.x == 5", "headers.x != -1.5", "5 == headers.x",
+     "has(headers.x) && headers.x >= 3", "headers.a == 'b' && headers.x == 5", "headers.x == true", "key == null",
+     "null != tag", 'headers["x"] == 2', "headers.exists(h, headers[h] > 5)", "!headers.x", "headers.x + 1 == '2'",
+     "key > 5", "int(headers.x) > '5'", "bool(headers.x)", "headers.x.startsWith(1)"],
+)  # fmt: skip
+def test_a_filter_that_takes_a_text_for_a_number_is_refused(text: str) -> None:
+    """It matched no message: its group got none, and only a counter of skipped messages rose."""
+    with pytest.raises(InvalidRequest) as refusal:
+        Filter(text)
+    assert refusal.value.code == "invalid_filter"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["int(headers.x) == 5", "5 == int(key)", "size(key) == 3", "headers.x.size() == 3", "3 == size(headers.x)",
+     "3 == headers.x.size()", "headers.x == '5'", "has(headers.x) == true", "headers.x in ['5']", "'x' in headers",
+     "headers.x == \"a == 5\"", "double(headers['x']) > 1.5", "duration(headers.x) > duration('1s')",
+     "headers == {}", "size(headers) == 0 || headers.x == '' ? true : int(tag) == 1"],
+)  # fmt: skip
+def test_a_filter_may_convert_and_count(text: str) -> None:
+    Filter(text)
+
+
 @pytest.mark.parametrize("text", COSTLY)
 def test_filters_that_may_cost_too_much_are_refused(text: str) -> None:
     """Such a filter is refused. One of 265 characters held the server for good, also after a restart."""
