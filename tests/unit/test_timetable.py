@@ -175,6 +175,8 @@ def test_intervals_are_counted_from_1970() -> None:
 @pytest.mark.parametrize(
     ("cron", "every", "zone", "said"),
     [
+        ("*/90 * * * *", None, "UTC", "a step of this field is 60 at most, not 90"),
+        ("0 0/36,1 * * *", None, "UTC", "a step of this field is 24 at most, not 36"),
         (None, None, "UTC", "exactly one"),
         ("* * * * *", 5.0, "UTC", "exactly one"),
         ("* * * *", None, "UTC", "five fields"),

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from notify.errors import InvalidRequest
-from notify.protocol.limits import check_between
+from notify.protocol.limits import check_between, digits
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1.0, 366 * 86_400.0
 """The bounds of an interval."""
@@ -46,6 +46,7 @@ class Timetable:
             if len(self._cron) > CRON_CHARACTERS or not _CRON(self._cron):
                 raise CronSimError("it should be five fields: minute, hour, day of month, month, day of week")
             CronSim(self._cron, _EPOCH)
+            _check_steps(self._cron)
             minutes, hours, *_ = self._cron.split()
             self._goes_by_hours = minutes.startswith("*") or hours.startswith("*")
         except CronSimError as error:
@@ -117,6 +118,15 @@ class Timetable:
             if start_us == after_us or len(found) == most:
                 return list(found)
             span_us *= 2
+
+
+def _check_steps(cron: str) -> None:
+    """Raises CronSimError for a step beyond its field: `*/90` is due at minute 0 only, and not every 90 minutes."""
+    for field, most in zip(cron.split(), (60, 24, 31, 12, 7), strict=True):
+        for part in field.split(","):
+            step = digits(part.partition("/")[2])
+            if step is not None and step > most:
+                raise CronSimError(f"a step of this field is {most} at most, not {step}; `every` is a longer interval")
 
 
 def _instant(moment: datetime) -> int:
