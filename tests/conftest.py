@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -27,7 +29,7 @@ from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
 from tests.history.processes import Actor, by_fork
-from tests.support import databases, workers
+from tests.support import databases, virtual_loop, workers
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.databases import (
     MARIADB_11,
@@ -95,6 +97,17 @@ pytest_unconfigure = workers.pytest_unconfigure
 pytest_collection = workers.pytest_collection
 pytest_collection_modifyitems = workers.pytest_collection_modifyitems
 pytest_xdist_make_scheduler = workers.pytest_xdist_make_scheduler
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine gets a loop of its own; with the marker `virtual_time` one that never waits."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    run = virtual_loop.run if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True
 
 
 class OrSkip(dict[str, str]):

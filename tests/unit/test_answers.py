@@ -45,141 +45,108 @@ async def settle(s: Scene, given: Given, action: str = "ack") -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["shared", "ordered", "failover", "exclusive"])
-def test_a_lost_answer_is_given_again_and_no_attempt_counts(mode: str) -> None:
-    async def scenario() -> None:
-        s = await group_of(b"a", b"b", b"c", mode=mode)
-        first = await ask(s, "1")
-        assert first
-        s.now_us += 29 * SECOND
-        await s.delivery.tick()
-        assert await ask(s, "1") == first
-        s.now_us += 29 * SECOND  # its leases began again
-        await s.delivery.tick()
-        assert await ask(s, "1") == first
-        assert await settle(s, first) == [200] * len(first)
-        assert (s.metrics.answers_repeated, s.metrics.delivered, s.metrics.leases_expired) == (2, len(first), 0)
-
-    asyncio.run(scenario())
+async def test_a_lost_answer_is_given_again_and_no_attempt_counts(mode: str) -> None:
+    s = await group_of(b"a", b"b", b"c", mode=mode)
+    first = await ask(s, "1")
+    assert first
+    s.now_us += 29 * SECOND
+    await s.delivery.tick()
+    assert await ask(s, "1") == first
+    s.now_us += 29 * SECOND  # its leases began again
+    await s.delivery.tick()
+    assert await ask(s, "1") == first
+    assert await settle(s, first) == [200] * len(first)
+    assert (s.metrics.answers_repeated, s.metrics.delivered, s.metrics.leases_expired) == (2, len(first), 0)
 
 
-def test_attempts_and_messages_that_do_not_lie_side_by_side_are_given_again_as_they_were() -> None:
-    async def scenario() -> None:
-        s = await group_of(*[b"%d" % n for n in range(6)])
-        given = await ask(s, "1")
-        await settle(s, given[0:1] + given[3:4])
-        await settle(s, given[1:2] + given[4:5], "retry")
-        await settle(s, given[2:3] + given[5:6], "give_back")
-        again = await ask(s, "2")
-        assert sorted(attempt for _, _, attempt in again) == [1, 1, 2, 2]
-        assert await ask(s, "2") == again
-
-    asyncio.run(scenario())
+async def test_attempts_and_messages_that_do_not_lie_side_by_side_are_given_again_as_they_were() -> None:
+    s = await group_of(*[b"%d" % n for n in range(6)])
+    given = await ask(s, "1")
+    await settle(s, given[0:1] + given[3:4])
+    await settle(s, given[1:2] + given[4:5], "retry")
+    await settle(s, given[2:3] + given[5:6], "give_back")
+    again = await ask(s, "2")
+    assert sorted(attempt for _, _, attempt in again) == [1, 1, 2, 2]
+    assert await ask(s, "2") == again
 
 
-def test_a_copy_of_a_request_that_comes_late_gets_nothing() -> None:
+async def test_a_copy_of_a_request_that_comes_late_gets_nothing() -> None:
     """Its consumer has long had the answer; what is handed to the copy would wait for the end of its lease."""
-
-    async def scenario() -> None:
-        s = await group_of(b"a", b"b", b"c")
-        given = await ask(s, "1", most=2)
-        await settle(s, given[:1])
-        assert await ask(s, "1") == []
-        await settle(s, given[1:])
-        assert await ask(s, "1") == []
-        assert len(await ask(s, "2")) == 1
-
-    asyncio.run(scenario())
+    s = await group_of(b"a", b"b", b"c")
+    given = await ask(s, "1", most=2)
+    await settle(s, given[:1])
+    assert await ask(s, "1") == []
+    await settle(s, given[1:])
+    assert await ask(s, "1") == []
+    assert len(await ask(s, "2")) == 1
 
 
-def test_after_the_end_of_its_leases_a_request_gets_nothing_and_the_next_one_all() -> None:
-    async def scenario() -> None:
-        s = await group_of(b"a")
-        await s.delivery.following.subscribe(Subscription("g", "t"), None)
-        await ask(s, "1")
-        s.now_us += 31 * SECOND
-        await s.delivery.tick()
-        assert await ask(s, "1") == []
-        assert [attempt for _, _, attempt in await ask(s, "2")] == [2]
-
-    asyncio.run(scenario())
+async def test_after_the_end_of_its_leases_a_request_gets_nothing_and_the_next_one_all() -> None:
+    s = await group_of(b"a")
+    await s.delivery.following.subscribe(Subscription("g", "t"), None)
+    await ask(s, "1")
+    s.now_us += 31 * SECOND
+    await s.delivery.tick()
+    assert await ask(s, "1") == []
+    assert [attempt for _, _, attempt in await ask(s, "2")] == [2]
 
 
-def test_instances_and_requests_have_answers_of_their_own() -> None:
-    async def scenario() -> None:
-        s = await group_of(b"a", b"b")
-        given = await ask(s, "1", most=1)
-        (others,) = await ask(s, "1", instance="j")
-        assert await ask(s, "2") == []
-        assert await ask(s, "1") == given != [others]
-
-    asyncio.run(scenario())
+async def test_instances_and_requests_have_answers_of_their_own() -> None:
+    s = await group_of(b"a", b"b")
+    given = await ask(s, "1", most=1)
+    (others,) = await ask(s, "1", instance="j")
+    assert await ask(s, "2") == []
+    assert await ask(s, "1") == given != [others]
 
 
-def test_only_the_last_answers_are_remembered() -> None:
-    async def scenario() -> None:
-        s = await group_of(*[b"%d" % n for n in range(MOST_ANSWERS + 1)])
-        for number in range(MOST_ANSWERS + 1):
-            assert len(await ask(s, str(number), most=1)) == 1
-        answers = s.delivery.groups["g"].instances["i"].answers
-        assert list(answers) == [str(number) for number in range(1, MOST_ANSWERS + 1)]
-
-    asyncio.run(scenario())
+async def test_only_the_last_answers_are_remembered() -> None:
+    s = await group_of(*[b"%d" % n for n in range(MOST_ANSWERS + 1)])
+    for number in range(MOST_ANSWERS + 1):
+        assert len(await ask(s, str(number), most=1)) == 1
+    answers = s.delivery.groups["g"].instances["i"].answers
+    assert list(answers) == [str(number) for number in range(1, MOST_ANSWERS + 1)]
 
 
-def test_a_request_that_still_waits_is_replaced_by_its_repetition() -> None:
+async def test_a_request_that_still_waits_is_replaced_by_its_repetition() -> None:
     """A proxy has cut the first one off, and the server does not know: what comes goes to the one that is heard."""
-
-    async def scenario() -> None:
-        s = await group_of()
-        first = asyncio.ensure_future(ask(s, "1", wait=20))
-        await asyncio.sleep(0)  # a turn of the loop
-        second = asyncio.ensure_future(ask(s, "1", wait=20))
-        assert await first == []
-        await send(s, b"a")
-        assert [payload for _, payload, _ in await second] != []
-        assert s.delivery._waiters._by_request == {}
-
-    asyncio.run(scenario())
+    s = await group_of()
+    first = asyncio.ensure_future(ask(s, "1", wait=20))
+    await asyncio.sleep(0)  # a turn of the loop
+    second = asyncio.ensure_future(ask(s, "1", wait=20))
+    assert await first == []
+    await send(s, b"a")
+    assert [payload for _, payload, _ in await second] != []
+    assert s.delivery._waiters._by_request == {}
 
 
-def test_the_cancelled_original_takes_nothing_from_its_repetition() -> None:
+async def test_the_cancelled_original_takes_nothing_from_its_repetition() -> None:
     """Handed out, but not sent: both the repetition and the end of the first connection come before it is."""
-
-    async def scenario() -> None:
-        s = await group_of()
-        first = asyncio.ensure_future(ask(s, "1", wait=20))
-        await asyncio.sleep(0)  # a turn of the loop
-        await send(s, b"a")  # hands it out
-        first.cancel()
-        second = await ask(s, "1")
-        await asyncio.wait([first])
-        assert len(second) == 1 and await settle(s, second) == [200]
-
-    asyncio.run(scenario())
+    s = await group_of()
+    first = asyncio.ensure_future(ask(s, "1", wait=20))
+    await asyncio.sleep(0)  # a turn of the loop
+    await send(s, b"a")  # hands it out
+    first.cancel()
+    second = await ask(s, "1")
+    await asyncio.wait([first])
+    assert len(second) == 1 and await settle(s, second) == [200]
 
 
-def test_messages_of_an_unsent_answer_are_handed_out_again() -> None:
-    async def scenario() -> None:
-        s = await group_of()
-        first = asyncio.ensure_future(ask(s, "1", wait=20))
-        await asyncio.sleep(0)  # a turn of the loop
-        await send(s, b"a")
-        first.cancel()
-        await asyncio.wait([first])
-        (given,) = await ask(s, "1")
-        assert given[2] == 1
-
-    asyncio.run(scenario())
+async def test_messages_of_an_unsent_answer_are_handed_out_again() -> None:
+    s = await group_of()
+    first = asyncio.ensure_future(ask(s, "1", wait=20))
+    await asyncio.sleep(0)  # a turn of the loop
+    await send(s, b"a")
+    first.cancel()
+    await asyncio.wait([first])
+    (given,) = await ask(s, "1")
+    assert given[2] == 1
 
 
-def test_an_answer_is_not_given_again_to_one_who_may_not_consume_any_more() -> None:
-    async def scenario() -> None:
-        s: Any = await group_of(b"a")
-        await ask(s, "1")
-        request = Receive(instance="i")
-        assert await s.delivery.receive("g", request, lambda topic: False, request_id="1") == []
-
-    asyncio.run(scenario())
+async def test_an_answer_is_not_given_again_to_one_who_may_not_consume_any_more() -> None:
+    s: Any = await group_of(b"a")
+    await ask(s, "1")
+    request = Receive(instance="i")
+    assert await s.delivery.receive("g", request, lambda topic: False, request_id="1") == []
 
 
 def test_a_name_of_a_request_is_checked() -> None:

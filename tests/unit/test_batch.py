@@ -91,155 +91,131 @@ class Carried:
         return [2 * item for item in items]
 
 
-def test_items_taken_along_by_another_request_are_not_sent_twice() -> None:
-    async def scenario() -> None:
-        carried = Carried()
-        first, second = [carried.batcher.submit(n) for n in (1, 2)]
-        with carried.batcher.along(1) as none_of_several:
-            assert none_of_several.items == []
-        with carried.batcher.along(2) as along:
-            third = carried.batcher.submit(3)
-            assert along.items == [1, 2] and not carried.batcher.is_idle
-            along.results = [10, 20]
-        assert [await first, await second, await third] == [10, 20, 6]
-        await carried.batcher.drain()
-        assert carried.requests == [[3]] and carried.batcher.is_idle
-
-    asyncio.run(scenario())
+async def test_items_taken_along_by_another_request_are_not_sent_twice() -> None:
+    carried = Carried()
+    first, second = [carried.batcher.submit(n) for n in (1, 2)]
+    with carried.batcher.along(1) as none_of_several:
+        assert none_of_several.items == []
+    with carried.batcher.along(2) as along:
+        third = carried.batcher.submit(3)
+        assert along.items == [1, 2] and not carried.batcher.is_idle
+        along.results = [10, 20]
+    assert [await first, await second, await third] == [10, 20, 6]
+    await carried.batcher.drain()
+    assert carried.requests == [[3]] and carried.batcher.is_idle
 
 
-def test_items_of_a_failed_request_are_not_taken_along_again() -> None:
+async def test_items_of_a_failed_request_are_not_taken_along_again() -> None:
     """Else it would go from one failing request into the next, as long as there are such."""
-
-    async def scenario() -> None:
-        carried = Carried()
-        first = carried.batcher.submit(1)
-        with pytest.raises(Unavailable), carried.batcher.along(10):
-            raise Unavailable("the other request failed")
-        second = carried.batcher.submit(2)
-        with carried.batcher.along(10) as along:
-            assert along.items == [2]
-            along.results = [20]
-        await carried.batcher.drain()  # waits for what has not begun yet, too
-        assert first.result() == 2 and second.result() == 20 and carried.requests == [[1]]
-
-    asyncio.run(scenario())
+    carried = Carried()
+    first = carried.batcher.submit(1)
+    with pytest.raises(Unavailable), carried.batcher.along(10):
+        raise Unavailable("the other request failed")
+    second = carried.batcher.submit(2)
+    with carried.batcher.along(10) as along:
+        assert along.items == [2]
+        along.results = [20]
+    await carried.batcher.drain()  # waits for what has not begun yet, too
+    assert first.result() == 2 and second.result() == 20 and carried.requests == [[1]]
 
 
 @pytest.mark.parametrize("turns", [0, 2, 1000])
-def test_an_item_waits_for_a_request_that_is_about_to_leave_and_not_for_long(turns: int) -> None:
-    async def scenario() -> None:
-        left = iter(range(turns))
-        carried = Carried(lambda: next(left, None) is not None)
-        carried.batcher.submit(1)
-        waited = 0
-        while not carried.requests:
-            await asyncio.sleep(0)  # a turn of the loop
-            waited += 1
-        assert waited == min(turns, CARRIER_TURNS) + 2  # the task of a request begins one turn later
-
-    asyncio.run(scenario())
+async def test_an_item_waits_for_a_request_that_is_about_to_leave_and_not_for_long(turns: int) -> None:
+    left = iter(range(turns))
+    carried = Carried(lambda: next(left, None) is not None)
+    carried.batcher.submit(1)
+    waited = 0
+    while not carried.requests:
+        await asyncio.sleep(0)  # a turn of the loop
+        waited += 1
+    assert waited == min(turns, CARRIER_TURNS) + 2  # the task of a request begins one turn later
 
 
-def test_it_is_known_when_a_request_is_about_to_leave() -> None:
-    async def scenario() -> None:
-        carried = Carried()
-        seen = [carried.batcher.is_about_to_send]
-        carried.batcher.submit(1)
-        while not carried.requests:
-            seen.append(carried.batcher.is_about_to_send)
-            await asyncio.sleep(0)  # a turn of the loop
-        assert seen == [False, True, True] and not carried.batcher.is_about_to_send
-
-    asyncio.run(scenario())
+async def test_it_is_known_when_a_request_is_about_to_leave() -> None:
+    carried = Carried()
+    seen = [carried.batcher.is_about_to_send]
+    carried.batcher.submit(1)
+    while not carried.requests:
+        seen.append(carried.batcher.is_about_to_send)
+        await asyncio.sleep(0)  # a turn of the loop
+    assert seen == [False, True, True] and not carried.batcher.is_about_to_send
 
 
-def test_a_request_that_is_cancelled_begins_no_other_before_a_drain() -> None:
+async def test_a_request_that_is_cancelled_begins_no_other_before_a_drain() -> None:
     """A loop that ends cancels all tasks. Items that waited, or were in another's request, were begun then."""
+    gone: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
+    requests: list[list[int]] = []
 
-    async def scenario() -> None:
-        gone: asyncio.Future[Sequence[int]] = asyncio.get_running_loop().create_future()
-        requests: list[list[int]] = []
+    async def hang_at_first(items: list[int]) -> Sequence[int]:
+        requests.append(items)
+        return [2 * item for item in items] if gone.done() else await gone
 
-        async def hang_at_first(items: list[int]) -> Sequence[int]:
-            requests.append(items)
-            return [2 * item for item in items] if gone.done() else await gone
+    hung: Batcher[int, int] = Batcher(hang_at_first, in_flight=1)
+    carried = Carried()
 
-        hung: Batcher[int, int] = Batcher(hang_at_first, in_flight=1)
-        carried = Carried()
+    async def carry() -> None:
+        with carried.batcher.along(10):
+            await gone
 
-        async def carry() -> None:
-            with carried.batcher.along(10):
-                await gone
-
-        carrying = asyncio.create_task(carry())
-        first, away = hung.submit(1), carried.batcher.submit(10)
-        await eventually_async(lambda: requests, "the first request")
-        waiting = hung.submit(2)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        for _ in range(CARRIER_TURNS + 2):
-            await asyncio.sleep(0)  # a turn of the loop
-        assert isinstance(first.exception(), Unavailable) and carrying.cancelled()
-        assert requests == [[1]] and carried.requests == [] and len(asyncio.all_tasks()) == 1
-        await hung.drain()
-        await carried.batcher.drain()
-        assert (await waiting, await away) == (4, 20)
-
-    asyncio.run(scenario())
-
-
-def test_a_request_that_is_cancelled_before_it_begins_is_told_of_and_not_waited_for() -> None:
-    """A service that cancels its tasks and closes its producer hung: `drain` looped, without a turn of the loop."""
-
-    async def scenario() -> None:
-        carried = Carried()
-        lost = carried.batcher.submit(1)
-        await asyncio.sleep(0)  # a turn of the loop: the request's task is there
-        (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    carrying = asyncio.create_task(carry())
+    first, away = hung.submit(1), carried.batcher.submit(10)
+    await eventually_async(lambda: requests, "the first request")
+    waiting = hung.submit(2)
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-        await asyncio.wait([task])
-        await carried.batcher.drain()
-        assert isinstance(lost.exception(), Unavailable) and carried.requests == []
-        assert not carried.batcher.is_about_to_send and await carried.batcher.submit(2) == 4
+    await asyncio.wait(tasks)
+    for _ in range(CARRIER_TURNS + 2):
+        await asyncio.sleep(0)  # a turn of the loop
+    assert isinstance(first.exception(), Unavailable) and carrying.cancelled()
+    assert requests == [[1]] and carried.requests == [] and len(asyncio.all_tasks()) == 1
+    await hung.drain()
+    await carried.batcher.drain()
+    assert (await waiting, await away) == (4, 20)
 
-    asyncio.run(scenario())
+
+async def test_a_request_that_is_cancelled_before_it_begins_is_told_of_and_not_waited_for() -> None:
+    """A service that cancels its tasks and closes its producer hung: `drain` looped, without a turn of the loop."""
+    carried = Carried()
+    lost = carried.batcher.submit(1)
+    await asyncio.sleep(0)  # a turn of the loop: the request's task is there
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    task.cancel()
+    await asyncio.wait([task])
+    await carried.batcher.drain()
+    assert isinstance(lost.exception(), Unavailable) and carried.requests == []
+    assert not carried.batcher.is_about_to_send and await carried.batcher.submit(2) == 4
 
 
-def test_items_in_order_leave_one_request_after_the_other_also_with_other_requests() -> None:
-    async def scenario() -> None:
-        answers: list[asyncio.Future[None]] = []
+async def test_items_in_order_leave_one_request_after_the_other_also_with_other_requests() -> None:
+    answers: list[asyncio.Future[None]] = []
 
-        async def answered_later(items: list[int]) -> Sequence[int]:
-            requests.append(items)
-            answers.append(asyncio.get_running_loop().create_future())
-            await answers[-1]
-            return items
+    async def answered_later(items: list[int]) -> Sequence[int]:
+        requests.append(items)
+        answers.append(asyncio.get_running_loop().create_future())
+        await answers[-1]
+        return items
 
-        batcher: Batcher[int, int] = Batcher(answered_later, in_flight=4, in_order=True)
-        first = batcher.submit(1)
-        await eventually_async(lambda: requests == [[1]])
-        second = batcher.submit(2)
-        with batcher.along(10) as along:
-            assert along.items == [], "an earlier item is on its way"
-        answers[0].set_result(None)
-        assert await first == 1
-        with batcher.along(10) as along:
-            assert along.items == [2]
-            third = batcher.submit(3)
-            with batcher.along(10) as further:
-                assert further.items == []
-            along.results = [2]
-        assert await second == 2 and requests == [[1]]
-        await eventually_async(lambda: requests == [[1], [3]])
-        fourth = batcher.submit(4)
-        batcher.refuse_waiting(Unavailable("an earlier one is lost"))
-        answers[1].set_result(None)
-        assert await third == 3
-        with pytest.raises(Unavailable):
-            await fourth
-        assert batcher.is_idle and requests == [[1], [3]]
-
-    asyncio.run(scenario())
+    batcher: Batcher[int, int] = Batcher(answered_later, in_flight=4, in_order=True)
+    first = batcher.submit(1)
+    await eventually_async(lambda: requests == [[1]])
+    second = batcher.submit(2)
+    with batcher.along(10) as along:
+        assert along.items == [], "an earlier item is on its way"
+    answers[0].set_result(None)
+    assert await first == 1
+    with batcher.along(10) as along:
+        assert along.items == [2]
+        third = batcher.submit(3)
+        with batcher.along(10) as further:
+            assert further.items == []
+        along.results = [2]
+    assert await second == 2 and requests == [[1]]
+    await eventually_async(lambda: requests == [[1], [3]])
+    fourth = batcher.submit(4)
+    batcher.refuse_waiting(Unavailable("an earlier one is lost"))
+    answers[1].set_result(None)
+    assert await third == 3
+    with pytest.raises(Unavailable):
+        await fourth
+    assert batcher.is_idle and requests == [[1], [3]]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from notify.binlog_bridge.batching import PART_BYTES
-from notify.binlog_bridge.binlog import decoder
+from notify.binlog_bridge.binlog import decoder, rights
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import Assembly
 from notify.binlog_bridge.binlog.stream import refusal
@@ -187,3 +189,22 @@ def test_sizes_of_every_type() -> None:
     assert [s[1] for s in shapes] == [1, 2, 3, 4, 8, 4, 8, 10, 2, 6, 5, 6, -2, -4, -1, 1, -1, 1]
     with pytest.raises(Unreadable, match="type 20"):
         decoder.column_shapes(b"\x14", b"\1")
+
+
+class Lost:
+    """A connection whose session ends with the first statement; SQLAlchemy refuses the second one."""
+
+    def __init__(self) -> None:
+        self._is_lost = False
+
+    def exec_driver_sql(self, statement: str) -> Any:
+        if self._is_lost:
+            raise sa.exc.PendingRollbackError("Can't reconnect until invalid transaction is rolled back")
+        self._is_lost = True
+        error = Exception(2013, "Lost connection to MySQL server during query")
+        raise sa.exc.OperationalError(statement, None, error, connection_invalidated=True)
+
+
+def test_a_lost_connection_is_no_answer_about_rights() -> None:
+    with pytest.raises(sa.exc.OperationalError):  # the bridge asks again, as after any loss
+        rights._table_findings(Lost())  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from notify.storage.log.journal import Journal
 T0 = 1_800_000_000_000_000
 
 
-def test_room_is_made_for_the_bytes_of_both_positions_and_the_base(
+async def test_room_is_made_for_the_bytes_of_both_positions_and_the_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room: list[tuple[Journal, int]] = []
@@ -25,17 +24,13 @@ def test_room_is_made_for_the_bytes_of_both_positions_and_the_base(
         room.append((journal, journal.end + size))
 
     monkeypatch.setattr(Journal, "reserve", noted)
-
-    async def scenario() -> None:
-        store = LogStore(tmp_path)
-        await store.open(T0)
-        at = ""
-        for position, base in (("ö" * 60_000, None), ("1", None), ("2", "ö" * 60_000)):
-            batch = BridgeBatch(epoch=1, expected_position=at, position=position, claim=not at, base=base)
-            await store.append_from_bridge("s", batch, [], T0)
-            journal, until = room[0][0], max(until for _, until in room)
-            assert journal.end <= until
-            at = position
-        await store.close()
-
-    asyncio.run(scenario())
+    store = LogStore(tmp_path)
+    await store.open(T0)
+    at = ""
+    for position, base in (("ö" * 60_000, None), ("1", None), ("2", "ö" * 60_000)):
+        batch = BridgeBatch(epoch=1, expected_position=at, position=position, claim=not at, base=base)
+        await store.append_from_bridge("s", batch, [], T0)
+        journal, until = room[0][0], max(until for _, until in room)
+        assert journal.end <= until
+        at = position
+    await store.close()

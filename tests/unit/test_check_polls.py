@@ -30,26 +30,22 @@ def checks_at(clock: Clock) -> Checks:
     return Checks(MemoryStore(), clock, CheckSchedule(), "main", Metrics(), CheckLog())
 
 
-def test_a_group_that_polled_is_forgotten() -> None:
+async def test_a_group_that_polled_is_forgotten() -> None:
     """Each name of a group that anybody had polled for stayed in memory until the server's next start."""
-
-    async def scenario() -> None:
-        clock = Clock()
-        checks = checks_at(clock)
-        waiting = asyncio.ensure_future(checks.poll(Poll(producer_group="waits", instance="i", wait=60)))
-        await asyncio.sleep(0)  # the poll begins
-        for number in range(100):
-            await checks.poll(Poll(producer_group=f"g{number}", instance="i"))
-        assert checks.is_online("g0") and checks.is_online("waits")
-        clock.now_us += ONLINE_US
-        await checks.tick()
-        assert list(checks._pollers) == ["waits"] and not checks._polled_us
-        assert checks.is_online("waits") and not checks.is_online("g0")
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert not checks._pollers
-
-    asyncio.run(scenario())
+    clock = Clock()
+    checks = checks_at(clock)
+    waiting = asyncio.ensure_future(checks.poll(Poll(producer_group="waits", instance="i", wait=60)))
+    await asyncio.sleep(0)  # the poll begins
+    for number in range(100):
+        await checks.poll(Poll(producer_group=f"g{number}", instance="i"))
+    assert checks.is_online("g0") and checks.is_online("waits")
+    clock.now_us += ONLINE_US
+    await checks.tick()
+    assert list(checks._pollers) == ["waits"] and not checks._polled_us
+    assert checks.is_online("waits") and not checks.is_online("g0")
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not checks._pollers
 
 
 @pytest.mark.parametrize(
@@ -62,14 +58,10 @@ def test_a_group_that_polled_is_forgotten() -> None:
         {"sources": ["s" * 256]},
     ],
 )
-def test_a_poll_beyond_a_bound_is_refused(beyond: dict[str, Any]) -> None:
+async def test_a_poll_beyond_a_bound_is_refused(beyond: dict[str, Any]) -> None:
     """A poll of 8 MiB held 120 MB while it waited."""
-
-    async def scenario() -> None:
-        with pytest.raises(InvalidRequest):
-            await checks_at(Clock()).poll(Poll(**{"producer_group": "g", "instance": "i"} | beyond))
-
-    asyncio.run(scenario())
+    with pytest.raises(InvalidRequest):
+        await checks_at(Clock()).poll(Poll(**{"producer_group": "g", "instance": "i"} | beyond))
 
 
 def test_a_request_that_waits_does_not_hold_its_body() -> None:

@@ -94,7 +94,7 @@ def test_checks_without_messages_take_nothing_from_the_others() -> None:
     assert all(item.unavailable and item.outcome == "UNKNOWN" for item in client.said if item.id != good.id)
 
 
-def test_a_checker_that_ends_interrupts_no_statement() -> None:
+async def test_a_checker_that_ends_interrupts_no_statement() -> None:
     """An asyncio connection to SQLite that was interrupted as it began stayed open, and kept the lock of writers."""
 
     class Connection:
@@ -117,19 +117,15 @@ def test_a_checker_that_ends_interrupts_no_statement() -> None:
             return Connection()
 
     began, may_end, ends = asyncio.Event(), asyncio.Event(), list[str]()
-
-    async def main() -> None:
-        checker = Checker(Asking(), Engine(), [])  # type: ignore[arg-type]
-        polling = asyncio.ensure_future(checker.run())
-        await began.wait()
-        polling.cancel()
-        closing = asyncio.ensure_future(checker.close())
-        await asyncio.gather(polling, return_exceptions=True)
-        may_end.set()
-        await closing
-        assert ends == ["statement", "closed"]
-
-    asyncio.run(main())
+    checker = Checker(Asking(), Engine(), [])  # type: ignore[arg-type]
+    polling = asyncio.ensure_future(checker.run())
+    await began.wait()
+    polling.cancel()
+    closing = asyncio.ensure_future(checker.close())
+    await asyncio.gather(polling, return_exceptions=True)
+    may_end.set()
+    await closing
+    assert ends == ["statement", "closed"]
 
 
 def test_a_listener_that_hangs_keeps_nobody_else_waiting() -> None:
@@ -255,22 +251,19 @@ def test_a_poll_answers_with_no_more_than_goes_into_a_reply(monkeypatch: pytest.
     assert most_read <= server_checks.READ_AT_ONCE
 
 
-def test_a_check_whose_thread_cannot_be_started_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_whose_thread_cannot_be_started_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """After THREADS of them no check of this listener was ever answered again."""
-
-    async def scenario() -> None:
-        room = _Room("the listener")
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", no_more)
-            for _ in range(THREADS):
-                with pytest.raises(RuntimeError, match="new thread"):
-                    await room.in_thread(str)
-        assert await asyncio.wait_for(room.in_thread(str, 5), PATIENCE_SECONDS) == "5"
 
     def no_more(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    asyncio.run(scenario())
+    room = _Room("the listener")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        for _ in range(THREADS):
+            with pytest.raises(RuntimeError, match="new thread"):
+                await room.in_thread(str)
+    assert await asyncio.wait_for(room.in_thread(str, 5), PATIENCE_SECONDS) == "5"
 
 
 def test_the_threads_of_listeners_do_not_outlive_the_process() -> None:

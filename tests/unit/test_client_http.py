@@ -30,49 +30,45 @@ def pieces(data: bytes, size: int) -> list[bytes]:
         pytest.param(lambda answer: [answer[:17], answer[17:]], id="after the status"),
     ],
 )
-def test_an_answer_is_the_same_however_it_is_cut(
+async def test_an_answer_is_the_same_however_it_is_cut(
     monkeypatch: pytest.MonkeyPatch, split: Callable[[bytes], list[bytes]]
 ) -> None:
     """Lines before it passed for it, and it for the answer to the next request on the connection. A head in several
     pieces was taken for another program's."""
     feed = AnswerReader.feed
+    was_read = asyncio.Event()
+    begun: list[asyncio.Task[None]] = []
 
-    async def run() -> None:
-        was_read = asyncio.Event()
-        begun: list[asyncio.Task[None]] = []
-
-        def noted(reader: AnswerReader, data: bytes) -> None:
-            try:
-                feed(reader, data)
-            finally:
-                was_read.set()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                while head := await reader.readuntil(b"\r\n\r\n"):
-                    for part in split(ANSWER + head.split(b" ")[1]):
-                        was_read.clear()
-                        writer.write(part)
-                        await was_read.wait()  # so that each part is read by itself
-            finally:
-                writer.close()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            begun.append(asyncio.ensure_future(serve(reader, writer)))
-
-        monkeypatch.setattr(AnswerReader, "feed", noted)
-        served = await asyncio.start_server(accept, "127.0.0.1", 0)
-        client = HttpClient(f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}")
+    def noted(reader: AnswerReader, data: bytes) -> None:
         try:
-            assert [await client.call("GET", path, b"", 10) for path in ("/a", "/b")] == [b"/a", b"/b"]
+            feed(reader, data)
         finally:
-            client.close()
-            served.close()
-            for task in begun:
-                task.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            was_read.set()
 
-    asyncio.run(run())
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                for part in split(ANSWER + head.split(b" ")[1]):
+                    was_read.clear()
+                    writer.write(part)
+                    await was_read.wait()  # so that each part is read by itself
+        finally:
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.append(asyncio.ensure_future(serve(reader, writer)))
+
+    monkeypatch.setattr(AnswerReader, "feed", noted)
+    served = await asyncio.start_server(accept, "127.0.0.1", 0)
+    client = HttpClient(f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}")
+    try:
+        assert [await client.call("GET", path, b"", 10) for path in ("/a", "/b")] == [b"/a", b"/b"]
+    finally:
+        client.close()
+        served.close()
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
 
 
 @pytest.mark.parametrize(("passed", "connections"), [(0, 1), (40, 2), (-3600, 2)])
@@ -141,23 +137,20 @@ def test_too_many_open_files_are_not_the_servers_fault(number: int) -> None:
 
 
 @pytest.mark.parametrize(("method", "ending"), [("GET", "within 0.01 s"), ("POST", "it may have been carried out")])
-def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: str) -> None:
-    async def run() -> None:
-        is_over = asyncio.Event()
+async def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: str) -> None:
+    is_over = asyncio.Event()
 
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await reader.read()
-            finally:
-                writer.close()
-                is_over.set()
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+            is_over.set()
 
-        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-            host, port = server.sockets[0].getsockname()
-            client = HttpClient(f"http://{host}:{port}")
-            with pytest.raises(Timeout, match=f"{ending}$"):
-                await client.call(method, "/v1/members", b"", 0.01)
-            client.close()
-            await is_over.wait()
-
-    asyncio.run(run())
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        client = HttpClient(f"http://{host}:{port}")
+        with pytest.raises(Timeout, match=f"{ending}$"):
+            await client.call(method, "/v1/members", b"", 0.01)
+        client.close()
+        await is_over.wait()

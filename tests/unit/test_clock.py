@@ -84,39 +84,35 @@ def test_a_rate_goes_on_when_the_clock_is_set_back() -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "failover"])
-def test_leases_last_while_the_server_is_away(tmp_path: Path, mode: str) -> None:
+async def test_leases_last_while_the_server_is_away(tmp_path: Path, mode: str) -> None:
     """A process that was stopped, or whose clock was set ahead, heard nobody renew or settle: each message in hand had
     used up an attempt, and with one attempt it was dead although its consumer had done it."""
-
-    async def scenario() -> None:
-        ahead_us = 0
-        clock = SteadyClock(lambda: wall_clock() + ahead_us)
-        core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), clock)
-        running = asyncio.ensure_future(core.run())
-        try:
-            await core.act()  # it has begun
-            subscriptions = core.subscriptions
-            asked = Subscribe(mode=mode, start="latest", max_attempts=1)
-            await subscriptions.put(subscriptions.checked("g", "t", asked), asked.start)
-            published = JsonMessages([JsonPublished(topic="t", body="a"), JsonPublished(topic="t", body="b")])
-            await core.transactions.publish(published, EVERYONE)
-            (handed,) = await core.delivery.receive("g", Receive(instance="x", max=2, lease=3600))
-            first, second = (receipt for receipt, _, _ in handed.each())
-            for _ in range(3):
-                ahead_us += HOURS_US
-                await core.act()
-            (settled,) = await core.delivery.settle("g", [SettleItem(first, "ack")])
-            assert settled.status == 200, settled.detail
-            assert await core.delivery.receive("g", Receive(instance="y")) == []
-            (settled,) = await core.delivery.settle("g", [SettleItem(second, "ack")])
-            assert settled.status == 200, settled.detail
-        finally:
-            running.cancel()
-
-    asyncio.run(scenario())
+    ahead_us = 0
+    clock = SteadyClock(lambda: wall_clock() + ahead_us)
+    core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), clock)
+    running = asyncio.ensure_future(core.run())
+    try:
+        await core.act()  # it has begun
+        subscriptions = core.subscriptions
+        asked = Subscribe(mode=mode, start="latest", max_attempts=1)
+        await subscriptions.put(subscriptions.checked("g", "t", asked), asked.start)
+        published = JsonMessages([JsonPublished(topic="t", body="a"), JsonPublished(topic="t", body="b")])
+        await core.transactions.publish(published, EVERYONE)
+        (handed,) = await core.delivery.receive("g", Receive(instance="x", max=2, lease=3600))
+        first, second = (receipt for receipt, _, _ in handed.each())
+        for _ in range(3):
+            ahead_us += HOURS_US
+            await core.act()
+        (settled,) = await core.delivery.settle("g", [SettleItem(first, "ack")])
+        assert settled.status == 200, settled.detail
+        assert await core.delivery.receive("g", Receive(instance="y")) == []
+        (settled,) = await core.delivery.settle("g", [SettleItem(second, "ack")])
+        assert settled.status == 200, settled.detail
+    finally:
+        running.cancel()
 
 
-def test_a_server_that_restarts_continues_from_the_time_of_its_log(tmp_path: Path) -> None:
+async def test_a_server_that_restarts_continues_from_the_time_of_its_log(tmp_path: Path) -> None:
     """A machine began with a wrong time, and the server was started again once it was right: retries, delays and checks
     of the time between waited as many hours as the clock had been ahead."""
     times = Times()
@@ -138,43 +134,34 @@ def test_a_server_that_restarts_continues_from_the_time_of_its_log(tmp_path: Pat
             1 for handed in await core.delivery.receive("g", Receive(instance="x", max=9)) for _ in handed.each()
         )
 
-    async def scenario() -> None:
-        times.wall_us = NOW_US + HOURS_US
-        async with started() as core:
-            asked = Subscribe(start="latest")
-            await core.subscriptions.put(core.subscriptions.checked("g", "t", asked), asked.start)
-            published = JsonMessages(
-                [JsonPublished(topic="t", body="a", delay=2.0), JsonPublished(topic="t", body="b")]
-            )
-            await core.transactions.publish(published, EVERYONE)
-            (handed,) = await core.delivery.receive("g", Receive(instance="x", max=9))
-            (receipt,) = (receipt for receipt, _, _ in handed.each())
-            await core.delivery.settle("g", [SettleItem(receipt, "retry", delay=1.0)])
-        times.wall_us = NOW_US
-        async with started() as core:
-            times.pass_by(5 * SECOND_US)
-            assert await received(core) + await received(core) == 2, "each answer has the messages of one queue"
-
-    asyncio.run(scenario())
+    times.wall_us = NOW_US + HOURS_US
+    async with started() as core:
+        asked = Subscribe(start="latest")
+        await core.subscriptions.put(core.subscriptions.checked("g", "t", asked), asked.start)
+        published = JsonMessages([JsonPublished(topic="t", body="a", delay=2.0), JsonPublished(topic="t", body="b")])
+        await core.transactions.publish(published, EVERYONE)
+        (handed,) = await core.delivery.receive("g", Receive(instance="x", max=9))
+        (receipt,) = (receipt for receipt, _, _ in handed.each())
+        await core.delivery.settle("g", [SettleItem(receipt, "retry", delay=1.0)])
+    times.wall_us = NOW_US
+    async with started() as core:
+        times.pass_by(5 * SECOND_US)
+        assert await received(core) + await received(core) == 2, "each answer has the messages of one queue"
 
 
-def test_a_check_never_waits_for_longer_than_a_check_may(tmp_path: Path) -> None:
+async def test_a_check_never_waits_for_longer_than_a_check_may(tmp_path: Path) -> None:
     """With a clock that had been ahead by more than a day, a new start waited until that time came: no restart helped,
     although the server's log asked for one."""
-
-    async def scenario() -> None:
-        for ahead_us in (15 * HOURS_US, 0):
-            store = LogStore(tmp_path / "log", clock=lambda: NOW_US)
-            await store.open(NOW_US)
-            if ahead_us:
-                await store.create_topic(Topic("t"))
-                await store.put([sent(check_after_us=SECOND_US)], NOW_US + ahead_us)
-                assert store.next_check_us("g") == NOW_US + ahead_us + SECOND_US
-            else:
-                assert store.next_check_us("g") == NOW_US
-            await store.close()
-
-    asyncio.run(scenario())
+    for ahead_us in (15 * HOURS_US, 0):
+        store = LogStore(tmp_path / "log", clock=lambda: NOW_US)
+        await store.open(NOW_US)
+        if ahead_us:
+            await store.create_topic(Topic("t"))
+            await store.put([sent(check_after_us=SECOND_US)], NOW_US + ahead_us)
+            assert store.next_check_us("g") == NOW_US + ahead_us + SECOND_US
+        else:
+            assert store.next_check_us("g") == NOW_US
+        await store.close()
 
 
 def test_a_log_from_days_ahead_is_not_followed() -> None:

@@ -18,11 +18,12 @@ from notify.server.connections import protocol
 from notify.server.connections import quota as connections
 from notify.server.connections.quota import Connections, allowed_by_files
 from notify.testing.process import ServerProcess
-from tests.support import virtual_loop
 from tests.support.clock import eventually
 from tests.support.connection import Served, head, settled
 from tests.support.http import ask
 from tests.support.virtual_loop import pass_seconds
+
+pytestmark = pytest.mark.virtual_time
 
 DATA = head("known", 2) + b"{}"
 PAGE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -54,138 +55,116 @@ def told_of_the_bound(served: Served) -> bool:
     return b'"code":"too_many_connections"' in said and b"retry-after: 1\r\n" in said and b"connection: close" in said
 
 
-def test_the_oldest_that_never_sent_a_request_goes_first() -> None:
-    async def run() -> None:
-        bound = Connections(4)
-        answered, *silent = several(4, bound)
-        answered.send(DATA)
+async def test_the_oldest_that_never_sent_a_request_goes_first() -> None:
+    bound = Connections(4)
+    answered, *silent = several(4, bound)
+    answered.send(DATA)
+    await settled()
+    await pass_seconds(connections.SILENT_SECONDS + 0.1)
+    newest = several(2, bound)
+    for served in silent[:2]:
+        assert served.statuses() == [503] and told_of_the_bound(served) and served.transport.is_closed
+    assert silent[2].statuses() == [] and not silent[2].transport.is_closed
+    for served in (answered, *newest):
+        served.send(DATA)
+    await settled()
+    assert [s.statuses() for s in (answered, *newest)] == [[200, 200], [200], [200]] and bound.count == 4
+
+
+async def test_then_goes_who_has_been_idle_for_longest() -> None:
+    bound = Connections(3)
+    first, second = several(2, bound)
+    waiting = busy(1, bound)[0]
+    for served in (second, first):
+        served.send(DATA)
         await settled()
-        await pass_seconds(connections.SILENT_SECONDS + 0.1)
-        newest = several(2, bound)
-        for served in silent[:2]:
-            assert served.statuses() == [503] and told_of_the_bound(served) and served.transport.is_closed
-        assert silent[2].statuses() == [] and not silent[2].transport.is_closed
-        for served in (answered, *newest):
-            served.send(DATA)
-        await settled()
-        assert [s.statuses() for s in (answered, *newest)] == [[200, 200], [200], [200]] and bound.count == 4
-
-    virtual_loop.run(run())
+        await pass_seconds(1)
+    await pass_seconds(connections.IDLE_SECONDS)
+    newest = Served(connections=bound)
+    newest.send(DATA)
+    await settled()
+    assert second.transport.is_aborted and not first.transport.is_closed and newest.statuses() == [200]
+    waiting.may_answer.set()
+    await settled()
+    assert waiting.statuses() == [200]
 
 
-def test_then_goes_who_has_been_idle_for_longest() -> None:
-    async def run() -> None:
-        bound = Connections(3)
-        first, second = several(2, bound)
-        waiting = busy(1, bound)[0]
-        for served in (second, first):
-            served.send(DATA)
-            await settled()
-            await pass_seconds(1)
-        await pass_seconds(connections.IDLE_SECONDS)
-        newest = Served(connections=bound)
-        newest.send(DATA)
-        await settled()
-        assert second.transport.is_aborted and not first.transport.is_closed and newest.statuses() == [200]
-        waiting.may_answer.set()
-        await settled()
-        assert waiting.statuses() == [200]
-
-    virtual_loop.run(run())
-
-
-def test_a_connection_that_ends_leaves_nothing_behind() -> None:
+async def test_a_connection_that_ends_leaves_nothing_behind() -> None:
     """This holds also for a connection that was listed as idle and ended by itself before its turn."""
-
-    async def run() -> None:
-        bound = Connections(3)
-        for served in (idle := several(3, bound)):
-            served.send(DATA)
-        await settled()
-        await pass_seconds(connections.IDLE_SECONDS + 0.1)
-        newest = Served(connections=bound)
-        kept = [weakref.ref(served.protocol) for served in (*idle, newest)]
-        for served in (*idle, newest):
-            served.protocol.connection_lost(None)
-        del served, idle, newest
-        gc.collect()
-        assert bound.count == 0 and [ref() for ref in kept] == [None] * 4
-
-    virtual_loop.run(run())
+    bound = Connections(3)
+    for served in (idle := several(3, bound)):
+        served.send(DATA)
+    await settled()
+    await pass_seconds(connections.IDLE_SECONDS + 0.1)
+    newest = Served(connections=bound)
+    kept = [weakref.ref(served.protocol) for served in (*idle, newest)]
+    for served in (*idle, newest):
+        served.protocol.connection_lost(None)
+    del served, idle, newest
+    gc.collect()
+    assert bound.count == 0 and [ref() for ref in kept] == [None] * 4
 
 
-def test_while_all_wait_for_answers_only_operators_get_a_place() -> None:
-    async def run() -> None:
-        bound = Connections(3, operators=2)
-        held = busy(3, bound)
-        data, operator = several(2, bound)
-        operator.use_asgi(page)
-        data.send(DATA)
-        operator.send(PAGE)
-        await settled()
-        assert data.statuses() == [503] and told_of_the_bound(data)
-        # It gets an answer, and keeps its place no longer than that.
-        assert operator.statuses() == [200] and b"connection: close" in operator.transport.written
-        assert operator.transport.is_closed and not any(served.transport.is_closed for served in held)
-        # A connection that only holds an operator's place loses it to the next one.
-        for served in (data, operator):
-            served.protocol.connection_lost(None)
-        holding = several(2, bound)
-        late = Served(connections=bound)
-        late.use_asgi(page)
-        late.send(PAGE)
-        await settled()
-        assert told_of_the_bound(holding[0]) and late.statuses() == [200]
-        assert bound.turned_away == 2
-
-    virtual_loop.run(run())
+async def test_while_all_wait_for_answers_only_operators_get_a_place() -> None:
+    bound = Connections(3, operators=2)
+    held = busy(3, bound)
+    data, operator = several(2, bound)
+    operator.use_asgi(page)
+    data.send(DATA)
+    operator.send(PAGE)
+    await settled()
+    assert data.statuses() == [503] and told_of_the_bound(data)
+    # It gets an answer, and keeps its place no longer than that.
+    assert operator.statuses() == [200] and b"connection: close" in operator.transport.written
+    assert operator.transport.is_closed and not any(served.transport.is_closed for served in held)
+    # A connection that only holds an operator's place loses it to the next one.
+    for served in (data, operator):
+        served.protocol.connection_lost(None)
+    holding = several(2, bound)
+    late = Served(connections=bound)
+    late.use_asgi(page)
+    late.send(PAGE)
+    await settled()
+    assert told_of_the_bound(holding[0]) and late.statuses() == [200]
+    assert bound.turned_away == 2
 
 
-def test_nobody_gets_a_place_beyond_the_operators() -> None:
-    async def run() -> None:
-        bound = Connections(1, operators=1)
-        busy(1, bound)
-        operator = Served(connections=bound)
-        operator.use_asgi(page)
-        operator.send(b"POST /v1/admin/limits HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
-        await settled()
-        beyond = Served(connections=bound)
-        assert told_of_the_bound(beyond) and beyond.transport.is_closed and bound.count == 2
-
-    virtual_loop.run(run())
+async def test_nobody_gets_a_place_beyond_the_operators() -> None:
+    bound = Connections(1, operators=1)
+    busy(1, bound)
+    operator = Served(connections=bound)
+    operator.use_asgi(page)
+    operator.send(b"POST /v1/admin/limits HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+    await settled()
+    beyond = Served(connections=bound)
+    assert told_of_the_bound(beyond) and beyond.transport.is_closed and bound.count == 2
 
 
-def test_a_place_that_becomes_free_serves_who_waits_beyond_the_bound() -> None:
-    async def run() -> None:
-        bound = Connections(1, operators=1)
-        held = busy(1, bound)[0]
-        waiting = Served(connections=bound)
-        held.transport.close()
-        held.protocol.connection_lost(None)
-        waiting.send(DATA)
-        await settled()
-        assert waiting.statuses() == [200] and not waiting.transport.is_closed
-        waiting.send(DATA)
-        await settled()
-        assert waiting.statuses() == [200, 200]
-
-    virtual_loop.run(run())
+async def test_a_place_that_becomes_free_serves_who_waits_beyond_the_bound() -> None:
+    bound = Connections(1, operators=1)
+    held = busy(1, bound)[0]
+    waiting = Served(connections=bound)
+    held.transport.close()
+    held.protocol.connection_lost(None)
+    waiting.send(DATA)
+    await settled()
+    assert waiting.statuses() == [200] and not waiting.transport.is_closed
+    waiting.send(DATA)
+    await settled()
+    assert waiting.statuses() == [200, 200]
 
 
-def test_a_refused_lingering_connection_frees_its_place_immediately() -> None:
-    async def run() -> None:
-        bound = Connections(1, operators=1)
-        lingering = Served(connections=bound)
-        lingering.send(b"no request\r\n\r\n")
-        await settled()
-        assert lingering.statuses() == [400] and protocol.LINGER_SECONDS > connections.SILENT_SECONDS
-        await pass_seconds(connections.SILENT_SECONDS + 0.1)
-        newest = Served(connections=bound)
-        newest.send(DATA)
-        await settled()
-        assert lingering.transport.is_aborted and lingering.statuses() == [400] and newest.statuses() == [200]
-
-    virtual_loop.run(run())
+async def test_a_refused_lingering_connection_frees_its_place_immediately() -> None:
+    bound = Connections(1, operators=1)
+    lingering = Served(connections=bound)
+    lingering.send(b"no request\r\n\r\n")
+    await settled()
+    assert lingering.statuses() == [400] and protocol.LINGER_SECONDS > connections.SILENT_SECONDS
+    await pass_seconds(connections.SILENT_SECONDS + 0.1)
+    newest = Served(connections=bound)
+    newest.send(DATA)
+    await settled()
+    assert lingering.transport.is_aborted and lingering.statuses() == [400] and newest.statuses() == [200]
 
 
 def test_the_limit_of_open_files_goes_before_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

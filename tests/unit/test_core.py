@@ -18,64 +18,59 @@ from tests.support.transactions import sent
 NOW_US = 1_800_000_000_000_000
 
 
-def test_a_step_that_fails_holds_up_none_of_the_others(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        now_us = NOW_US
-        core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), lambda: now_us)
-        delivered: list[int] = []
-        healthy = False
+async def test_a_step_that_fails_holds_up_none_of_the_others(tmp_path: Path) -> None:
+    now_us = NOW_US
+    core = Core(MemoryStore(), Settings(data_dir=str(tmp_path)), lambda: now_us)
+    delivered: list[int] = []
+    healthy = False
 
-        async def forget() -> None:
-            if not healthy:
-                raise RuntimeError("dictionary changed size during iteration")
+    async def forget() -> None:
+        if not healthy:
+            raise RuntimeError("dictionary changed size during iteration")
 
-        async def deliver() -> None:
-            delivered.append(now_us)
+    async def deliver() -> None:
+        delivered.append(now_us)
 
-        core._steps = (forget, deliver)
-        running = asyncio.ensure_future(core.run())
-        try:
-            await eventually_async(lambda: len(delivered) > 2, "the second step to be done again")
-            now_us += 1
-            await core.act()
-            # Probes see the time of the last round without a fault: it stands still while a step fails.
-            assert core.faults > 2 and core.ticked_us == NOW_US
-            healthy = True
-            await core.act()
-            assert core.ticked_us == now_us
-        finally:
-            running.cancel()
-
-    asyncio.run(scenario())
+    core._steps = (forget, deliver)
+    running = asyncio.ensure_future(core.run())
+    try:
+        await eventually_async(lambda: len(delivered) > 2, "the second step to be done again")
+        now_us += 1
+        await core.act()
+        # Probes see the time of the last round without a fault: it stands still while a step fails.
+        assert core.faults > 2 and core.ticked_us == NOW_US
+        healthy = True
+        await core.act()
+        assert core.ticked_us == now_us
+    finally:
+        running.cancel()
 
 
-def test_many_messages_that_are_due_at_once_hold_up_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_messages_that_are_due_at_once_hold_up_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leases and checks waited until all were released. Of 2 million with one `deliver_at` that took longer than a
     probe of health waits for the next round."""
     monkeypatch.setattr(delivery, "RELEASE_BATCH", 1)
     monkeypatch.setattr(delivery, "RELEASE_SECONDS", 0, raising=False)
+    now_us = NOW_US
+    store = MemoryStore()
+    await store.open(NOW_US)
+    await store.create_topic(Topic("t"))
+    delayed = [sent(committed=True, delay_us=1_000_000) for _ in range(20)]
+    await store.put(delayed, NOW_US)
+    core = Core(store, Settings(data_dir=str(tmp_path)), lambda: now_us)
+    released: list[int] = []
 
-    async def scenario() -> None:
-        now_us = NOW_US
-        store = MemoryStore()
-        await store.open(NOW_US)
-        await store.create_topic(Topic("t"))
-        delayed = [sent(committed=True, delay_us=1_000_000) for _ in range(20)]
-        await store.put(delayed, NOW_US)
-        core = Core(store, Settings(data_dir=str(tmp_path)), lambda: now_us)
-        released: list[int] = []
+    async def ask() -> None:
+        released.append(store.bounds("t", 0)[1])
 
-        async def ask() -> None:
-            released.append(store.bounds("t", 0)[1])
-
-        core._steps = (*core._steps[:2], ask)
-        now_us += 1_000_000
-        running = asyncio.ensure_future(core.run())
-        try:
-            await core.act()  # returns when all is done
-            assert store.bounds("t", 0)[1] == len(delayed)
-            assert released[0] < 3 and released == sorted(released) and core.ticked_us == now_us
-        finally:
-            running.cancel()
-
-    asyncio.run(scenario())
+    core._steps = (*core._steps[:2], ask)
+    now_us += 1_000_000
+    running = asyncio.ensure_future(core.run())
+    try:
+        await core.act()  # returns when all is done
+        assert store.bounds("t", 0)[1] == len(delayed)
+        assert released[0] < 3 and released == sorted(released) and core.ticked_us == now_us
+    finally:
+        running.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -75,74 +74,59 @@ def counted(s: Scene) -> list[tuple[str, str]]:
     return [(h["notify-dead-letter-attempts"], h["notify-dead-letter-deaths"]) for h in letters(s)]
 
 
-def test_deaths_use_up_no_failures_and_failures_no_deaths() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=2, max_deaths=3)
-        await dies(s)
-        await dies(s)
-        await fails(s)
+async def test_deaths_use_up_no_failures_and_failures_no_deaths() -> None:
+    s = await group_of(max_attempts=2, max_deaths=3)
+    await dies(s)
+    await dies(s)
+    await fails(s)
+    assert not letters(s)
+    assert (await held(s))[1] == [4], "an attempt is each time that it was handed out and not settled"
+    s.now_us += 31 * SECOND
+    await s.delivery.tick()
+    assert counted(s) == [("4", "3")]
+    assert letters(s)[0]["notify-dead-letter-reason"] == (
+        "1 attempt failed, 3 attempts ended with the death of the consumer, whose lease ran out"
+    )
+
+
+async def test_the_last_failure_is_a_dead_letter_that_says_how_many_deaths_there_were() -> None:
+    s = await group_of(max_attempts=2, max_deaths=3)
+    for step in (dies, fails, dies, fails):
         assert not letters(s)
-        assert (await held(s))[1] == [4], "an attempt is each time that it was handed out and not settled"
-        s.now_us += 31 * SECOND
-        await s.delivery.tick()
-        assert counted(s) == [("4", "3")]
-        assert letters(s)[0]["notify-dead-letter-reason"] == (
-            "1 attempt failed, 3 attempts ended with the death of the consumer, whose lease ran out"
-        )
-
-    asyncio.run(scenario())
-
-
-def test_the_last_failure_is_a_dead_letter_that_says_how_many_deaths_there_were() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=2, max_deaths=3)
-        for step in (dies, fails, dies, fails):
-            assert not letters(s)
-            await step(s)
-        assert counted(s) == [("4", "2")]
-
-    asyncio.run(scenario())
+        await step(s)
+    assert counted(s) == [("4", "2")]
 
 
 @pytest.mark.parametrize("cut_off", [stops, is_cancelled])
-def test_a_consumer_that_is_told_to_stop_costs_nothing_within_a_bound(
+async def test_a_consumer_that_is_told_to_stop_costs_nothing_within_a_bound(
     cut_off: Callable[[Scene], Awaitable[None]],
 ) -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=1, max_deaths=2)
-        for _ in range(FREE_INTERRUPTIONS):
-            await cut_off(s)
-        receipts, attempts = await held(s)
-        assert (attempts, s.metrics.interrupted, letters(s)) == ([1], FREE_INTERRUPTIONS, [])
-        await settle(s, receipts, "give_back")
+    s = await group_of(max_attempts=1, max_deaths=2)
+    for _ in range(FREE_INTERRUPTIONS):
         await cut_off(s)
-        assert not letters(s)
-        await cut_off(s)
-        assert counted(s) == [("2", "2")], "a message that keeps its consumers from stopping"
-
-    asyncio.run(scenario())
-
-
-def test_only_what_the_instance_holds_when_it_stops_is_free() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_deaths=1)
-        s.delivery.leave("g", "i")
-        s.delivery.leave("g", "another")
-        await dies(s)
-        assert counted(s) == [("1", "1")]
-
-    asyncio.run(scenario())
+    receipts, attempts = await held(s)
+    assert (attempts, s.metrics.interrupted, letters(s)) == ([1], FREE_INTERRUPTIONS, [])
+    await settle(s, receipts, "give_back")
+    await cut_off(s)
+    assert not letters(s)
+    await cut_off(s)
+    assert counted(s) == [("2", "2")], "a message that keeps its consumers from stopping"
 
 
-def test_a_failure_while_the_consumer_stops_is_a_failure() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=1)
-        receipts, _ = await held(s)
-        s.delivery.leave("g", "i")
-        await s.delivery.settle("g", [SettleItem(receipt=receipts[0], action="retry", reason="ValueError: no")])
-        assert counted(s) == [("1", "0")]
+async def test_only_what_the_instance_holds_when_it_stops_is_free() -> None:
+    s = await group_of(max_deaths=1)
+    s.delivery.leave("g", "i")
+    s.delivery.leave("g", "another")
+    await dies(s)
+    assert counted(s) == [("1", "1")]
 
-    asyncio.run(scenario())
+
+async def test_a_failure_while_the_consumer_stops_is_a_failure() -> None:
+    s = await group_of(max_attempts=1)
+    receipts, _ = await held(s)
+    s.delivery.leave("g", "i")
+    await s.delivery.settle("g", [SettleItem(receipt=receipts[0], action="retry", reason="ValueError: no")])
+    assert counted(s) == [("1", "0")]
 
 
 async def declare(s: Scene, **bounds: int) -> None:
@@ -158,59 +142,50 @@ async def send(s: Scene) -> None:
 
 
 @pytest.mark.parametrize("ends", [fails, dies])
-def test_a_message_that_waits_keeps_the_larger_bound_and_later_ones_get_the_smaller(
+async def test_a_message_that_waits_keeps_the_larger_bound_and_later_ones_get_the_smaller(
     ends: Callable[[Scene], Awaitable[None]],
 ) -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=5, max_deaths=5)
-        for _ in range(3):
-            await ends(s)
-        await declare(s, max_attempts=3, max_deaths=3)
-        s.restart()
+    s = await group_of(max_attempts=5, max_deaths=5)
+    for _ in range(3):
         await ends(s)
-        assert not letters(s), "it began under five"
+    await declare(s, max_attempts=3, max_deaths=3)
+    s.restart()
+    await ends(s)
+    assert not letters(s), "it began under five"
+    await ends(s)
+    assert [attempts for attempts, _ in counted(s)] == ["5"]
+    await send(s)
+    for _ in range(3):
         await ends(s)
-        assert [attempts for attempts, _ in counted(s)] == ["5"]
-        await send(s)
-        for _ in range(3):
-            await ends(s)
-        assert [attempts for attempts, _ in counted(s)] == ["5", "3"]
-
-    asyncio.run(scenario())
+    assert [attempts for attempts, _ in counted(s)] == ["5", "3"]
 
 
-def test_a_larger_bound_counts_at_once() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=2)
-        await fails(s)
-        await declare(s, max_attempts=3)
-        await fails(s)
-        assert not letters(s)
-        await fails(s)
-        assert counted(s) == [("3", "0")]
-
-    asyncio.run(scenario())
+async def test_a_larger_bound_counts_at_once() -> None:
+    s = await group_of(max_attempts=2)
+    await fails(s)
+    await declare(s, max_attempts=3)
+    await fails(s)
+    assert not letters(s)
+    await fails(s)
+    assert counted(s) == [("3", "0")]
 
 
-def test_versions_that_declare_in_turns_leave_one_step_and_say_how_often() -> None:
-    async def scenario() -> None:
-        s = await group_of(max_attempts=16)
-        for number in range(30):
-            await declare(s, max_attempts=3 if number % 2 == 0 else 16)
-        await send(s)
-        await declare(s, max_attempts=3)
-        (subscription,) = [one for one in s.store.subscriptions() if one.topic == "t"]
-        assert subscription.earlier == ((s.now_us, 16, 16),)
-        shown = s.subscriptions.changes("g", "t")
-        assert shown["changes_last_hour"] == 31
-        assert [c["what"] for c in shown["changes"]][:2] == ["max_attempts 16 → 3", "max_attempts 3 → 16"]
-        assert {c["by"] for c in shown["changes"]} == {"test"}
-        await declare(s, max_attempts=3)
-        assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 31, "nothing has changed"
-        s.now_us += 3600 * SECOND
-        assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 0
-
-    asyncio.run(scenario())
+async def test_versions_that_declare_in_turns_leave_one_step_and_say_how_often() -> None:
+    s = await group_of(max_attempts=16)
+    for number in range(30):
+        await declare(s, max_attempts=3 if number % 2 == 0 else 16)
+    await send(s)
+    await declare(s, max_attempts=3)
+    (subscription,) = [one for one in s.store.subscriptions() if one.topic == "t"]
+    assert subscription.earlier == ((s.now_us, 16, 16),)
+    shown = s.subscriptions.changes("g", "t")
+    assert shown["changes_last_hour"] == 31
+    assert [c["what"] for c in shown["changes"]][:2] == ["max_attempts 16 → 3", "max_attempts 3 → 16"]
+    assert {c["by"] for c in shown["changes"]} == {"test"}
+    await declare(s, max_attempts=3)
+    assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 31, "nothing has changed"
+    s.now_us += 3600 * SECOND
+    assert s.subscriptions.changes("g", "t")["changes_last_hour"] == 0
 
 
 def test_the_steps_are_bounded_and_none_gets_smaller() -> None:

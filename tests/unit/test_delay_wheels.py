@@ -97,7 +97,13 @@ def test_headers_of_the_message_are_no_others() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [[], [("a", b"b")], [("notify-due", b"x"), ("notify-topic", b"t")], [("notify-due", None), ("notify-topic", b"t")]],
+    [
+        [],
+        [("a", b"b")],
+        [("notify-due", b"12"), ("notify-topic", b"\xff")],
+        *([("notify-due", due), ("notify-topic", b"t")] for due in (b"x", b"-1", b"9" * 400, "²".encode(), None)),
+    ],
 )
 def test_an_invalid_delayed_record_is_recognised(headers: list[tuple[str, bytes | None]]) -> None:
+    """One whose topic is not a text ended the releaser of its slot, and then the next one's."""
     assert delayed_of(Record(headers)) is None

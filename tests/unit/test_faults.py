@@ -143,20 +143,16 @@ COUNTERS = ("halves", "committed", "published", "delivered", "acked", "dead_lett
 
 
 @pytest.mark.parametrize("begin", [_alarms, _history, _check_webhooks, _pushes])
-def test_a_fault_beside_the_requests_is_tried_again(
+async def test_a_fault_beside_the_requests_is_tried_again(
     begin: Callable[[Failing], Awaitable[Callable[[], Awaitable[None]]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A background task continues after a fault. It ended for good, and nothing said so."""
     monkeypatch.setattr("notify.server.watch.history.EVERY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.check_webhooks.RETRY_SECONDS", 0.001)
     monkeypatch.setattr("notify.server.core.pushes.RETRY_SECONDS", 0.001)
-
-    async def scenario() -> None:
-        before = faults.count()
-        failing = Failing()
-        stop = await begin(failing)
-        await asyncio.wait_for(failing.again.wait(), PATIENCE_SECONDS)
-        await stop()
-        assert faults.count() == before + 1
-
-    asyncio.run(scenario())
+    before = faults.count()
+    failing = Failing()
+    stop = await begin(failing)
+    await asyncio.wait_for(failing.again.wait(), PATIENCE_SECONDS)
+    await stop()
+    assert faults.count() == before + 1

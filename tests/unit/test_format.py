@@ -107,22 +107,18 @@ def write_golden(directory: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_log_written_by_the_first_version_is_still_read(tmp_path: Path) -> None:
+async def test_a_log_written_by_the_first_version_is_still_read(tmp_path: Path) -> None:
     data = bytes.fromhex("".join(GOLDEN_LOG.read_text().split()))
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / f"{0:020d}.log").write_bytes(data)
-
-    async def run() -> None:
-        store = LogStore(tmp_path / "log")
-        await store.open(9_000_000)
-        assert store.damages == []
-        messages = [m for q in range(2) for m in store.read("t", q, 0, 10, 1000)]
-        assert [(m.payload, m.transaction_id, m.committed_us) for m in messages] == [(b"one", ID, 3_000_000)]
-        second = ID[:15] + bytes([ID[15] + 1])
-        assert await store.states([ID, second]) == [State.COMMITTED, State.ROLLED_BACK]
-        await store.close()
-
-    asyncio.run(run())
+    store = LogStore(tmp_path / "log")
+    await store.open(9_000_000)
+    assert store.damages == []
+    messages = [m for q in range(2) for m in store.read("t", q, 0, 10, 1000)]
+    assert [(m.payload, m.transaction_id, m.committed_us) for m in messages] == [(b"one", ID, 3_000_000)]
+    second = ID[:15] + bytes([ID[15] + 1])
+    assert await store.states([ID, second]) == [State.COMMITTED, State.ROLLED_BACK]
+    await store.close()
 
 
 def test_the_records_of_that_log_are_still_written_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A disk without room: what does not fit leaves nothing behind, and a refused write says why."""
+"""A disk without room: what does not fit leaves nothing behind, and a refused write says why. And a disk's room."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from notify.errors import DiskFull, StorageFailed
-from notify.server.data_directory import put_file
+from notify.server.data_directory import Room, put_file, room_of
 from notify.server.problems import answer_errors
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
@@ -47,9 +49,10 @@ def test_a_file_that_was_left_readable_is_closed(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "charts").stat().st_mode) == 0o600 and not left.exists()
 
 
-def test_a_write_that_the_records_have_no_room_for_is_507(tmp_path: Path) -> None:
-    """It was answered with 503, and said that the database does not answer."""
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/admin.db")
+@contextmanager
+def recording(directory: Path, *statements: str) -> Iterator[TestClient]:
+    """An API with one write, which runs these statements in the records of a directory."""
+    engine = sa.create_engine(f"sqlite:///{directory}/admin.db")
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE action (what TEXT)")
     api = FastAPI()
@@ -58,33 +61,27 @@ def test_a_write_that_the_records_have_no_room_for_is_507(tmp_path: Path) -> Non
     @api.put("/v1/admin/thing")
     def put() -> Any:
         with engine.begin() as connection:
-            connection.exec_driver_sql("PRAGMA max_page_count = 2")
-            connection.exec_driver_sql("INSERT INTO action VALUES (?)", ("x" * 100_000,))
+            for statement in statements:
+                connection.exec_driver_sql(statement)
 
-    answer = TestClient(api, raise_server_exceptions=False).put("/v1/admin/thing")
+    yield TestClient(api, raise_server_exceptions=False)
     engine.dispose()
+
+
+def test_a_write_that_the_records_have_no_room_for_is_507(tmp_path: Path) -> None:
+    """It was answered with 503, and said that the database does not answer."""
+    with recording(tmp_path, "PRAGMA max_page_count = 2", f"INSERT INTO action VALUES ('{'x' * 100_000}')") as client:
+        answer = client.put("/v1/admin/thing")
     assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
 
 
 def test_a_file_of_records_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """A disk without room for another file, or too many open ones: it was said that the database does not answer."""
     (tmp_path / "data").mkdir()
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/data/admin.db")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE action (what TEXT)")
-    api = FastAPI()
-    answer_errors(api)
-
-    @api.put("/v1/admin/thing")
-    def put() -> Any:
-        with engine.begin() as connection:
-            connection.exec_driver_sql("INSERT INTO action VALUES ('x')")
-
-    client = TestClient(api, raise_server_exceptions=False)
-    assert client.put("/v1/admin/thing").status_code == 200
-    shutil.rmtree(tmp_path / "data")
-    answer = client.put("/v1/admin/thing")
-    engine.dispose()
+    with recording(tmp_path / "data", "INSERT INTO action VALUES ('x')") as client:
+        assert client.put("/v1/admin/thing").status_code == 200
+        shutil.rmtree(tmp_path / "data")
+        answer = client.put("/v1/admin/thing")
     assert answer.status_code == 503 and "the file of the server's records cannot be used" in answer.json()["detail"]
 
 
@@ -121,29 +118,25 @@ class FullDisk(Disk):
         super().reserve(fd, offset, size)
 
 
-def test_a_checkpoint_that_has_no_room_is_not_made_later(tmp_path: Path) -> None:
+async def test_a_checkpoint_that_has_no_room_is_not_made_later(tmp_path: Path) -> None:
     """The state was copied at the next write for each checkpoint that was refused meanwhile, and none of the copies was
     written: retention asks for one every 30 s."""
-
-    async def scenario() -> None:
-        disk = FullDisk(tmp_path)
-        store = LogStore(tmp_path, disk=disk)
-        await store.open(T0)
-        try:
-            await store.checkpoint()
-            newest = store._checkpoints.newest
-            store.journal._reserved = 0
-            disk.is_full = True
-            for _ in range(3):
-                with pytest.raises(DiskFull):
-                    await store.checkpoint()
-            disk.is_full = False
-            await store.pause("g", True)
-            assert (store.journal.on_take, store._checkpoints.newest) == ([], newest)
-        finally:
-            await store.close()
-
-    asyncio.run(scenario())
+    disk = FullDisk(tmp_path)
+    store = LogStore(tmp_path, disk=disk)
+    await store.open(T0)
+    try:
+        await store.checkpoint()
+        newest = store._checkpoints.newest
+        store.journal._reserved = 0
+        disk.is_full = True
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                await store.checkpoint()
+        disk.is_full = False
+        await store.pause("g", True)
+        assert (store.journal.on_take, store._checkpoints.newest) == ([], newest)
+    finally:
+        await store.close()
 
 
 def test_a_snapshot_touches_no_directory_that_exists(tmp_path: Path) -> None:
@@ -164,3 +157,13 @@ def test_a_snapshot_touches_no_directory_that_exists(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert (tmp_path / "mine" / "file").read_text() == "precious"
+
+
+def test_a_directory_that_was_deleted_is_looked_for_where_it_was(tmp_path: Path) -> None:
+    """`/metrics` and the console were answered with 500, and no alarm was looked for any more."""
+    usage = shutil.disk_usage(tmp_path)
+    assert room_of(tmp_path / "data" / "worker-1").total == room_of(str(tmp_path)).total == usage.total
+
+
+def test_a_disk_without_a_size_is_not_full() -> None:
+    assert Room(0, 0).used_share == 0.0 and Room(200, 50).used_share == 0.75

@@ -232,20 +232,17 @@ def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
     assert calls == ["1", "ab", "2", "cd", "3", "4", "5", "6"]
 
 
-def test_removing_a_holder_keeps_the_order_of_the_others() -> None:
-    async def run() -> None:
-        sessions = [Session(), Session()]
-        hand = Hand(lambda: None, lambda count, error: None, 1, 32)
-        for session, texts, lease in ((0, "ab", "1"), (1, "12", "2"), (0, "cd", "3"), (1, "34", "4")):
-            sessions[session].hand = hand
-            hand.put(runs_of(sessions[session], {}, Received(delivered(texts, lease))))
-        taken = next(hand.calls())
-        assert taken.run.message(taken.place).text == "a" and hand.under_way == 1
-        assert left_in(hand, sessions[0]) == [*"bcd"]
-        assert left_in(hand, sessions[1]) == [*"1234"] and hand.under_way == 1
-        assert not hand.has_waiting
-
-    asyncio.run(run())
+async def test_removing_a_holder_keeps_the_order_of_the_others() -> None:
+    sessions = [Session(), Session()]
+    hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+    for session, texts, lease in ((0, "ab", "1"), (1, "12", "2"), (0, "cd", "3"), (1, "34", "4")):
+        sessions[session].hand = hand
+        hand.put(runs_of(sessions[session], {}, Received(delivered(texts, lease))))
+    taken = next(hand.calls())
+    assert taken.run.message(taken.place).text == "a" and hand.under_way == 1
+    assert left_in(hand, sessions[0]) == [*"bcd"]
+    assert left_in(hand, sessions[1]) == [*"1234"] and hand.under_way == 1
+    assert not hand.has_waiting
 
 
 def test_callers_take_in_order_while_what_waits_of_a_holder_goes() -> None:
@@ -278,7 +275,7 @@ def test_callers_take_in_order_while_what_waits_of_a_holder_goes() -> None:
     asyncio.run(run())
 
 
-def test_a_call_is_noted_with_the_error_that_its_handler_means() -> None:
+async def test_a_call_is_noted_with_the_error_that_its_handler_means() -> None:
     """The loop may settle it as soon as it is noted."""
     noted: list[BaseException | None] = []
 
@@ -287,41 +284,34 @@ def test_a_call_is_noted_with_the_error_that_its_handler_means() -> None:
             noted.append(call.error)
             super().append(call)
 
-    async def run() -> None:
-        session = Session()
-        hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
-        hand._noted = Noted()
-        hand.put(runs_of(session, {}, Received(delivered("a"))))
-        dead = DeadLetter("never")
-        for call in hand.calls():
-            call.error = ExceptionGroup("of tasks", [dead])
-        assert noted == [dead]
-
-    asyncio.run(run())
+    session = Session()
+    hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+    hand._noted = Noted()
+    hand.put(runs_of(session, {}, Received(delivered("a"))))
+    dead = DeadLetter("never")
+    for call in hand.calls():
+        call.error = ExceptionGroup("of tasks", [dead])
+    assert noted == [dead]
 
 
-def test_times_are_those_of_each_call() -> None:
+async def test_times_are_those_of_each_call() -> None:
     """The clock is read once between two calls, whose time is that of both."""
-
-    async def run() -> None:
-        session = Session()
-        hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
-        hand.put(runs_of(session, {}, Received(delivered("abc"))))
-        (waiting_since,) = {waiting[0].began for waiting in hand._singles}
-        instants = iter([waiting_since + seconds for seconds in (0.0005, 0.0007, 0.0307, 0.0307, 0.0308)])
-        hand.clock = lambda: next(instants)
-        while hand.has_waiting:
-            for call in hand.calls():
-                if call.place == 2:
-                    call.error = ValueError("no")
-        hand.collect()
-        waited, handled = session.times.waited, session.times.handled
-        assert [(n, count) for n, count in enumerate(waited.counts) if count] == [(0, 2), (5, 1)]
-        assert [(n, count) for n, count in enumerate(handled.counts) if count] == [(0, 2), (5, 1)]
-        assert (waited.sum_us, handled.sum_us) == (500 + 700 + 30_700, 30_300)
-        assert session.acknowledged == ["1f.0-1"] and session.failed == {"c": "no"}
-
-    asyncio.run(run())
+    session = Session()
+    hand = session.hand = Hand(lambda: None, lambda count, error: None, 1, 32)
+    hand.put(runs_of(session, {}, Received(delivered("abc"))))
+    (waiting_since,) = {waiting[0].began for waiting in hand._singles}
+    instants = iter([waiting_since + seconds for seconds in (0.0005, 0.0007, 0.0307, 0.0307, 0.0308)])
+    hand.clock = lambda: next(instants)
+    while hand.has_waiting:
+        for call in hand.calls():
+            if call.place == 2:
+                call.error = ValueError("no")
+    hand.collect()
+    waited, handled = session.times.waited, session.times.handled
+    assert [(n, count) for n, count in enumerate(waited.counts) if count] == [(0, 2), (5, 1)]
+    assert [(n, count) for n, count in enumerate(handled.counts) if count] == [(0, 2), (5, 1)]
+    assert (waited.sum_us, handled.sum_us) == (500 + 700 + 30_700, 30_300)
+    assert session.acknowledged == ["1f.0-1"] and session.failed == {"c": "no"}
 
 
 def test_the_slowest_call_that_is_traced_is_told() -> None:
@@ -655,32 +645,28 @@ def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.Mo
     assert not refusals
 
 
-def test_a_caller_may_begin_before_its_start_returns() -> None:
+async def test_a_caller_may_begin_before_its_start_returns() -> None:
     """No other caller was ever started then: messages stayed in hand."""
+    session = Session()
+    threads = HandlerThreads(2, "test")  # a caller that leaves may start another
 
-    async def run() -> None:
-        session = Session()
-        threads = HandlerThreads(2, "test")  # a caller that leaves may start another
+    def handle() -> None:
+        hand.began()
+        begun.set()
+        handle_all(hand)
+        hand.left()
 
-        def handle() -> None:
-            hand.began()
-            begun.set()
-            handle_all(hand)
-            hand.left()
+    def start() -> None:
+        begun.clear()
+        threads.submit(handle)
+        assert begun.wait(PATIENCE_SECONDS)
 
-        def start() -> None:
-            begun.clear()
-            threads.submit(handle)
-            assert begun.wait(PATIENCE_SECONDS)
-
-        begun = threading.Event()
-        hand = session.hand = Hand(start, lambda count, error: None, 1, 32)
-        for lease in "12":
-            hand.put(runs_of(session, {}, Received(delivered("abc", lease))))
-            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
-        threads.shutdown()
-
-    asyncio.run(run())
+    begun = threading.Event()
+    hand = session.hand = Hand(start, lambda count, error: None, 1, 32)
+    for lease in "12":
+        hand.put(runs_of(session, {}, Received(delivered("abc", lease))))
+        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+    threads.shutdown()
 
 
 # --- how much -------------------------------------------------------------------------------------------------
@@ -689,7 +675,9 @@ def test_a_caller_may_begin_before_its_start_returns() -> None:
 class Asking:
     """A hand on a virtual clock, whose messages are handled when the test says so."""
 
-    def __init__(self, loop: VirtualLoop, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.session = Session()
         self.hand = self.session.hand = Hand(lambda: None, lambda count, error: None, 16, 32, **options)
@@ -707,112 +695,94 @@ class Asking:
         self.hand.collect()
 
 
-def asking(scenario: Callable[[Asking], None], **options: Any) -> None:
-    loop = VirtualLoop()
-
-    async def run() -> None:
-        scenario(Asking(loop, **options))
-
-    loop.run_until_complete(run())
-    loop.close()
-
-
-def test_as_many_are_in_hand_as_handlers_finish_in_a_second() -> None:
-    def scenario(a: Asking) -> None:
-        assert a.hand.room() == 1
-        a.receive(1)
-        a.handle(0)
-        assert a.hand.room() == CAUTIOUS
-        for _ in range(20):
-            a.receive(a.hand.room())
-            a.handle(PACE_SECONDS)  # whatever is in hand: the handlers are quick
-        assert a.hand.room() == IN_HAND
-        for _ in range(8):
-            a.receive(100)
-            a.handle(1)
-            a.hand.room()
-        assert 100 <= a.hand.room() <= 110
-        for _ in range(8):
-            a.receive(1)
-            a.handle(1)
-            a.hand.room()
-        assert a.hand.room() == 32, "what concurrency needs"
-
-    asking(scenario)
-
-
-def test_idle_time_is_not_slowness() -> None:
-    def scenario(a: Asking) -> None:
-        for _ in range(20):
-            a.receive(a.hand.room())
-            a.handle(PACE_SECONDS)
-        for _ in range(20):
-            a.loop.now += 60
-            a.receive(1)
-            a.handle(0)
-        assert a.hand.room() == IN_HAND
-
-    asking(scenario)
-
-
-def test_few_are_in_hand_while_they_come_again() -> None:
-    """Each of them would use up another attempt if one of them kills the process."""
-
-    def scenario(a: Asking) -> None:
-        for _ in range(20):
-            a.receive(a.hand.room())
-            a.handle(PACE_SECONDS)
-        a.receive(100, attempt=2)
-        assert a.hand.most == CAUTIOUS
-        a.handle(PACE_SECONDS)
-        assert a.hand.room() == 2 * CAUTIOUS
-        a.receive(2 * CAUTIOUS)
-        a.handle(PACE_SECONDS)
-        assert a.hand.room() > 2 * CAUTIOUS
-
-    asking(scenario)
-
-
-def test_a_message_that_kills_its_process_is_soon_alone() -> None:
-    """A process that begins again with repeated messages takes one, then two, and so on."""
-
-    def scenario(a: Asking) -> None:
-        rooms = []
-        for _ in range(6):
-            rooms.append(a.hand.room())
-            a.receive(a.hand.room(), attempt=3)
-            a.handle(1)
-        assert rooms == [1, 2, 4, 8, 16, 32]
-
-    asking(scenario)
-
-
-def test_more_is_asked_for_when_half_is_settled() -> None:
-    def scenario(a: Asking) -> None:
-        a.receive(1)
-        a.receive(9)
-        a.handle(0)
-        assert a.hand.room() == 100
-        a.receive(51)
-        assert a.hand.room() == 0
-
-    asking(scenario, most=100)
-
-
-def test_large_bodies_are_bounded_by_their_bytes() -> None:
-    def scenario(a: Asking) -> None:
-        mebibyte = 1 << 20
-        a.receive(1)
-        a.receive(1)
-        a.handle(0)
-        asked = 0
-        while a.hand.room():
-            a.receive(8, size=mebibyte)
-            asked += 8
-        assert asked * mebibyte == IN_HAND_BYTES
+@pytest.mark.virtual_time
+async def test_as_many_are_in_hand_as_handlers_finish_in_a_second() -> None:
+    a = Asking()
+    assert a.hand.room() == 1
+    a.receive(1)
+    a.handle(0)
+    assert a.hand.room() == CAUTIOUS
+    for _ in range(20):
+        a.receive(a.hand.room())
+        a.handle(PACE_SECONDS)  # whatever is in hand: the handlers are quick
+    assert a.hand.room() == IN_HAND
+    for _ in range(8):
+        a.receive(100)
         a.handle(1)
-        assert a.hand.room() == IN_HAND, "what is settled does not count"
-        a.receive(2, size=IN_HAND_BYTES // 2)
-        assert a.hand.room() == 14, "no handler is idle for want of room"
+        a.hand.room()
+    assert 100 <= a.hand.room() <= 110
+    for _ in range(8):
+        a.receive(1)
+        a.handle(1)
+        a.hand.room()
+    assert a.hand.room() == 32, "what concurrency needs"
 
-    asking(scenario, most=IN_HAND)
+
+@pytest.mark.virtual_time
+async def test_idle_time_is_not_slowness() -> None:
+    a = Asking()
+    for _ in range(20):
+        a.receive(a.hand.room())
+        a.handle(PACE_SECONDS)
+    for _ in range(20):
+        a.loop.now += 60
+        a.receive(1)
+        a.handle(0)
+    assert a.hand.room() == IN_HAND
+
+
+@pytest.mark.virtual_time
+async def test_few_are_in_hand_while_they_come_again() -> None:
+    """Each of them would use up another attempt if one of them kills the process."""
+    a = Asking()
+    for _ in range(20):
+        a.receive(a.hand.room())
+        a.handle(PACE_SECONDS)
+    a.receive(100, attempt=2)
+    assert a.hand.most == CAUTIOUS
+    a.handle(PACE_SECONDS)
+    assert a.hand.room() == 2 * CAUTIOUS
+    a.receive(2 * CAUTIOUS)
+    a.handle(PACE_SECONDS)
+    assert a.hand.room() > 2 * CAUTIOUS
+
+
+@pytest.mark.virtual_time
+async def test_a_message_that_kills_its_process_is_soon_alone() -> None:
+    """A process that begins again with repeated messages takes one, then two, and so on."""
+    a = Asking()
+    rooms = []
+    for _ in range(6):
+        rooms.append(a.hand.room())
+        a.receive(a.hand.room(), attempt=3)
+        a.handle(1)
+    assert rooms == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.virtual_time
+async def test_more_is_asked_for_when_half_is_settled() -> None:
+    a = Asking(most=100)
+    a.receive(1)
+    a.receive(9)
+    a.handle(0)
+    assert a.hand.room() == 100
+    a.receive(51)
+    assert a.hand.room() == 0
+
+
+@pytest.mark.virtual_time
+async def test_large_bodies_are_bounded_by_their_bytes() -> None:
+    a = Asking(most=IN_HAND)
+    mebibyte = 1 << 20
+    a.receive(1)
+    a.receive(1)
+    a.handle(0)
+    asked = 0
+    while a.hand.room():
+        a.receive(8, size=mebibyte)
+        asked += 8
+    assert asked * mebibyte == IN_HAND_BYTES
+    a.handle(1)
+    assert a.hand.room() == IN_HAND, "what is settled does not count"
+    a.receive(2, size=IN_HAND_BYTES // 2)
+    assert a.hand.room() == 14, "no handler is idle for want of room"

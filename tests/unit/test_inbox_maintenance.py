@@ -49,50 +49,39 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(inbox_maintenance, name, 0.001)
 
 
-def test_a_consumer_waits_for_its_inboxs_database() -> None:
-    async def scenario() -> None:
-        ask = Failing(*FAILURES)
-        await InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).until_good(asyncio.Event())
-        assert ask.calls == len(FAILURES) + 1
-
-    asyncio.run(scenario())
+async def test_a_consumer_waits_for_its_inboxs_database() -> None:
+    ask = Failing(*FAILURES)
+    await InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).until_good(asyncio.Event())
+    assert ask.calls == len(FAILURES) + 1
 
 
-def test_an_inbox_is_kept_after_a_failure() -> None:
+async def test_an_inbox_is_kept_after_a_failure() -> None:
     """The first failure that is not the driver's ended it: the inbox was never purged again, and the servers were not
     told of other processes' purges."""
-
-    async def scenario() -> None:
-        work = Work("g", "i", {}, Hand(lambda: None, lambda messages, error: None, 1, 1), 30, 1)
-        ask = Failing(*FAILURES, RuntimeError("a fault of an engine's listener"))
-        running = asyncio.ensure_future(InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
-        await eventually_async(lambda: running.done() or work.inbox_from is not None, "the inbox's age to be read")
-        assert not running.done()
-        running.cancel()
-
-    asyncio.run(scenario())
+    work = Work("g", "i", {}, Hand(lambda: None, lambda messages, error: None, 1, 1), 30, 1)
+    ask = Failing(*FAILURES, RuntimeError("a fault of an engine's listener"))
+    running = asyncio.ensure_future(InboxMaintenance(Inbox(sa.create_engine("sqlite://")), ask).run(work, {}))
+    await eventually_async(lambda: running.done() or work.inbox_from is not None, "the inbox's age to be read")
+    assert not running.done()
+    running.cancel()
 
 
-def test_an_inbox_of_coroutines_is_purged_by_a_coroutine(tmp_path: Path) -> None:
+async def test_an_inbox_of_coroutines_is_purged_by_a_coroutine(tmp_path: Path) -> None:
     """`purge` failed with SQLAlchemy's MissingGreenlet, and left a connection in its transaction."""
-
-    async def scenario() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-        use_explicit_begin(engine)
-        try:
-            async with engine.begin() as connection:
-                await connection.run_sync(create_tables)
-                row = {"consumer_group": "g", "created_at": datetime(2026, 1, 1)}
-                await connection.execute(notify_inbox.insert(), [row | {"message_id": f"m{n}"} for n in range(5)])
-            with pytest.raises(InvalidRequest, match="purge_async"):
-                Inbox(engine).purge(DAY)
-            assert await Inbox(engine).purge_async(DAY, batch=2) == 5
-            since = await Inbox(engine).call_async(inbox.whole_from)
-            assert since > datetime(2026, 1, 1, tzinfo=UTC)
-        finally:
-            await engine.dispose()
-
-    asyncio.run(scenario())
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    use_explicit_begin(engine)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(create_tables)
+            row = {"consumer_group": "g", "created_at": datetime(2026, 1, 1)}
+            await connection.execute(notify_inbox.insert(), [row | {"message_id": f"m{n}"} for n in range(5)])
+        with pytest.raises(InvalidRequest, match="purge_async"):
+            Inbox(engine).purge(DAY)
+        assert await Inbox(engine).purge_async(DAY, batch=2) == 5
+        since = await Inbox(engine).call_async(inbox.whole_from)
+        assert since > datetime(2026, 1, 1, tzinfo=UTC)
+    finally:
+        await engine.dispose()
 
 
 def test_a_purge_of_batches_without_rows_is_refused() -> None:

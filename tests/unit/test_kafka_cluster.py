@@ -1,4 +1,4 @@
-"""A Kafka URL, its settings and the file of settings."""
+"""A Kafka URL, its settings and the file of settings; and what a cluster refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from notify.errors import InvalidRequest
 
 pytest.importorskip("confluent_kafka")
 
+import pytest
+from confluent_kafka import KafkaError
+
 from notify.kafka.cluster import SETTINGS_FILE, Cluster
+from notify.kafka.diagnosis import refusal, refuses
 
 
 @pytest.fixture
@@ -153,3 +157,25 @@ def test_without_a_file_the_url_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SETTINGS_FILE, raising=False)
     cluster = Cluster.of("kafka://a:9092?client.id=x")
     assert cluster.again() == cluster
+
+
+CLUSTER = Cluster.of("kafka://127.0.0.1:1?security.protocol=SSL")
+VERIFY_FAILED = "error:0A000086:SSL routines::certificate verify failed"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (KafkaError._SSL, f"ssl://127.0.0.1:1/bootstrap: SSL handshake failed: {VERIFY_FAILED}"),
+        # The same where the handshake ends in its first step, as it does on a slow machine.
+        (KafkaError._TRANSPORT, f"ssl://127.0.0.1:1/bootstrap: {VERIFY_FAILED}"),
+    ],
+)
+def test_a_certificate_that_is_refused_is_told_at_each_step_of_the_handshake(code: int, text: str) -> None:
+    error = KafkaError(code, text)
+    assert refuses(error)
+    assert "TLS with Kafka at 127.0.0.1:1 fails" in str(refusal(error, CLUSTER))
+
+
+def test_a_broker_that_hangs_up_refuses_nothing() -> None:
+    assert not refuses(KafkaError(KafkaError._TRANSPORT, "ssl://127.0.0.1:1/bootstrap: Disconnected"))

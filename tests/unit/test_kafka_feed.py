@@ -1,4 +1,4 @@
-"""The feed of a consumer over Kafka: what a poll brings goes to the window that it was fetched for."""
+"""The feed of a consumer over Kafka: what a poll brings goes to the window that it was fetched for, and its sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.clock import PATIENCE_SECONDS
 pytest.importorskip("confluent_kafka")
 
 from notify.client.kafka import feed as feeds
-from notify.client.kafka.feed import Feed
+from notify.client.kafka.feed import MOST_POLLED, QUICK_SECONDS, Feed, PollSize
 from notify.client.kafka.partitions import Partitions
 from notify.kafka.progress import Progress
 
@@ -152,3 +152,41 @@ def test_a_partition_that_is_revoked_within_the_call_gets_nothing_of_it() -> Non
         assert nexts(partitions) == [2] and client.changes == []
 
     polled(client, work)
+
+
+def asked(
+    poll: PollSize, polls: int, *, handled_in: float, polled_in: float = 0.0, came: int | None = None
+) -> list[int]:
+    """The records that each of so many polls asks for, after a first one. `came` None: each brings them all."""
+    now = 100.0
+    size = poll.next(now)
+    sizes = []
+    for _ in range(polls):
+        now += polled_in
+        poll.came(now, size if came is None else came)
+        now += handled_in
+        size = poll.next(now)
+        sizes.append(size)
+    return sizes
+
+
+def test_quick_handlers_get_more_at_a_time_and_slow_ones_as_few_as_batch_says() -> None:
+    poll = PollSize(32)
+    assert asked(poll, 7, handled_in=QUICK_SECONDS / 2) == [64, 128, 256, 512, 1024, MOST_POLLED, MOST_POLLED]
+    assert poll.half == MOST_POLLED // 2
+    assert asked(poll, 6, handled_in=QUICK_SECONDS * 2) == [1000, 500, 250, 125, 62, 32]
+    assert poll.half == 0
+
+
+def test_a_poll_that_takes_long_does_not_make_handlers_slow() -> None:
+    assert asked(PollSize(32), 3, handled_in=QUICK_SECONDS / 2, polled_in=QUICK_SECONDS * 5) == [64, 128, 256]
+
+
+def test_few_records_that_come_one_by_one_are_no_whole_poll() -> None:
+    assert set(asked(PollSize(32), 20, handled_in=QUICK_SECONDS / 10, came=1)) == {32}
+
+
+def test_a_batch_of_one_and_a_large_one() -> None:
+    assert (PollSize(1).low, PollSize(8).low, PollSize(10_000).low) == (1, 5, 17)
+    assert asked(PollSize(1), 3, handled_in=0.0) == [2, 4, 8]
+    assert asked(PollSize(10_000), 3, handled_in=0.0) == [10_000, 10_000, 10_000]

@@ -101,35 +101,29 @@ def test_a_change_that_another_server_ends_may_be_tried_again() -> None:
     run(test)
 
 
-def test_a_thread_that_was_closed_refuses_calls() -> None:
-    async def test() -> None:
-        thread = BrokersThread(NOBODY)
-        await thread.close(lambda: None)
-        with pytest.raises(Unavailable, match="stopping"):
-            await thread.call(lambda: None)
-
-    asyncio.run(test())
+async def test_a_thread_that_was_closed_refuses_calls() -> None:
+    thread = BrokersThread(NOBODY)
+    await thread.close(lambda: None)
+    with pytest.raises(Unavailable, match="stopping"):
+        await thread.call(lambda: None)
 
 
-def test_a_client_that_hangs_does_not_keep_the_server_from_stopping() -> None:
-    async def test() -> None:
-        thread = BrokersThread(NOBODY)
-        begun, go_on, made = threading.Event(), threading.Event(), []
+async def test_a_client_that_hangs_does_not_keep_the_server_from_stopping() -> None:
+    thread = BrokersThread(NOBODY)
+    begun, go_on, made = threading.Event(), threading.Event(), []
 
-        def hangs() -> None:
-            begun.set()
-            go_on.wait(PATIENCE_SECONDS)
+    def hangs() -> None:
+        begun.set()
+        go_on.wait(PATIENCE_SECONDS)
 
-        running = asyncio.ensure_future(thread.call(hangs))
-        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
-        waiting = asyncio.ensure_future(thread.call(lambda: made.append("waiting")))
-        await asyncio.sleep(0)  # it has asked
-        await thread.close(lambda: made.append("closed"), seconds=0.01)
-        assert not running.done()
-        go_on.set()
-        await running
-        with pytest.raises(Unavailable, match="stopping"):
-            await waiting
-        assert "waiting" not in made
-
-    asyncio.run(test())
+    running = asyncio.ensure_future(thread.call(hangs))
+    await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+    waiting = asyncio.ensure_future(thread.call(lambda: made.append("waiting")))
+    await asyncio.sleep(0)  # it has asked
+    await thread.close(lambda: made.append("closed"), seconds=0.01)
+    assert not running.done()
+    go_on.set()
+    await running
+    with pytest.raises(Unavailable, match="stopping"):
+        await waiting
+    assert "waiting" not in made

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from notify.kafka import transactional
 from notify.kafka.exchange import Exchange
+from notify.kafka.groups import transactional_id
 from notify.kafka.transactional import TransactionalProducer
 from tests.support.clock import PATIENCE_SECONDS
 
@@ -95,3 +96,12 @@ def test_a_call_that_the_process_slept_through_is_waited_for(monkeypatch: pytest
 
 def assert_set(event: threading.Event) -> None:
     assert event.wait(PATIENCE_SECONDS)
+
+
+def test_no_two_groups_and_instances_have_one_transactional_id() -> None:
+    """A group `a-b` with instance `c` fenced group `a` with instance `b-c`, and a group `control` the servers."""
+    owners = [transactional_id(name) for name in ("control", "redrive-a", "bridge-shop", "a", "a-b")]
+    members = [transactional_id("a", "b-c"), transactional_id("a-b", "c"), transactional_id("a@b", "c")]
+    assert len({*owners, *members}) == len(owners) + len(members)
+    others = ("notify-control", "notify-redrive-a", "notify-bridge-shop", "notify-delays")
+    assert not set(owners) & set(others)

@@ -114,92 +114,76 @@ def test_requests_read_before_the_next_turn_of_the_loop_share_the_sync(tmp_path:
     assert asyncio.run(run()) == 1
 
 
-def test_the_kernel_syncs_where_there_is_more_to_do(tmp_path: Path) -> None:
+async def test_the_kernel_syncs_where_there_is_more_to_do(tmp_path: Path) -> None:
     """A frame of many entries, or one that many wait for, blocks neither the loop nor a thread; a small one does."""
-
-    async def run() -> None:
-        disk = Plain(tmp_path / "log")
-        disk.kernel = counting = Counting()
-        store = LogStore(tmp_path / "log", disk=disk)
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        before = disk.waited
-        assert counting.count == 0
-        (stored,) = await store.put([sent(b"small")], T0)
-        assert stored.put is Put.STORED
-        assert (disk.waited, counting.count) == (before + 1, 0)
-        await store.put([sent(b"large") for _ in range(EARLY_ENTRIES)], T0)
-        assert (disk.waited, counting.count) == (before + 1, 1)
-        await asyncio.gather(*(store.put([sent(b"one of several")], T0) for _ in range(8)))
-        assert (disk.waited, counting.count) == (before + 1, 2)
-        await store.close()
-
-    asyncio.run(run())
+    disk = Plain(tmp_path / "log")
+    disk.kernel = counting = Counting()
+    store = LogStore(tmp_path / "log", disk=disk)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    before = disk.waited
+    assert counting.count == 0
+    (stored,) = await store.put([sent(b"small")], T0)
+    assert stored.put is Put.STORED
+    assert (disk.waited, counting.count) == (before + 1, 0)
+    await store.put([sent(b"large") for _ in range(EARLY_ENTRIES)], T0)
+    assert (disk.waited, counting.count) == (before + 1, 1)
+    await asyncio.gather(*(store.put([sent(b"one of several")], T0) for _ in range(8)))
+    assert (disk.waited, counting.count) == (before + 1, 2)
+    await store.close()
 
 
-def test_a_large_frame_does_not_wait_for_the_requests_behind_it(tmp_path: Path) -> None:
+async def test_a_large_frame_does_not_wait_for_the_requests_behind_it(tmp_path: Path) -> None:
     """Its sync begins while the next request is handled; both were in one frame, and answered together."""
-
-    async def run() -> None:
-        disk = Plain(tmp_path / "log")
-        disk.kernel = Counting()
-        store = LogStore(tmp_path / "log", disk=disk)
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        journal = store.journal
-        first = asyncio.ensure_future(store.put([sent(b"first") for _ in range(EARLY_ENTRIES)], T0))
-        second = asyncio.ensure_future(store.put([sent(b"second") for _ in range(EARLY_ENTRIES)], T0))
-        await asyncio.sleep(0)  # a turn of the loop
-        assert journal.in_flight is not None
-        assert len(journal.in_flight.entries) == len(journal.open.entries) == EARLY_ENTRIES
-        await asyncio.gather(first, second)
-        await store.close()
-
-    asyncio.run(run())
+    disk = Plain(tmp_path / "log")
+    disk.kernel = Counting()
+    store = LogStore(tmp_path / "log", disk=disk)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    journal = store.journal
+    first = asyncio.ensure_future(store.put([sent(b"first") for _ in range(EARLY_ENTRIES)], T0))
+    second = asyncio.ensure_future(store.put([sent(b"second") for _ in range(EARLY_ENTRIES)], T0))
+    await asyncio.sleep(0)  # a turn of the loop
+    assert journal.in_flight is not None
+    assert len(journal.in_flight.entries) == len(journal.open.entries) == EARLY_ENTRIES
+    await asyncio.gather(first, second)
+    await store.close()
 
 
-def test_a_sync_that_fails_in_the_kernel_ends_the_log(tmp_path: Path) -> None:
+async def test_a_sync_that_fails_in_the_kernel_ends_the_log(tmp_path: Path) -> None:
     """Promise 11: nothing that waited is acknowledged, and no sync is tried after it."""
-
-    async def run() -> None:
-        disk = Plain(tmp_path / "log")
-        disk.kernel = counting = Counting(failure=OSError(errno.EIO, "injected"))
-        told: list[StorageFailed] = []
-        store = LogStore(tmp_path / "log", disk=disk, on_failure=told.append)
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        large = [sent(b"large") for _ in range(EARLY_ENTRIES)]
-        both = await asyncio.gather(store.put(large, T0), store.put([sent(b"behind")], T0), return_exceptions=True)
-        assert [type(answer) for answer in both] == [StorageFailed, StorageFailed]
-        assert len(told) == 1
-        waited = disk.waited
-        with pytest.raises(StorageFailed):
-            await store.put([sent(b"later")], T0)
-        await store.close()
-        assert (disk.waited, counting.count) == (waited, 1)
-
-    asyncio.run(run())
+    disk = Plain(tmp_path / "log")
+    disk.kernel = counting = Counting(failure=OSError(errno.EIO, "injected"))
+    told: list[StorageFailed] = []
+    store = LogStore(tmp_path / "log", disk=disk, on_failure=told.append)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    large = [sent(b"large") for _ in range(EARLY_ENTRIES)]
+    both = await asyncio.gather(store.put(large, T0), store.put([sent(b"behind")], T0), return_exceptions=True)
+    assert [type(answer) for answer in both] == [StorageFailed, StorageFailed]
+    assert len(told) == 1
+    waited = disk.waited
+    with pytest.raises(StorageFailed):
+        await store.put([sent(b"later")], T0)
+    await store.close()
+    assert (disk.waited, counting.count) == (waited, 1)
 
 
-def test_where_the_kernel_refuses_a_thread_syncs(tmp_path: Path) -> None:
+async def test_where_the_kernel_refuses_a_thread_syncs(tmp_path: Path) -> None:
     """A file system that cannot do it says so when it is asked: nothing is lost, and it is not asked again."""
-
-    async def run() -> None:
-        disk = Plain(tmp_path / "log")
-        disk.kernel = Counting(refusal=OSError(errno.EINVAL, "injected"))
-        store = LogStore(tmp_path / "log", disk=disk)
-        await store.open(T0)
-        await store.create_topic(Topic("t"))
-        before = disk.waited
-        for n in range(1, 3):
-            results = await store.put([sent(b"large") for _ in range(EARLY_ENTRIES)], T0)
-            assert all(result.put is Put.STORED for result in results)
-            assert disk.waited == before + n
-        await store.close()
-        reopened = LogStore(tmp_path / "log")
-        await reopened.open(T0)
-        assert not reopened.damages
-        assert len(await reopened.undecided(None, None, None, 100)) == 2 * EARLY_ENTRIES
-        await reopened.close()
-
-    asyncio.run(run())
+    disk = Plain(tmp_path / "log")
+    disk.kernel = Counting(refusal=OSError(errno.EINVAL, "injected"))
+    store = LogStore(tmp_path / "log", disk=disk)
+    await store.open(T0)
+    await store.create_topic(Topic("t"))
+    before = disk.waited
+    for n in range(1, 3):
+        results = await store.put([sent(b"large") for _ in range(EARLY_ENTRIES)], T0)
+        assert all(result.put is Put.STORED for result in results)
+        assert disk.waited == before + n
+    await store.close()
+    reopened = LogStore(tmp_path / "log")
+    await reopened.open(T0)
+    assert not reopened.damages
+    assert len(await reopened.undecided(None, None, None, 100)) == 2 * EARLY_ENTRIES
+    await reopened.close()

@@ -1,4 +1,4 @@
-"""The console's menu: what it counts, and what it does while the server does not know."""
+"""The console's menu: what it counts, what it does while the server does not know, and where an alarm leads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from notify.errors import NotFound
 from notify.server.console.api import status_of
+from notify.server.console.filters import group_of, page_of
 from notify.server.console.rendering import menu_counts, rendered
 
 
@@ -39,3 +40,21 @@ def test_a_fault_of_the_counts_takes_no_page_away() -> None:
             raise RuntimeError("a fault")
 
     assert asyncio.run(status_of(Faulty())) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "page", "group"),
+    [
+        ("unread_topic", "points/order.placed", "/groups/points", "points"),
+        ("filter", "points/order.placed", "/groups/points", "points"),
+        ("dead_letters", "points", "/groups/points/dead-letters", "points"),
+        ("kafka", "points", "/nodes", "points"),
+        ("schedule", "points", "/schedules", ""),
+        ("bridge", "points", "/nodes", ""),
+        ("in_doubt", "points", "/transactions?producer_group=points", ""),
+        ("disk", "", "", ""),
+    ],
+)
+def test_an_alarm_leads_to_the_page_of_what_it_is_about(name: str, target: str, page: str, group: str) -> None:
+    alarm = {"name": name, "target": target}
+    assert (page_of(alarm), group_of(alarm)) == (page, group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 from notify.movers.sinks.order import HeldBack, steps_of
@@ -75,7 +74,7 @@ def test_whole_topics_wait_where_too_many_of_their_transactions_do() -> None:
     assert held.holds(behind), "its key waits in the topic that goes on"
 
 
-def test_a_server_takes_nothing_behind_what_it_refuses_for_now() -> None:
+async def test_a_server_takes_nothing_behind_what_it_refuses_for_now() -> None:
     """A topic's rate has room for another message a moment later: it overtook the one before it with its key."""
     now_us = T0
 
@@ -84,28 +83,24 @@ def test_a_server_takes_nothing_behind_what_it_refuses_for_now() -> None:
         now_us += 4_000
         return now_us
 
-    async def run() -> None:
-        core = Core(MemoryStore(), Settings(), clock)
-        core.flow.set_limits(RateLimits(topics={"t": 100}))
-        core.topics.use("t")
-        sent = [
-            PackedTransaction(
-                id=ids.to_text(ids.new_id()),
-                messages=[PackedMessage(topic="t", body=b"", key=f"k{n % 2}")],
-                committed=True,
-            )
-            for n in range(400)
-        ]
-        items = await core.transactions.put(PackedTransactions(producer_group="g", transactions=sent))
-        for key in (0, 1):
-            statuses = [item.status for item in items[key::2]]
-            refused = statuses.index(429)
-            assert refused > 0 and set(statuses[:refused]) == {201} and set(statuses[refused:]) == {429}
-        halves = [PackedTransaction(id=ids.to_text(ids.new_id()), messages=t.messages) for t in sent]
-        statuses = [
-            item.status
-            for item in await core.transactions.put(PackedTransactions(producer_group="g", transactions=halves))
-        ]
-        assert 201 in statuses[statuses.index(429) :], "halves have no order yet"
-
-    asyncio.run(run())
+    core = Core(MemoryStore(), Settings(), clock)
+    core.flow.set_limits(RateLimits(topics={"t": 100}))
+    core.topics.use("t")
+    sent = [
+        PackedTransaction(
+            id=ids.to_text(ids.new_id()),
+            messages=[PackedMessage(topic="t", body=b"", key=f"k{n % 2}")],
+            committed=True,
+        )
+        for n in range(400)
+    ]
+    items = await core.transactions.put(PackedTransactions(producer_group="g", transactions=sent))
+    for key in (0, 1):
+        statuses = [item.status for item in items[key::2]]
+        refused = statuses.index(429)
+        assert refused > 0 and set(statuses[:refused]) == {201} and set(statuses[refused:]) == {429}
+    halves = [PackedTransaction(id=ids.to_text(ids.new_id()), messages=t.messages) for t in sent]
+    statuses = [
+        item.status for item in await core.transactions.put(PackedTransactions(producer_group="g", transactions=halves))
+    ]
+    assert 201 in statuses[statuses.index(429) :], "halves have no order yet"

@@ -94,7 +94,7 @@ def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_write(tmp_path: Path) -> None:
+async def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_write(tmp_path: Path) -> None:
     async def scenario(store: LogStore) -> None:
         await commit(store, sent(b"1"))
         store.begin_segment()
@@ -107,16 +107,12 @@ def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_
     for name in names(tmp_path / "log", ".ckpt"):
         (tmp_path / "log" / f"{name:020d}.ckpt").unlink()
     (tmp_path / "log" / f"{second:020d}.log").write_bytes(segment_header(second, T0))
-
-    async def after() -> None:
-        store = LogStore(tmp_path / "log")
-        await store.open(T0)
-        await store.sealed_up()
-        assert names(tmp_path / "log", ".idx") == [0] and second in names(tmp_path / "log", ".ckpt")
-        assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1"]
-        store.let_go()
-
-    asyncio.run(after())
+    store = LogStore(tmp_path / "log")
+    await store.open(T0)
+    await store.sealed_up()
+    assert names(tmp_path / "log", ".idx") == [0] and second in names(tmp_path / "log", ".ckpt")
+    assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1"]
+    store.let_go()
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".ckpt"])

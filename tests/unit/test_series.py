@@ -177,26 +177,19 @@ async def charts(directory: Path, queues: Queues) -> tuple[ChartFile, History, F
     return file, history, figures
 
 
-def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
-    async def run() -> None:
-        queues = Queues()
-        queues.totals = {"orders": 10}
-        file, _, _ = await charts(tmp_path, queues)
-        await file.stop()
-        queues.lag = 9
-        _, history, figures = await charts(tmp_path, queues)
-        assert history.columns("hour")["lag"] == [5.0, 9.0] and history.columns("day")["lag"] == [9.0]
-        assert figures.topic("orders", "hour")["lag"] == [5.0, None, 9.0]
-
-    asyncio.run(run())
+async def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
+    queues = Queues()
+    queues.totals = {"orders": 10}
+    file, _, _ = await charts(tmp_path, queues)
+    await file.stop()
+    queues.lag = 9
+    _, history, figures = await charts(tmp_path, queues)
+    assert history.columns("hour")["lag"] == [5.0, 9.0] and history.columns("day")["lag"] == [9.0]
+    assert figures.topic("orders", "hour")["lag"] == [5.0, None, 9.0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93no charts", b"\x81\xa7version\x02"])
-def test_a_file_that_is_not_a_chart_is_left_out(tmp_path: Path, content: bytes) -> None:
+async def test_a_file_that_is_not_a_chart_is_left_out(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
-
-    async def run() -> None:
-        _, history, _ = await charts(tmp_path, Queues())
-        assert history.columns("hour")["lag"] == [5.0]
-
-    asyncio.run(run())
+    _, history, _ = await charts(tmp_path, Queues())
+    assert history.columns("hour")["lag"] == [5.0]

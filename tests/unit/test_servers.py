@@ -24,7 +24,7 @@ from notify.client.transport.servers import (
     Servers,
 )
 from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
-from tests.support.virtual_loop import pass_seconds, run
+from tests.support.virtual_loop import pass_seconds
 
 
 def members(*urls: str) -> bytes:
@@ -178,66 +178,54 @@ class Line:
         return WORKERS
 
 
-def test_a_slow_server_is_no_single_log_to_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_slow_server_is_no_single_log_to_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """It listed the members after more than a second, and a reader read the log of one worker for all."""
     line = Line(monkeypatch, {"a": 3.0})
-
-    async def scenario() -> None:
-        async with AsyncReader("http://a:1") as reader:
-            assert list(await reader.shards()) == ["w1", "w2"]
-            assert len(line.asked) == 1
-
-    run(scenario())
+    async with AsyncReader("http://a:1") as reader:
+        assert list(await reader.shards()) == ["w1", "w2"]
+        assert len(line.asked) == 1
 
 
-def test_a_reader_that_no_server_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_reader_that_no_server_answers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     takes: dict[str, Any] = {"a": Unavailable("no server at http://a:1: refused"), "b": NEVER}
     line = Line(monkeypatch, takes)
-
-    async def scenario() -> None:
-        async with AsyncReader("http://a:1,http://b:1") as reader:
-            with pytest.raises(Unavailable, match="no server at http://a:1"):
-                await reader.shards()
-            takes["a"] = NEVER
-            with pytest.raises(Timeout, match="no answer from http://a:1 and http://b:1 within 30 s"):
-                await reader.shards()
-            takes["a"] = 0.1
-            assert list(await reader.shards()) == ["w1", "w2"]
-        assert line.asked[-1][0] == "a"
-
-    run(scenario())
+    async with AsyncReader("http://a:1,http://b:1") as reader:
+        with pytest.raises(Unavailable, match="no server at http://a:1"):
+            await reader.shards()
+        takes["a"] = NEVER
+        with pytest.raises(Timeout, match="no answer from http://a:1 and http://b:1 within 30 s"):
+            await reader.shards()
+        takes["a"] = 0.1
+        assert list(await reader.shards()) == ["w1", "w2"]
+    assert line.asked[-1][0] == "a"
 
 
-def test_a_refusal_tells_more_than_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_a_refusal_tells_more_than_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     Line(monkeypatch, {"a": NEVER, "b": Unauthorized("no token"), "c": Unavailable("refused")})
-
-    async def scenario() -> None:
-        servers = Servers("http://a:1,http://b:1,http://c:1", "queue")
-        with pytest.raises(Unauthorized):
-            await servers.known(LISTING_SECONDS)
-        await servers.aclose()
-
-    run(scenario())
+    servers = Servers("http://a:1,http://b:1,http://c:1", "queue")
+    with pytest.raises(Unauthorized):
+        await servers.known(LISTING_SECONDS)
+    await servers.aclose()
 
 
-def test_a_first_request_waits_a_second_and_a_server_that_was_silent_is_soon_asked_again(
+@pytest.mark.virtual_time
+async def test_a_first_request_waits_a_second_and_a_server_that_was_silent_is_soon_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     takes: dict[str, Any] = {"a": NEVER}
     line = Line(monkeypatch, takes)
-
-    async def scenario() -> None:
-        now = asyncio.get_running_loop().time
-        servers = Servers("http://a:1", "transactions")
-        await servers.asked()
-        assert now() == ASKED_SECONDS
-        takes["a"] = 0.1
-        while not servers.keys:
-            await pass_seconds(0.01)
-        assert line.asked == [("a", 0), ("a", LISTING_SECONDS + REFRESH_SECONDS)]
-        await servers.aclose()
-
-    run(scenario())
+    now = asyncio.get_running_loop().time
+    servers = Servers("http://a:1", "transactions")
+    await servers.asked()
+    assert now() == ASKED_SECONDS
+    takes["a"] = 0.1
+    while not servers.keys:
+        await pass_seconds(0.01)
+    assert line.asked == [("a", 0), ("a", LISTING_SECONDS + REFRESH_SECONDS)]
+    await servers.aclose()
 
 
 @pytest.mark.parametrize(
@@ -250,18 +238,15 @@ def test_a_first_request_waits_a_second_and_a_server_that_was_silent_is_soon_ask
         ({"a": Unauthorized("no token"), "b": 0.1}, [("a", 0), ("b", 0)]),
     ],
 )
-def test_another_address_is_asked_after_a_second_or_a_failure(
+@pytest.mark.virtual_time
+async def test_another_address_is_asked_after_a_second_or_a_failure(
     takes: dict[str, Any], asked: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = Line(monkeypatch, takes)
-
-    async def scenario() -> None:
-        servers = Servers("http://a:1,http://b:1", "queue")
-        await servers.refresh()
-        assert servers.keys == ("w1", "w2") and line.asked[: len(asked)] == asked
-        await servers.aclose()
-
-    run(scenario())
+    servers = Servers("http://a:1,http://b:1", "queue")
+    await servers.refresh()
+    assert servers.keys == ("w1", "w2") and line.asked[: len(asked)] == asked
+    await servers.aclose()
 
 
 # --- what an attempt tells that hardly had time ----------------------------------------------------------------------
@@ -274,7 +259,8 @@ def test_another_address_is_asked_after_a_second_or_a_failure(
         pytest.param(0.1, Timeout, id="a server that hangs"),
     ],
 )
-def test_a_last_attempt_without_time_does_not_hide_who_answered(
+@pytest.mark.virtual_time
+async def test_a_last_attempt_without_time_does_not_hide_who_answered(
     first_takes: float, told: type[NotifyError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy answers the first attempt, and nothing answers the second."""
@@ -290,12 +276,10 @@ def test_a_last_attempt_without_time_does_not_hide_who_answered(
         await pass_seconds(seconds)
         raise Timeout("no answer")
 
-    async def scenario() -> None:
-        client = TransactionClient("http://a:1", "g", instance="i", half_seconds=3.0)
-        with pytest.raises(NotifyError) as raised:
-            await client.half([pack(Message("t", "x"))])
-        assert type(raised.value) is told and len(attempts) == 2
-        await client.http.aclose()
-
     monkeypatch.setattr(HttpClient, "call", call)
-    run(scenario())
+
+    client = TransactionClient("http://a:1", "g", instance="i", half_seconds=3.0)
+    with pytest.raises(NotifyError) as raised:
+        await client.half([pack(Message("t", "x"))])
+    assert type(raised.value) is told and len(attempts) == 2
+    await client.http.aclose()

@@ -100,25 +100,22 @@ class Consuming:
         return asked
 
 
-def test_neighbours_are_acknowledged_together_and_failures_alone() -> None:
-    async def run() -> None:
-        consuming = Consuming(9)
-        consuming.note(0, 1, 2, 4, 5, 8)
-        consuming.note(3, error=DeadLetter("never"))
-        consuming.note(6, error=ValueError("again"))
-        asked = await consuming.settled(left=1)
-        assert sorted(asked, key=lambda item: item[1]) == [
-            ("ack", "7.0-2", None),
-            ("dead_letter", "7.3", "never"),
-            ("ack", "7.4-5", None),
-            ("retry", "7.6", "ValueError: again"),
-            ("ack", "7.8", None),
-        ]
-        consuming.note(7)
-        assert await consuming.settled() == [("ack", "7.7", None)]
-        assert not consuming.session._runs
-
-    asyncio.run(run())
+async def test_neighbours_are_acknowledged_together_and_failures_alone() -> None:
+    consuming = Consuming(9)
+    consuming.note(0, 1, 2, 4, 5, 8)
+    consuming.note(3, error=DeadLetter("never"))
+    consuming.note(6, error=ValueError("again"))
+    asked = await consuming.settled(left=1)
+    assert sorted(asked, key=lambda item: item[1]) == [
+        ("ack", "7.0-2", None),
+        ("dead_letter", "7.3", "never"),
+        ("ack", "7.4-5", None),
+        ("retry", "7.6", "ValueError: again"),
+        ("ack", "7.8", None),
+    ]
+    consuming.note(7)
+    assert await consuming.settled() == [("ack", "7.7", None)]
+    assert not consuming.session._runs
 
 
 def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
@@ -135,45 +132,37 @@ def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
     assert len(asyncio.run(run(True))) == 1, "it is asked once"
 
 
-def test_a_proxy_that_refuses_tracebacks_holds_up_no_settlement() -> None:
-    async def run() -> None:
-        consuming = Consuming(2)
-        consuming.server.is_behind_filter = True
-        consuming.note(0)
-        consuming.note(1, error=ValueError("no"))
-        asked = await consuming.settled()
-        assert sorted(asked) == [("ack", "7.0", None), ("retry", "7.1", "ValueError: no")]
-        assert len(consuming.server.traces) == 1
-
-    asyncio.run(run())
+async def test_a_proxy_that_refuses_tracebacks_holds_up_no_settlement() -> None:
+    consuming = Consuming(2)
+    consuming.server.is_behind_filter = True
+    consuming.note(0)
+    consuming.note(1, error=ValueError("no"))
+    asked = await consuming.settled()
+    assert sorted(asked) == [("ack", "7.0", None), ("retry", "7.1", "ValueError: no")]
+    assert len(consuming.server.traces) == 1
 
 
-def test_no_traceback_is_written_for_which_a_request_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_traceback_is_written_for_which_a_request_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[BaseException] = []
 
     def trace_of(error: BaseException) -> str:
         written.append(error)
         return "x" * TRACES_CHARACTERS
 
-    async def run() -> None:
-        consuming = Consuming(4)
-        consuming.note(0, 1, 2, error=ValueError("no"))
-        assert len(await consuming.settled(left=1)) == 3 and len(written) == 1
-        consuming.note(3, error=ValueError("no"))
-        assert len(await consuming.settled()) == 1 and len(written) == 2
-
     monkeypatch.setattr("notify.client.consumer.session.trace_of", trace_of)
-    asyncio.run(run())
+
+    consuming = Consuming(4)
+    consuming.note(0, 1, 2, error=ValueError("no"))
+    assert len(await consuming.settled(left=1)) == 3 and len(written) == 1
+    consuming.note(3, error=ValueError("no"))
+    assert len(await consuming.settled()) == 1 and len(written) == 2
 
 
-def test_a_consumer_can_keep_its_tracebacks_to_itself() -> None:
-    async def run() -> None:
-        consuming = Consuming(1, tracebacks=False)
-        consuming.note(0, error=ValueError("no"))
-        assert await consuming.settled() == [("retry", "7.0", "ValueError: no")]
-        assert consuming.server.traces == []
-
-    asyncio.run(run())
+async def test_a_consumer_can_keep_its_tracebacks_to_itself() -> None:
+    consuming = Consuming(1, tracebacks=False)
+    consuming.note(0, error=ValueError("no"))
+    assert await consuming.settled() == [("retry", "7.0", "ValueError: no")]
+    assert consuming.server.traces == []
 
 
 def test_the_tracebacks_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,101 +203,83 @@ def test_open_messages_are_renewed_together_and_alone_after_a_refusal() -> None:
     asyncio.run(run())
 
 
-def test_messages_that_have_not_begun_are_returned_after_the_last_receive() -> None:
-    async def run() -> None:
-        consuming = Consuming(0)
-        session, hand = consuming.session, consuming.hand
-        consuming.receive("8", 5)
-        first = next(hand.calls())
-        session.end()
-        session.give_back_waiting()
-        for _ in range(10):
-            await asyncio.sleep(0)  # a turn of the loop
-        assert consuming.server.asked == [], "a long poll is open, which would get them again"
-        session._has_received.set()
-        assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
-        hand.note([(first.run, first.place)])
-        assert await consuming.settled() == [("ack", "8.0", None)]
-
-    asyncio.run(run())
+async def test_messages_that_have_not_begun_are_returned_after_the_last_receive() -> None:
+    consuming = Consuming(0)
+    session, hand = consuming.session, consuming.hand
+    consuming.receive("8", 5)
+    first = next(hand.calls())
+    session.end()
+    session.give_back_waiting()
+    for _ in range(10):
+        await asyncio.sleep(0)  # a turn of the loop
+    assert consuming.server.asked == [], "a long poll is open, which would get them again"
+    session._has_received.set()
+    assert await consuming.settled(left=1) == [("give_back", "8.1-4", None)]
+    hand.note([(first.run, first.place)])
+    assert await consuming.settled() == [("ack", "8.0", None)]
 
 
-def test_messages_without_a_handler_are_returned_immediately() -> None:
+async def test_messages_without_a_handler_are_returned_immediately() -> None:
     """It waited for the end of a long poll that did not end, while nobody renewed its lease: that was a death."""
-
-    async def run() -> None:
-        consuming = Consuming(2)
-        consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is unreachable")))
-        for _ in range(10):
-            await asyncio.sleep(0)  # a turn of the loop
-        assert consuming.server.asked == [("give_back", "7.0-1", None)]
-        assert await consuming.settled() and not consuming.session._settling
-
-    asyncio.run(run())
+    consuming = Consuming(2)
+    consuming.note(0, 1, error=NotTried(Unavailable("the inbox's database is unreachable")))
+    for _ in range(10):
+        await asyncio.sleep(0)  # a turn of the loop
+    assert consuming.server.asked == [("give_back", "7.0-1", None)]
+    assert await consuming.settled() and not consuming.session._settling
 
 
 @pytest.mark.parametrize("is_older", [False, True])
-def test_a_handler_that_is_cut_off_by_the_stop_is_interrupted_and_for_an_older_server_failed(*, is_older: bool) -> None:
-    async def run() -> None:
-        consuming = Consuming(1)
-        consuming.server.is_older = is_older
-        consuming.note(0, error=Cancelled())
-        actions = [action for action, _, _ in await consuming.settled()]
-        assert actions == ["interrupted", *(["retry"] if is_older else [])]
-
-    asyncio.run(run())
+async def test_a_handler_that_is_cut_off_by_the_stop_is_interrupted_and_for_an_older_server_failed(
+    *, is_older: bool
+) -> None:
+    consuming = Consuming(1)
+    consuming.server.is_older = is_older
+    consuming.note(0, error=Cancelled())
+    actions = [action for action, _, _ in await consuming.settled()]
+    assert actions == ["interrupted", *(["retry"] if is_older else [])]
 
 
 @pytest.mark.parametrize(("mode", "count", "left"), [("shared", 0, 1), ("shared", 1, 1), ("failover", 1, 2)])
-def test_a_server_hears_once_that_a_consumer_stops_and_again_once_it_holds_nothing_of_its_own_topics(
+async def test_a_server_hears_once_that_a_consumer_stops_and_again_once_it_holds_nothing_of_its_own_topics(
     mode: str, count: int, left: int
 ) -> None:
-    async def run() -> None:
-        consuming = Consuming(count, mode)
-        session, server = consuming.session, consuming.server
-        draining = asyncio.ensure_future(session._drain())
-        if count:
-            await eventually_async(lambda: server.left == 1, "the server to know")
-            consuming.note(0)
-        await draining
-        await session._close()
-        assert server.left == left
-
-    asyncio.run(run())
-
-
-def test_a_server_that_is_away_hears_later_that_a_consumer_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notify.client.consumer.session.RETRY_SECONDS", 0.001)
-
-    async def run() -> None:
-        consuming = Consuming(1)
-        consuming.server.away = 3
-        draining = asyncio.ensure_future(consuming.session._drain())
-        await eventually_async(lambda: consuming.server.left == 1, "the server to know")
+    consuming = Consuming(count, mode)
+    session, server = consuming.session, consuming.server
+    draining = asyncio.ensure_future(session._drain())
+    if count:
+        await eventually_async(lambda: server.left == 1, "the server to know")
         consuming.note(0)
-        await draining
+    await draining
+    await session._close()
+    assert server.left == left
 
-    asyncio.run(run())
+
+async def test_a_server_that_is_away_hears_later_that_a_consumer_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notify.client.consumer.session.RETRY_SECONDS", 0.001)
+    consuming = Consuming(1)
+    consuming.server.away = 3
+    draining = asyncio.ensure_future(consuming.session._drain())
+    await eventually_async(lambda: consuming.server.left == 1, "the server to know")
+    consuming.note(0)
+    await draining
 
 
-def test_a_request_that_a_proxy_has_cut_off_comes_again_by_its_name() -> None:
-    async def run() -> None:
-        consuming = Consuming(0)
-        server, session = consuming.server, consuming.session
-        session._poll_time.was_cut = lambda error, lasted: True  # type: ignore[method-assign]
-        paths: list[str] = []
+async def test_a_request_that_a_proxy_has_cut_off_comes_again_by_its_name() -> None:
+    consuming = Consuming(0)
+    server, session = consuming.server, consuming.session
+    session._poll_time.was_cut = lambda error, lasted: True  # type: ignore[method-assign]
+    paths: list[str] = []
 
-        async def call(method: str, path: str, *_: Any) -> bytes:
-            paths.append(path)
-            if len(paths) in (2, 4):
-                raise ForeignAnswer("the proxy waits no longer", answered=504)
-            if len(paths) == 6:
-                session.end()
-            return encode_msgpack(Received([]))
+    async def call(method: str, path: str, *_: Any) -> bytes:
+        paths.append(path)
+        if len(paths) in (2, 4):
+            raise ForeignAnswer("the proxy waits no longer", answered=504)
+        if len(paths) == 6:
+            session.end()
+        return encode_msgpack(Received([]))
 
-        server.call = call  # type: ignore[method-assign]
-        await session._receive_until_ended(None)
-        names = [path.partition("&request=")[2] for path in paths]
-        assert names[1] == names[2] and names[3] == names[4] and len(set(names)) == 4
-
-    asyncio.run(run())
+    server.call = call  # type: ignore[method-assign]
+    await session._receive_until_ended(None)
+    names = [path.partition("&request=")[2] for path in paths]
+    assert names[1] == names[2] and names[3] == names[4] and len(set(names)) == 4

@@ -97,34 +97,27 @@ def test_a_producer_sends_to_the_next_address(
     assert [message.text for message in memory.messages(unique)] == ["1"]
 
 
-def test_the_address_that_answered_comes_first(addresses: list[str], port: int) -> None:
-    async def run() -> None:
-        client = HttpClient(f"http://{NAME}:{port}")
-        try:
-            connection = await client._connect(asyncio.get_running_loop().time() + 10)
-            assert client.reached == "127.0.0.1"
-            connection.cut()
-            addresses[:] = [SILENT, SILENT, "127.0.0.1"]
-            assert (await client._connect(asyncio.get_running_loop().time() + 10)) is not None
-            blocking = BlockingConnection()
-            blocking.open(client, 10)
-            blocking.close()
-        finally:
-            client.close()
-
-    asyncio.run(run())
-
-
-def test_all_addresses_that_refuse_are_one_failure(addresses: list[str]) -> None:
-    addresses[:] = ["127.0.0.1", "127.0.0.3"]
-
-    async def run() -> None:
-        client = HttpClient(f"http://{NAME}:1")
-        with pytest.raises(Unavailable, match=f"no server at http://{NAME}:1"):
-            await client.call("GET", "/v1/members", b"", 10)
+async def test_the_address_that_answered_comes_first(addresses: list[str], port: int) -> None:
+    client = HttpClient(f"http://{NAME}:{port}")
+    try:
+        connection = await client._connect(asyncio.get_running_loop().time() + 10)
+        assert client.reached == "127.0.0.1"
+        connection.cut()
+        addresses[:] = [SILENT, SILENT, "127.0.0.1"]
+        assert (await client._connect(asyncio.get_running_loop().time() + 10)) is not None
+        blocking = BlockingConnection()
+        blocking.open(client, 10)
+        blocking.close()
+    finally:
         client.close()
 
-    asyncio.run(run())
+
+async def test_all_addresses_that_refuse_are_one_failure(addresses: list[str]) -> None:
+    addresses[:] = ["127.0.0.1", "127.0.0.3"]
+    client = HttpClient(f"http://{NAME}:1")
+    with pytest.raises(Unavailable, match=f"no server at http://{NAME}:1"):
+        await client.call("GET", "/v1/members", b"", 10)
+    client.close()
 
 
 def test_a_webhook_is_posted_to_the_next_address(addresses: list[str], port: int) -> None:
@@ -137,18 +130,14 @@ def test_a_call_of_urllib_comes_to_the_next_address(addresses: list[str], port: 
     assert json.loads(answer_to(f"http://{NAME}:{port}/keys", 4.0, 1000)) == {"path": "/keys"}
 
 
-def test_a_connection_that_comes_too_late_is_dropped() -> None:
+async def test_a_connection_that_comes_too_late_is_dropped() -> None:
     dropped: list[str] = []
+    both = asyncio.Barrier(2)
 
-    async def run() -> None:
-        both = asyncio.Barrier(2)
+    async def connect(address: str) -> str:
+        await both.wait()  # both come about in one turn of the loop
+        return address
 
-        async def connect(address: str) -> str:
-            await both.wait()  # both come about in one turn of the loop
-            return address
-
-        won = await first_connection(["a", "b"], connect, dropped.append)
-        assert sorted([won, *dropped]) == ["a", "b"]
-        assert await addresses_of("::1", 1) == ["::1"]
-
-    asyncio.run(run())
+    won = await first_connection(["a", "b"], connect, dropped.append)
+    assert sorted([won, *dropped]) == ["a", "b"]
+    assert await addresses_of("::1", 1) == ["::1"]

@@ -47,47 +47,41 @@ async def status(app: App, path: str) -> int:
     return (await (app.open_answer(request) if path in (*PROBES, "/login") else app.data.answer(request))).status
 
 
-def test_the_running_parts_exist_between_start_and_stop(tmp_path: Path) -> None:
-    async def run() -> None:
-        store = Watched()
-        app = App(Settings(data_dir=str(tmp_path)), lambda: store)
+async def test_the_running_parts_exist_between_start_and_stop(tmp_path: Path) -> None:
+    store = Watched()
+    app = App(Settings(data_dir=str(tmp_path)), lambda: store)
 
-        async def check_nothing_runs() -> None:
-            with pytest.raises(Unavailable, match="starting or stopping"):
-                app.running()
-            assert app.running_or_none() is None and app.access is None
-            assert await status(app, "/v1/members") == 503
-            assert [await status(app, path) for path in PROBES] == [200, 503]
+    async def check_nothing_runs() -> None:
+        with pytest.raises(Unavailable, match="starting or stopping"):
+            app.running()
+        assert app.running_or_none() is None and app.access is None
+        assert await status(app, "/v1/members") == 503
+        assert [await status(app, path) for path in PROBES] == [200, 503]
 
-        await check_nothing_runs()
-        await app.start()
-        assert store.is_open and app.running().core.store is store
-        assert app.access is app.running().administration.access
-        assert [await status(app, path) for path in PROBES] == [200, 200]
-        tasks = asyncio.all_tasks()
-        assert len(tasks) > 1
-        await app.stop()
-        await check_nothing_runs()
-        assert not store.is_open and asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
+    await check_nothing_runs()
+    await app.start()
+    assert store.is_open and app.running().core.store is store
+    assert app.access is app.running().administration.access
+    assert [await status(app, path) for path in PROBES] == [200, 200]
+    tasks = asyncio.all_tasks()
+    assert len(tasks) > 1
+    await app.stop()
+    await check_nothing_runs()
+    assert not store.is_open and asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(
     "given", [{"registry": "sqlite:///{0}/no-registry.db"}, {"data_dir": "{0}/no-directory"}], ids=["registry", "data"]
 )
-def test_a_start_that_fails_half_way_stops_what_had_started(tmp_path: Path, given: dict[str, str]) -> None:
-    async def run() -> None:
-        store = Watched()
-        filled = {name: text.format(tmp_path) for name, text in given.items()}
-        app = App(Settings(**{"data_dir": str(tmp_path)} | filled), lambda: store)  # type: ignore[arg-type]
-        with pytest.raises((NotifyError, OSError)):
-            await app.start()
-        assert store.was_open and not store.is_open and app.running_or_none() is None
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        await app.stop()
-
-    asyncio.run(run())
+async def test_a_start_that_fails_half_way_stops_what_had_started(tmp_path: Path, given: dict[str, str]) -> None:
+    store = Watched()
+    filled = {name: text.format(tmp_path) for name, text in given.items()}
+    app = App(Settings(**{"data_dir": str(tmp_path)} | filled), lambda: store)  # type: ignore[arg-type]
+    with pytest.raises((NotifyError, OSError)):
+        await app.start()
+    assert store.was_open and not store.is_open and app.running_or_none() is None
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await app.stop()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +199,9 @@ def test_a_request_that_outlasts_the_stop_is_told_so(
         assert b"may have been carried out" in said[-1]["body"]
 
 
-def test_management_is_loaded_once_and_again_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_management_is_loaded_once_and_again_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries: list[App] = []
 
     def managing(app: App) -> Any:
@@ -221,24 +217,20 @@ def test_management_is_loaded_once_and_again_after_a_failure(tmp_path: Path, mon
     async def both(app: App) -> list[Any]:
         return await asyncio.gather(app.management(), app.management(), return_exceptions=True)
 
-    async def run() -> None:
-        nonlocal now_us
-        app = App(Settings(data_dir=str(tmp_path)), MemoryStore, lambda: now_us)
-        said: list[Message] = []
+    app = App(Settings(data_dir=str(tmp_path)), MemoryStore, lambda: now_us)
+    said: list[Message] = []
 
-        async def send(message: Message) -> None:
-            said.append(message)
+    async def send(message: Message) -> None:
+        said.append(message)
 
-        for _ in range(2):
-            assert [type(failed) for failed in await both(app)] == [Unavailable, Unavailable]
-            await app({"type": "http", "method": "GET", "path": "/", "headers": []}, send, send)
-            assert await status(app, "/login") == 503
-        assert [message["status"] for message in said if "status" in message] == [503, 503]
-        assert b"could not load" in said[-1]["body"] and len(tries) == 1, "strangers cannot repeat it at any rate"
-        now_us += RELOAD_SECONDS * 1_000_000
-        assert await both(app) == await both(app) == ["management"] * 2 and len(tries) == 2
-
-    asyncio.run(run())
+    for _ in range(2):
+        assert [type(failed) for failed in await both(app)] == [Unavailable, Unavailable]
+        await app({"type": "http", "method": "GET", "path": "/", "headers": []}, send, send)
+        assert await status(app, "/login") == 503
+    assert [message["status"] for message in said if "status" in message] == [503, 503]
+    assert b"could not load" in said[-1]["body"] and len(tries) == 1, "strangers cannot repeat it at any rate"
+    now_us += RELOAD_SECONDS * 1_000_000
+    assert await both(app) == await both(app) == ["management"] * 2 and len(tries) == 2
 
 
 def test_a_server_without_the_modules_that_operators_need_ends_with_one_line(

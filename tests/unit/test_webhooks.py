@@ -66,21 +66,17 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await asyncio.sleep(0.01)  # the pause between two bytes
 
 
-def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dripping_receiver_is_given_up_and_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call ends at its deadline. Each byte began the time again, in a thread of the pool that admin reads share."""
     monkeypatch.setattr(webhooks, "SECONDS", 2.0)  # all calls have to be connected by then, also on a loaded machine
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        calls = asyncio.ensure_future(posted(drip, calls=40))
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            # More calls than a pool has threads: other work in threads continues beside them.
-            assert await loop.run_in_executor(None, lambda: "done") == "done"
-            results = await calls
-        assert [type(result) for result in results] == [Unavailable] * 40
-        assert all("no answer within" in str(result) for result in results)
-
-    asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    calls = asyncio.ensure_future(posted(drip, calls=40))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        # More calls than a pool has threads: other work in threads continues beside them.
+        assert await loop.run_in_executor(None, lambda: "done") == "done"
+        results = await calls
+    assert [type(result) for result in results] == [Unavailable] * 40
+    assert all("no answer within" in str(result) for result in results)
 
 
 def test_the_system_may_take_its_time_to_find_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
