@@ -64,17 +64,16 @@ def test_halving_is_bounded() -> None:
     assert issubclass(InvalidRequest, NotifyError)
 
 
-def test_a_fault_is_told_to_those_who_wait_and_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_is_told_to_those_who_wait_and_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def fail(items: list[int]) -> Sequence[int]:
         raise KeyError("a fault of the SDK")
 
-    async def scenario() -> None:
-        batcher: Batcher[int, int] = Batcher(fail, in_flight=1)
-        with pytest.raises(Unavailable) as refused:
-            await batcher.submit(1)
-        assert isinstance(refused.value.__cause__, KeyError)
-
-    asyncio.run(scenario())
+    batcher: Batcher[int, int] = Batcher(fail, in_flight=1)
+    with pytest.raises(Unavailable) as refused:
+        await batcher.submit(1)
+    assert isinstance(refused.value.__cause__, KeyError)
     (record,) = caplog.records
     assert record.exc_info is not None and record.exc_info[0] is KeyError
 

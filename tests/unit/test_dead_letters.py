@@ -171,7 +171,7 @@ def test_one_request_looks_for_a_bounded_time(name: str) -> None:
         assert fields["next_offset"] == looked_at
 
 
-def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_so() -> None:
+async def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_so() -> None:
     ended: list[tuple[str, str]] = []
     spec = {"group": "g", "wanted": {"filter": "headers.all(a, headers.all(b, true))"}, "from": 0, "until": 1}
     job = {"id": 1, "what": "redrive", "spec": spec, "position": 0, "done": 0}
@@ -181,13 +181,9 @@ def test_a_job_of_an_earlier_version_whose_filter_is_refused_now_fails_and_says_
         end_job=lambda number, state, detail, now_us: ended.append((state, detail)),
     )
     letters = SimpleNamespace()
-
-    async def run() -> None:
-        jobs = Jobs(records, SimpleNamespace(), letters, int)  # type: ignore[arg-type]
-        await jobs.resume()
-        await eventually_async(lambda: ended, "the job to end")
-
-    asyncio.run(run())
+    jobs = Jobs(records, SimpleNamespace(), letters, int)  # type: ignore[arg-type]
+    await jobs.resume()
+    await eventually_async(lambda: ended, "the job to end")
     ((state, detail),) = ended
     assert state == "failed" and "macro" in detail
 

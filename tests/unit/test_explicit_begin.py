@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,15 +56,12 @@ def test_a_statement_in_autocommit_stands_without_a_commit(path: Path, options_o
     engine.dispose()
 
 
-def test_an_asynchronous_statement_in_autocommit_stands_without_a_commit(path: Path) -> None:
-    async def insert() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-        use_explicit_begin(engine)
-        async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            await connection.execute(INSERT)
-        await engine.dispose()
-
-    asyncio.run(insert())
+async def test_an_asynchronous_statement_in_autocommit_stands_without_a_commit(path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    use_explicit_begin(engine)
+    async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        await connection.execute(INSERT)
+    await engine.dispose()
     assert names(path) == ["a"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import shutil
@@ -139,23 +138,19 @@ async def test_a_checkpoint_that_has_no_room_is_not_made_later(tmp_path: Path) -
         await store.close()
 
 
-def test_a_snapshot_touches_no_directory_that_exists(tmp_path: Path) -> None:
+async def test_a_snapshot_touches_no_directory_that_exists(tmp_path: Path) -> None:
     """It removed the files in it."""
-
-    async def scenario() -> None:
-        store = LogStore(tmp_path / "log")
-        await store.open(T0)
-        try:
-            (tmp_path / "mine").mkdir()
-            (tmp_path / "mine" / "file").write_text("precious")
-            with pytest.raises(StorageFailed, match="exists"):
-                await store.snapshot(tmp_path / "mine")
-            with pytest.raises(StorageFailed, match="No such file"):
-                await store.snapshot(tmp_path / "missing" / "mine")
-        finally:
-            await store.close()
-
-    asyncio.run(scenario())
+    store = LogStore(tmp_path / "log")
+    await store.open(T0)
+    try:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "file").write_text("precious")
+        with pytest.raises(StorageFailed, match="exists"):
+            await store.snapshot(tmp_path / "mine")
+        with pytest.raises(StorageFailed, match="No such file"):
+            await store.snapshot(tmp_path / "missing" / "mine")
+    finally:
+        await store.close()
     assert (tmp_path / "mine" / "file").read_text() == "precious"
 
 

@@ -207,28 +207,24 @@ def test_a_message_is_acknowledged_while_the_next_call_of_its_caller_is_running(
     assert session.acknowledged == ["1f.0", "1f.1"] and consumer.handled == 2
 
 
-def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
+async def test_handlers_of_batches_and_of_single_messages_take_turns() -> None:
     calls: list[str] = []
+    consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+    consumer._callers, consumer._contexts = {}, []
 
-    async def run() -> None:
-        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer._callers, consumer._contexts = {}, []
+    @consumer.subscribe("t")
+    async def single(message: ReceivedMessage) -> None:
+        calls.append(message.text)
 
-        @consumer.subscribe("t")
-        async def single(message: ReceivedMessage) -> None:
-            calls.append(message.text)
+    @consumer.subscribe("b", batch=2)
+    async def batch(messages: list[ReceivedMessage]) -> None:
+        calls.append("".join([message.text for message in messages]))
 
-        @consumer.subscribe("b", batch=2)
-        async def batch(messages: list[ReceivedMessage]) -> None:
-            calls.append("".join([message.text for message in messages]))
-
-        session = Session()
-        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
-        deliveries = [*delivered("123456"), *delivered("abcd", "2", topic="b")]
-        hand.put(runs_of(session, consumer._handlers, Received(deliveries)))
-        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
-
-    asyncio.run(run())
+    session = Session()
+    hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+    deliveries = [*delivered("123456"), *delivered("abcd", "2", topic="b")]
+    hand.put(runs_of(session, consumer._handlers, Received(deliveries)))
+    await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
     assert calls == ["1", "ab", "2", "cd", "3", "4", "5", "6"]
 
 
@@ -327,28 +323,23 @@ def test_the_slowest_call_that_is_traced_is_told() -> None:
     assert times.taken() == ""
 
 
-def test_a_coroutine_gives_the_loop_its_turns() -> None:
+async def test_a_coroutine_gives_the_loop_its_turns() -> None:
     """Quick handlers of many messages do not hold up the application's other tasks."""
     turns = 0
+    consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+    consumer._callers, consumer._contexts = {}, []
 
-    async def run() -> None:
-        nonlocal turns
-        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer._callers, consumer._contexts = {}, []
+    @consumer.subscribe("t")
+    async def handle(message: ReceivedMessage) -> None: ...
 
-        @consumer.subscribe("t")
-        async def handle(message: ReceivedMessage) -> None: ...
-
-        session = Session()
-        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
-        looks = itertools.count()
-        hand.clock = lambda: next(looks) * TURN_SECONDS / 10  # ten messages take a turn's time
-        hand.put(runs_of(session, consumer._handlers, Received(delivered(["x"] * 1000))))
-        while hand.count:
-            await asyncio.sleep(0)  # a turn of the loop
-            turns += 1
-
-    asyncio.run(run())
+    session = Session()
+    hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+    looks = itertools.count()
+    hand.clock = lambda: next(looks) * TURN_SECONDS / 10  # ten messages take a turn's time
+    hand.put(runs_of(session, consumer._handlers, Received(delivered(["x"] * 1000))))
+    while hand.count:
+        await asyncio.sleep(0)  # a turn of the loop
+        turns += 1
     assert turns >= 90
 
 
@@ -396,7 +387,7 @@ def test_the_handlers_of_a_thread_share_djangos_caches(monkeypatch: pytest.Monke
     assert len(seen) == 3 and len(set(map(id, seen))) == 1
 
 
-def test_coroutines_that_come_after_each_other_share_djangos_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_coroutines_that_come_after_each_other_share_djangos_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message had a new cache, with a connection of its own."""
     from django.core import cache
 
@@ -407,20 +398,17 @@ def test_coroutines_that_come_after_each_other_share_djangos_caches(monkeypatch:
     async def handle(message: ReceivedMessage) -> None:
         seen.append(caches["default"])
 
-    async def run() -> None:
-        consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
-        consumer.subscribe("t")(handle)
-        consumer._callers, consumer._contexts = {}, []
-        session = Session()
-        hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
-        for lease in range(3):
-            hand.put(runs_of(session, consumer._handlers, Received(delivered("a", str(lease)))))
-            await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
-            if consumer._callers:
-                await asyncio.wait(list(consumer._callers))
-        hand.end()
-
-    asyncio.run(run())
+    consumer = AsyncConsumer("http://127.0.0.1:1", group="g", concurrency=1)
+    consumer.subscribe("t")(handle)
+    consumer._callers, consumer._contexts = {}, []
+    session = Session()
+    hand = session.hand = Hand(lambda: consumer._start_caller(hand), consumer._count, 1, 32)
+    for lease in range(3):
+        hand.put(runs_of(session, consumer._handlers, Received(delivered("a", str(lease)))))
+        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
+        if consumer._callers:
+            await asyncio.wait(list(consumer._callers))
+    hand.end()
     assert len(seen) == 3 and len(set(map(id, seen))) == 1
 
 
@@ -620,28 +608,24 @@ class _Noted:
         self.is_over = True
 
 
-def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_cannot_be_started_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hands, "START_SECONDS", 0.001)
     refusals = [RuntimeError("can't start new thread")] * 2
+    session = Session()
 
-    async def run() -> None:
-        session = Session()
+    def start() -> None:
+        if refusals:
+            raise refusals.pop()
+        asyncio.get_running_loop().call_soon(handle)
 
-        def start() -> None:
-            if refusals:
-                raise refusals.pop()
-            asyncio.get_running_loop().call_soon(handle)
+    def handle() -> None:
+        hand.began()
+        handle_all(hand)
+        hand.left()
 
-        def handle() -> None:
-            hand.began()
-            handle_all(hand)
-            hand.left()
-
-        hand = session.hand = Hand(start, lambda count, error: None, 2, 32)
-        hand.put(runs_of(session, {}, Received(delivered("abc"))))
-        await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
-
-    asyncio.run(run())
+    hand = session.hand = Hand(start, lambda count, error: None, 2, 32)
+    hand.put(runs_of(session, {}, Received(delivered("abc"))))
+    await asyncio.wait_for(session.until_empty(), PATIENCE_SECONDS)
     assert not refusals
 
 

@@ -41,7 +41,7 @@ def members(*urls: str) -> bytes:
         ("http://a:1", ("http://a:1", "https://b:1"), {"http://a:1", "https://b:1"}),
     ],
 )
-def test_a_member_in_the_clear_is_refused_where_the_seeds_are_not(
+async def test_a_member_in_the_clear_is_refused_where_the_seeds_are_not(
     seeds: str, told: tuple[str, ...], used: set[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: set[str] = set()
@@ -50,16 +50,14 @@ def test_a_member_in_the_clear_is_refused_where_the_seeds_are_not(
         asked.add(self.url)
         return members(*told)
 
-    async def scenario() -> None:
-        servers = Servers(seeds, "transactions", tls=ssl.create_default_context(), token="nt_secret")
-        for _ in range(20):
-            await servers.refresh()
-            assert set(servers.urls()) == used
-            await servers.call("POST", "/v1/transactions", b"", 1.0)
-        await servers.aclose()
-
     monkeypatch.setattr(HttpClient, "call", call)
-    asyncio.run(scenario())
+
+    servers = Servers(seeds, "transactions", tls=ssl.create_default_context(), token="nt_secret")
+    for _ in range(20):
+        await servers.refresh()
+        assert set(servers.urls()) == used
+        await servers.call("POST", "/v1/transactions", b"", 1.0)
+    await servers.aclose()
     assert asked <= used
     refused = [record for record in caplog.records if "in the clear" in record.getMessage()]
     assert len(refused) == len(set(told) - used)  # each refusal is logged once
@@ -109,7 +107,7 @@ def test_a_chooser_of_the_user_picks_the_server(monkeypatch: pytest.MonkeyPatch)
         chosen("east", monkeypatch, chooser=lambda candidates, room: Candidate("http://elsewhere:1"))
 
 
-def test_a_request_for_all_workers_is_sent_to_no_single_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_for_all_workers_is_sent_to_no_single_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the given address failed, a worker was asked, whose answer is only its own share."""
     rows = [
         {"name": n, "kind": "server", "url": f"http://a:1/{n}", "roles": ["queue"], "shards": [n]} for n in ("w1", "w2")
@@ -122,15 +120,13 @@ def test_a_request_for_all_workers_is_sent_to_no_single_one(monkeypatch: pytest.
         asked.append(self.url)
         raise Unavailable("away")
 
-    async def scenario() -> None:
-        servers = Servers("http://a:1,http://b:1", "queue")
-        await servers.refresh()
-        with pytest.raises(Unavailable):
-            await servers.call("GET", "/v1/admin/overview", b"", 1.0, of_all=True)
-        await servers.aclose()
-
     monkeypatch.setattr(HttpClient, "call", call)
-    asyncio.run(scenario())
+
+    servers = Servers("http://a:1,http://b:1", "queue")
+    await servers.refresh()
+    with pytest.raises(Unavailable):
+        await servers.call("GET", "/v1/admin/overview", b"", 1.0, of_all=True)
+    await servers.aclose()
     assert sorted(asked) == ["http://a:1", "http://b:1"]
 
 

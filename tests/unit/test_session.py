@@ -176,14 +176,11 @@ def test_the_tracebacks_of_a_request_have_a_bound(monkeypatch: pytest.MonkeyPatc
     assert len(asyncio.run(run()).server.traces) == 3
 
 
-def test_a_lease_that_is_over_costs_no_neighbour_its_acknowledgement(caplog: pytest.LogCaptureFixture) -> None:
-    async def run() -> None:
-        consuming = Consuming(4)
-        consuming.server.over = {2}
-        consuming.note(*range(4))
-        assert [receipt for _, receipt, _ in await consuming.settled()] == ["7.0-3", "7.0", "7.1", "7.2", "7.3"]
-
-    asyncio.run(run())
+async def test_a_lease_that_is_over_costs_no_neighbour_its_acknowledgement(caplog: pytest.LogCaptureFixture) -> None:
+    consuming = Consuming(4)
+    consuming.server.over = {2}
+    consuming.note(*range(4))
+    assert [receipt for _, receipt, _ in await consuming.settled()] == ["7.0-3", "7.0", "7.1", "7.2", "7.3"]
     assert [record.getMessage().split()[0] for record in caplog.records] == ["m2"], "only this one is not settled"
 
 
