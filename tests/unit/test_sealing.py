@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +23,25 @@ from tests.support.transactions import bodies_in, sent
 HOUR_US = 3_600_000_000
 
 
-def run(directory: Path, scenario: Callable[[LogStore], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def whole() -> None:
-        store = LogStore(directory, **options)
-        await store.open(T0)
-        try:
-            if not store.has_topic("t"):
-                await store.create_topic(Topic("t", 1))
-            await scenario(store)
-        finally:
-            await store.close()
-
-    asyncio.run(whole())
+@asynccontextmanager
+async def opened(directory: Path, **options: Any) -> AsyncIterator[LogStore]:
+    """A log with topic `t`."""
+    store = LogStore(directory, **options)
+    await store.open(T0)
+    try:
+        if not store.has_topic("t"):
+            await store.create_topic(Topic("t", 1))
+        yield store
+    finally:
+        await store.close()
 
 
 def names(directory: Path, suffix: str) -> list[int]:
     return sorted(int(path.stem) for path in directory.glob(f"*{suffix}"))
 
 
-def test_a_segment_that_holds_something_is_finished(tmp_path: Path) -> None:
-    async def scenario(store: LogStore) -> None:
+async def test_a_segment_that_holds_something_is_finished(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
         await commit(store, sent(b"1"))
         end = store.begin_segment()
         await eventually_async(lambda: names(tmp_path, ".idx") == [0], "the index of the finished segment")
@@ -53,16 +53,12 @@ def test_a_segment_that_holds_something_is_finished(tmp_path: Path) -> None:
         await commit(store, sent(b"2"))
         assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1", b"2"]
 
-    run(tmp_path, scenario)
-
-    async def after(store: LogStore) -> None:
+    async with opened(tmp_path) as store:
         assert bodies_in(store.read("t", 0, 0, 10, 1 << 20)) == [b"1", b"2"]
 
-    run(tmp_path, after)
 
-
-def test_a_segment_is_finished_while_frames_are_on_their_way(tmp_path: Path) -> None:
-    async def scenario(store: LogStore) -> None:
+async def test_a_segment_is_finished_while_frames_are_on_their_way(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
         for n in range(20):
             waiting = [asyncio.ensure_future(commit(store, sent(b"%d-%d" % (n, i)))) for i in range(5)]
             await asyncio.sleep(0)  # their halves are appended, and the first frame is perhaps being written
@@ -76,11 +72,9 @@ def test_a_segment_is_finished_while_frames_are_on_their_way(tmp_path: Path) -> 
         assert len(names(tmp_path, ".log")) >= 20
         assert len(store.read("t", 0, 0, 1000, 1 << 20)) == 100
 
-    run(tmp_path, scenario)
 
-
-def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
-    async def scenario(store: LogStore) -> None:
+async def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
         await commit(store, sent(b"1"))
         store.begin_segment()
         await store.sync()
@@ -91,17 +85,13 @@ def test_a_checkpoint_at_a_segments_beginning_is_kept(tmp_path: Path) -> None:
         assert names(tmp_path, ".log")[1] in names(tmp_path, ".ckpt")
         assert len(names(tmp_path, ".ckpt")) == 3
 
-    run(tmp_path, scenario)
-
 
 async def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_another_write(tmp_path: Path) -> None:
-    async def scenario(store: LogStore) -> None:
+    async with opened(tmp_path / "log") as store:
         await commit(store, sent(b"1"))
         store.begin_segment()
         await store.sync()
         await store.sealed_up()
-
-    run(tmp_path / "log", scenario)
     _, second = names(tmp_path / "log", ".log")
     (tmp_path / "log" / f"{0:020d}.idx").unlink()
     for name in names(tmp_path / "log", ".ckpt"):
@@ -116,7 +106,7 @@ async def test_a_segment_that_was_not_sealed_before_a_crash_is_sealed_without_an
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".ckpt"])
-def test_a_failed_seal_is_retried_without_another_write(tmp_path: Path, suffix: str) -> None:
+async def test_a_failed_seal_is_retried_without_another_write(tmp_path: Path, suffix: str) -> None:
     class FullOnce(Disk):
         failures = 1
 
@@ -126,7 +116,7 @@ def test_a_failed_seal_is_retried_without_another_write(tmp_path: Path, suffix: 
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().replace(name, chunks)
 
-    async def scenario(store: LogStore) -> None:
+    async with opened(tmp_path, disk=FullOnce(tmp_path)) as store:
         await commit(store, sent(b"1"))
         store.begin_segment()
         await store.sync()
@@ -138,15 +128,13 @@ def test_a_failed_seal_is_retried_without_another_write(tmp_path: Path, suffix: 
         assert names(tmp_path, ".idx") == [0] and second in names(tmp_path, ".ckpt")
         assert names(tmp_path, ".log") == [0, second]
 
-    run(tmp_path, scenario, disk=FullOnce(tmp_path))
-
 
 @pytest.mark.parametrize("bound", ["time", "room"])
-def test_retention_waits_for_what_is_not_listed(tmp_path: Path, bound: str) -> None:
+async def test_retention_waits_for_what_is_not_listed(tmp_path: Path, bound: str) -> None:
     options = {"retention_us": HOUR_US} if bound == "time" else {"retention_us": HOUR_US, "retention_bytes": 1}
     now_us = T0 + (2 * HOUR_US if bound == "time" else 0)
 
-    async def scenario(store: LogStore) -> None:
+    async with opened(tmp_path, segment_bytes=SMALL_SEGMENT, **options) as store:
         for n in range(60):
             await commit(store, sent(b"%d" % n))
         await store.sealed_up()
@@ -161,10 +149,8 @@ def test_retention_waits_for_what_is_not_listed(tmp_path: Path, bound: str) -> N
         store.hold_from(None)
         assert await store.retain(now_us) >= 2
 
-    run(tmp_path, scenario, segment_bytes=SMALL_SEGMENT, **options)
 
-
-def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
+async def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log of 10,000 small segments would else be read as a whole for each segment that is dropped."""
@@ -177,7 +163,7 @@ def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
 
     monkeypatch.setattr(rewrite, "_below", counted)
 
-    async def scenario(store: LogStore) -> None:
+    async with opened(tmp_path, segment_bytes=SMALL_SEGMENT, retention_us=HOUR_US) as store:
         late = sent(b"late")
         await store.put([late], T0)
         for n in range(100):
@@ -191,5 +177,3 @@ def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_once(
         assert await store.retain(T0 + HOUR_US) == 1 and segments > 6
         assert len(read) <= 4, "its own entries, those of the live segments, and those of the one that points at it"
         assert bodies_in(store.read("t", 0, 100, 1, 1 << 20)) == [b"late"]
-
-    run(tmp_path, scenario, segment_bytes=SMALL_SEGMENT, retention_us=HOUR_US)
