@@ -17,8 +17,6 @@ RETRY_PARTITIONS = 16
 """The partitions of a retry topic, one for each doubling of the wait: so records are nearly ordered by due time."""
 FIRST_WAIT_SECONDS = 0.1
 """The longest wait in the first partition, in seconds; the last has all waits from about half an hour on."""
-OLD_RETRY_SECONDS = (1, 5, 30, 300)
-"""Earlier versions had one retry topic for each of these waits. Existing ones are read, but never written."""
 RETRY, DEAD_LETTER, OWNER = "retry.", "dead-letter.", "notify-owner."
 OWN_TOPICS = (RETRY, DEAD_LETTER, "notify-")
 """The prefixes of Notify's own topics; a pattern does not match these topics."""
@@ -36,10 +34,6 @@ def consumer_group(kafka_group: str) -> str:
 
 def retry_topic(group: str) -> str:
     return RETRY + group
-
-
-def old_retry_topics(group: str) -> list[str]:
-    return [f"{RETRY}{group}.{seconds}s" for seconds in OLD_RETRY_SECONDS]
 
 
 def dead_letter_topic(group: str) -> str:

@@ -31,9 +31,6 @@ PART_CHARACTERS = 512 << 10
 """The most characters of a base in one record."""
 BASE_AGAIN = 500
 """After how many records of positions a base is written again, so that it is found near the end of the topic."""
-SHARED = POSITIONS
-"""The topic in which earlier versions stored the positions of all sources; it is read if a source's own topic has no
-position yet."""
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -54,15 +51,9 @@ def make_positions_topic(cluster: Cluster, source: str) -> None:
 
 
 def standing(cluster: Cluster, source: str) -> Standing:
-    """The last record of a source, in its own topic, else in the topic of earlier versions.
-
-    Raises Unavailable, also if an earlier version's transaction stays open too long in the topic of all sources.
-    """
-    record = latest(cluster, positions_topic(source), source.encode(), must_see=True)
-    if record is not None:
-        return _decoded(record, Standing, source)
-    shared = latest(cluster, SHARED, source.encode(), whole=True)
-    return _decoded(shared, Standing, source) if shared is not None else Standing()
+    """The last record of a source. Raises Unavailable."""
+    record = latest(cluster, positions_topic(source), source.encode())
+    return _decoded(record, Standing, source) if record is not None else Standing()
 
 
 def _decoded(record: bytes, kind: type[T], source: str) -> T:
@@ -142,7 +133,7 @@ def whole(cluster: Cluster, source: str, last: Standing) -> LongPosition:
     texts: list[str] = []
     parts = 1 if refers_to_base(last.position) else 0
     while len(texts) < parts:
-        record = latest(cluster, positions_topic(source), _base_key(source, len(texts)), must_see=True)
+        record = latest(cluster, positions_topic(source), _base_key(source, len(texts)))
         part = _decoded(record, BasePart, source) if record is not None else BasePart("", 0)
         texts.append(part.text)
         parts = part.parts

@@ -31,7 +31,7 @@ ESCAPED = "notify-own-"
 POSITIONS = "notify-bridge-positions"
 """The prefix of the topics with each source's position (positions.py)."""
 DELAYED = "notify-delayed"
-"""A compacted topic of earlier versions with delayed messages by id; the release of a message writes a tombstone."""
+"""The prefix of the topics with delayed messages (movers/sinks/delays)."""
 Headers = list[tuple[str, str | bytes | None]]
 
 

@@ -114,16 +114,12 @@ def arrived(consumer: Consumer, most: int, seconds: float) -> list[Message]:
     return [] if first is None else [first, *consumer.consume(most - 1, 0)]
 
 
-def latest(cluster: Cluster, topic: str, key: bytes, *, whole: bool = False, must_see: bool = False) -> bytes | None:
-    """The last committed value of a key; None if there is none.
-
-    `whole`: wait for the outcome of open transactions. `must_see`: raise if this user may not see the topic. Raises
-    Unavailable, KafkaException.
-    """
-    reading = _Reading.of(cluster, topic, whole=whole)
+def latest(cluster: Cluster, topic: str, key: bytes) -> bytes | None:
+    """The last committed value of a key; None if there is none. Raises Unavailable; KafkaException, also if this user
+    may not see the topic."""
+    reading = _Reading.of(cluster, topic)
     if reading is None:
-        if must_see:
-            _check_missing(cluster, topic)
+        _check_missing(cluster, topic)
         return None
     with reading:
         end, records = reading.end, LAST_RECORDS
@@ -200,20 +196,16 @@ def _check_missing(cluster: Cluster, topic: str) -> None:
 class _Reading:
     """Partition 0 of a topic, up to its end when this object was made."""
 
-    def __init__(self, consumer: Consumer, topic: str, until: int) -> None:
+    def __init__(self, consumer: Consumer, topic: str) -> None:
         self._consumer = consumer
         self._topic = topic
-        self._until = until
         self.begin, self.end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=CALL_SECONDS)
         """The first offset, and the offset after the last record whose transaction has ended."""
 
     @classmethod
-    def of(cls, cluster: Cluster, topic: str, *, whole: bool = False) -> _Reading | None:
-        """A reading of a topic; None if there is no such topic. `whole`: include the transactions that are open now."""
-        if topic not in known_topics(cluster):
-            return None
-        until = _end(cluster, topic) if whole else 0
-        return cls(reader(cluster, "notify-positions"), topic, until)
+    def of(cls, cluster: Cluster, topic: str) -> _Reading | None:
+        """A reading of a topic; None if there is no such topic."""
+        return cls(reader(cluster, "notify-positions"), topic) if topic in known_topics(cluster) else None
 
     def __enter__(self) -> _Reading:
         return self
@@ -224,7 +216,6 @@ class _Reading:
     def records(self, start: int) -> Iterator[Message]:
         """The committed records from an offset on. Raises KafkaException; Unavailable if no record arrives for long."""
         self._consumer.assign([TopicPartition(self._topic, 0, start)])
-        until = max(self.end, self._until)
         deadline = time.monotonic() + CALL_SECONDS
         while time.monotonic() < deadline:
             for message in arrived(self._consumer, AT_ONCE, POLL_SECONDS):
@@ -232,23 +223,13 @@ class _Reading:
                 if error is None:
                     # A topic that is written all the time has no moment at which the client reports its end.
                     offset = message.offset() or 0
-                    if offset < until:
+                    if offset < self.end:
                         yield message
-                    if offset + 1 >= until:
+                    if offset + 1 >= self.end:
                         return
                     deadline = time.monotonic() + CALL_SECONDS
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    if (message.offset() or 0) >= self._until:
-                        return
+                    return
                 elif not (error.retriable() or error.code() in PASSING):
                     raise KafkaException(error)
         raise Unavailable(f"Kafka gives nothing more of topic {self._topic!r} for {CALL_SECONDS:g} s, and not its end")
-
-
-def _end(cluster: Cluster, topic: str) -> int:
-    """The offset after the last record, including records of open transactions."""
-    consumer = cluster.consumer({"group.id": "notify-positions", "isolation.level": "read_uncommitted"})
-    try:
-        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=CALL_SECONDS)[1])
-    finally:
-        consumer.close()

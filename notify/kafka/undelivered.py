@@ -40,7 +40,7 @@ _TRANSACTION_MILLISECONDS = 10_000
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """An operator's decision about the message with this id and time of refusal; earlier versions stored neither."""
+    """An operator's decision about the message with this id and time of refusal."""
 
     state: str
     reason: str
@@ -49,7 +49,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     def is_of(self, message: Undelivered) -> bool:
         """Whether it is about this message, which is at the offset of the decided one."""
-        return not self.id or (self.id, self.refused_us) == (message.id, message.refused_us)
+        return (self.id, self.refused_us) == (message.id, message.refused_us)
 
 
 DECISIONS: KafkaTable[int, Decision] = KafkaTable.of_json("notify-undelivered", Decision, key_of=digits)

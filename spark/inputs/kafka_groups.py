@@ -22,13 +22,11 @@ from notify.errors import Unavailable
 from notify.kafka.admin_process import AdminProcess
 from notify.kafka.cluster import Cluster
 from notify.kafka.group_questions import progress_of_all
-from notify.kafka.groups import DEAD_LETTER, OLD_RETRY_SECONDS, RETRY
+from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
 from notify.spark.judge.message_rows import Groups
 from notify.spark.small_table import small_table
-
-_OLD_SUFFIXES = tuple(f".{seconds}s" for seconds in OLD_RETRY_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,7 @@ class KafkaGroups:
         """(group, whether the topic has dead letters) of a retry or dead-letter topic; None for another topic."""
         if topic.startswith(DEAD_LETTER):
             return topic.removeprefix(DEAD_LETTER), True
-        if not topic.startswith(RETRY):
-            return None
-        group = topic.removeprefix(RETRY)
-        if group not in self.progress and group.endswith(_OLD_SUFFIXES):
-            group = group.rpartition(".")[0]
-        return group, False
+        return (topic.removeprefix(RETRY), False) if topic.startswith(RETRY) else None
 
     def with_progress(self, spark: SparkSession, rows: DataFrame, topics: Sequence[str], groups: Groups) -> DataFrame:
         """Rows of the source with masks of groups: `settled0`, … settled or moved the record; `taken0`, … subscribe to

@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition
 
 from notify.client.kafka.feed import Feed
 from notify.kafka import control
-from notify.kafka.groups import dead_letter_topic, old_retry_topics, retry_topic
+from notify.kafka.groups import dead_letter_topic, retry_topic
 from notify.kafka.progress import Progress
 from notify.protocol.message import DEAD_LETTER_REASON
 from notify.server.groups.kafka import snapshot
@@ -338,19 +338,6 @@ def test_the_wait_is_the_groups_own(kafka: str, unique: str) -> None:
         waits = {n: p.offset for (topic, n), p in progress(kafka, unique).items() if topic == retry_topic(unique)}
         assert waits[15] == 0, "what waits for an hour is not done"
     assert seen.messages[-1].id == seen.messages[-2].id, "an inbox knows it by its id"
-
-
-@pytest.mark.long
-def test_retries_of_an_earlier_version_are_handled(kafka: str, unique: str) -> None:
-    make_topic(kafka, unique)
-    make_topic(kafka, old_retry_topics(unique)[1])
-    headers = {"notify-topic": unique, "notify-attempt": "2", "notify-due": "1", "notify-id": "old"}
-    produce(kafka, old_retry_topics(unique)[1], ["waited"], headers=headers)
-    seen = Seen()
-    consumer = Consumer(kafka, group=unique)
-    consumer.subscribe(unique)(seen)
-    with running(consumer):
-        eventually(lambda: [(m.id, m.topic, m.attempt) for m in seen.messages] == [("old", unique, 2)], "the retry")
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from notify.errors import Unavailable
 from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.undelivered import TOPIC as REFUSED
-from notify.movers.sinks.delays import earlier, release, releaser
+from notify.movers.sinks.delays import release, releaser
 from notify.movers.sinks.delays.delayed_record import delayed_headers
 from notify.movers.sinks.delays.releaser import Releaser
 from notify.movers.sinks.delays.releaser import releasing as delays_released
@@ -500,78 +500,3 @@ def test_an_invalid_delayed_record_delays_no_other(kafka_node: KafkaNode, unique
     clock.now_us += 1
     with releasing(kafka_node.url, wheels, clock):
         assert texts_of(kafka_node.url, unique, 1) == ["good"]
-
-
-# --- of earlier versions ------------------------------------------------------------------------------------------
-
-
-class Killed(Exception):
-    """Stands for the death of a process."""
-
-
-@pytest.mark.long
-def test_two_that_move_it_at_once_move_each_message_once(
-    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both looked where the topic ends before one fenced the other: it moved again what had moved since."""
-    clock, cluster = Clock(), Cluster.of(kafka_node.url)
-    wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)
-    make_wheels(cluster, wheels)
-    old = f"{unique}.old"
-    make_topic(cluster, old, {"cleanup.policy": "compact"})
-    old_producer = cluster.producer({})
-    for n in range(20):
-        headers = [("notify-due", str(clock.now_us).encode()), ("notify-topic", unique.encode())]
-        old_producer.produce(old, f"{n}".encode(), f"id-{n}".encode(), headers=headers)
-    own = [("notify-due", b"when it is time"), ("notify-topic", b"a user's own header")]
-    old_producer.produce(old, b"no delayed message", b"strange", headers=own)
-    old_producer.flush(PATIENCE_SECONDS)
-    producer, moved = Cluster.producer, []
-
-    def behind_another(self: Cluster, settings: Mapping[str, Any]) -> Any:
-        if not moved:
-            moved.append(0)
-            moved.append(earlier.move_earlier(cluster, wheels, clock, old))
-        return producer(self, settings)
-
-    monkeypatch.setattr(Cluster, "producer", behind_another)
-    moved.append(earlier.move_earlier(cluster, wheels, clock, old))
-    clock.now_us += 10 * SECOND_US
-    with releasing(kafka_node.url, wheels, clock):
-        records = committed(kafka_node.url, unique, 20)
-    assert sorted(int(r.value()) for r in records) == list(range(20)) and moved[2] == 0
-
-
-@pytest.mark.long
-def test_records_in_the_earlier_delay_topic_move_once(kafka_node: KafkaNode, unique: str) -> None:
-    """Also where the process that moves it dies in between."""
-    clock, cluster = Clock(), Cluster.of(kafka_node.url)
-    wheels = wheels_of(SHAPE, f"{unique}.wheels", LATE_US)
-    make_wheels(cluster, wheels)
-    old = f"{unique}.old"
-    assert earlier.move_earlier(cluster, wheels, clock, old) == 0, "there is no such topic"
-    make_topic(cluster, old, {"cleanup.policy": "compact"})
-    producer = cluster.producer({})
-    for n in range(1500):
-        due_us = clock.now_us + n % 10 * SECOND_US
-        headers = [("notify-due", str(due_us).encode()), ("notify-topic", unique.encode()), ("notify-key", b"k")]
-        producer.produce(old, f"{n:04}".encode(), f"id-{n}".encode(), headers=[("h", b"v"), *headers])
-        if n % 3 == 0:
-            producer.produce(old, None, f"id-{n}".encode())
-    producer.flush(PATIENCE_SECONDS)
-
-    def die() -> None:
-        raise Killed
-
-    for after in (0, 1):
-        end = interrupt_producers("commit_transaction", die, after)
-        with pytest.raises(Killed):
-            earlier.move_earlier(cluster, wheels, clock, old)
-        end()
-    assert earlier.move_earlier(cluster, wheels, clock, old) == 500
-    assert earlier.move_earlier(cluster, wheels, clock, old) == 0
-    clock.now_us += 10 * SECOND_US
-    with releasing(kafka_node.url, wheels, clock):
-        records = committed(kafka_node.url, unique, 1000)
-    assert Counter(int(r.value()) for r in records) == Counter(n for n in range(1500) if n % 3)
-    assert {(r.key(), tuple(r.headers())) for r in records} == {(b"k", (("h", b"v"),))}

@@ -61,15 +61,17 @@ def patient_sink(url: str) -> Sink:
 
 def commit_offsets(consumer: Any, *offsets: Any) -> None:
     """Commit a group's offsets. A node that has just started may still load what its coordinator knows."""
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaError, KafkaException
 
-    from notify.movers.sinks.delays.earlier import NO_COORDINATOR
+    no_coordinator = (
+        KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    )  # fmt: skip
 
     def is_committed() -> bool:
         try:
             consumer.commit(offsets=list(offsets), asynchronous=False)
         except KafkaException as raised:
-            if raised.args[0].code() not in NO_COORDINATOR:
+            if raised.args[0].code() not in no_coordinator:
                 raise
             return False
         return True

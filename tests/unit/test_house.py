@@ -198,7 +198,7 @@ READ_A_CLOCK = {
         "kafka.diagnosis "
         "kafka.transactional runtime.addresses runtime.maven "
         "movers.relay.leases server.groups.kafka.brokers server.groups.kafka.compacted server.groups.kafka.letters "
-        "server.workers.supervisor movers.sinks.delays.earlier spark.inputs.kafka_positions "
+        "server.workers.supervisor spark.inputs.kafka_positions "
         "spark.inputs.kafka_source "
         "spark.messages.server spark.messages.shipped object_store.store storage.sql.writer"
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from notify.errors import InvalidRequest
 from notify.kafka.control import Control, Reset
-from notify.kafka.groups import FIRST_WAIT_SECONDS, RETRY_PARTITIONS, old_retry_topics, retry_partition, retry_topic
+from notify.kafka.groups import FIRST_WAIT_SECONDS, RETRY_PARTITIONS, retry_partition
 from notify.kafka.progress import MOST_BEGUN, MOST_CHARACTERS, MOST_FAILED, MOST_ID_CHARACTERS, MOST_SPAN, Progress
 
 
@@ -57,10 +57,6 @@ def test_each_doubling_of_the_wait_has_its_partition() -> None:
     ]  # fmt: skip
     waits = [FIRST_WAIT_SECONDS * 2**n for n in range(RETRY_PARTITIONS)]
     assert [retry_partition(seconds) for seconds in waits] == list(range(RETRY_PARTITIONS))
-
-
-def test_old_retry_topics_have_names_of_their_own() -> None:
-    assert retry_topic("g") == "retry.g" and old_retry_topics("g")[0] == "retry.g.1s"
 
 
 def test_orders_to_consumers_survive_encoding() -> None:

@@ -110,7 +110,6 @@ class Topics:
             names |= {name for name in plain if any(pattern.fullmatch(name) for pattern in self._patterns)}
         if self._retries:
             names.add(groups.retry_topic(self._plan.group))
-            names |= listed.keys() & set(groups.old_retry_topics(self._plan.group))
         return {name: len(listed[name].partitions) for name in names if name in listed}
 
 

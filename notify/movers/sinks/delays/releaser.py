@@ -19,7 +19,6 @@ from notify.errors import NotifyError
 from notify.kafka.brokers import translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_bridge
-from notify.movers.sinks.delays.earlier import move_earlier
 from notify.movers.sinks.delays.release import GROUP, Release, Released
 from notify.movers.sinks.delays.topics import make_wheels
 from notify.movers.sinks.delays.wheels import WHEELS, Wheels
@@ -52,7 +51,6 @@ class Releaser:
         self._cluster = self._cluster.again()
         try:
             make_wheels(self._cluster, self._wheels)
-            self.total.moved += move_earlier(self._cluster, self._wheels, self._now_us)
             release = Release(self._cluster, self._wheels, self._now_us, self.total, self.transactional_id, self._group)
             try:
                 while not self._stopping.is_set():
