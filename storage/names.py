@@ -44,8 +44,3 @@ def redriven_id(topic: str, transaction_id: bytes, offset: int) -> bytes:
     `topic` is the group's dead-letter topic: dead letters of one transaction may have the same offset in two groups.
     """
     return ids.derived(transaction_id, offset.to_bytes(8) + topic.encode())
-
-
-def redriven_id_without_topic(transaction_id: bytes, offset: int) -> bytes:
-    """The id under which versions up to November 2026 sent a dead letter again, the same in each group."""
-    return ids.derived(transaction_id, offset.to_bytes(8))

@@ -109,7 +109,7 @@ def _case(row: Any, source: str) -> Found:
 
 
 def _unsent(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame:
-    """The letters that no queue has under one of the ids of letters sent again.
+    """The letters that no queue has under the id of a letter sent again.
 
     `start`: the first letter of the topic that was not purged; null: it never was. `noted_us`: when the letter was
     dropped, which leaves a note under that id; null: it was not.
@@ -121,17 +121,12 @@ def _unsent(spark: SparkSession, log: LogInput, letters: DataFrame) -> DataFrame
     queued = log.queued(spark)
     if queued is None:
         return unsent.withColumn("noted_us", F.lit(None).cast("bigint"))
-    again = unsent.select(F.explode(F.array("again", "again_before")).alias("id")).distinct()
+    again = unsent.select(F.col("again").alias("id")).distinct()
     noting = [number for number, name in log.catalog.topics.items() if is_dropped_topic(name)]
     is_note = F.col("topic").isin(noting)
     marks = (
         queued.join(F.broadcast(again), "id")
-        .groupBy("id")
+        .groupBy(F.col("id").alias("again"))
         .agg(F.bool_or(~is_note).alias("is_sent"), F.min(F.when(is_note, F.col("queued_us"))).alias("noted_us"))
     )
-    for name in ("again", "again_before"):
-        of_name = marks.select(*[F.col(c).alias(name if c == "id" else f"{c}_{name}") for c in marks.columns])
-        unsent = unsent.join(F.broadcast(of_name), name, "left")
-    is_sent = [F.coalesce(f"is_sent_{name}", F.lit(False)) for name in ("again", "again_before")]
-    noted_us = F.coalesce("noted_us_again", "noted_us_again_before")
-    return unsent.where(~is_sent[0] & ~is_sent[1]).withColumn("noted_us", noted_us)
+    return unsent.join(F.broadcast(marks), "again", "left").where(~F.coalesce("is_sent", F.lit(False)))

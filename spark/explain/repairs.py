@@ -22,7 +22,7 @@ from notify.spark.inputs.effects import BusinessEffects
 from notify.spark.repair.journal import lines_of
 from notify.spark.repair.plan import Item, read_plan
 from notify.spark.result import Inputs
-from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id
 from notify.storage.sql.administration import server_action
 
 DROPPED = "dropped"
@@ -114,7 +114,6 @@ def _candidates(inputs: Inputs, transaction: bytes, trace: Trace) -> Iterator[tu
     for group, letters in trace.letters.items():
         for letter in letters:
             chosen[redriven_id(dead_letter_topic(group), transaction, letter.offset)] = ("redriven", group)
-            chosen[redriven_id_without_topic(transaction, letter.offset)] = ("redriven", group)
     known = {row["id"] for log in inputs.logs for row in log.messages_of(chosen)}
     for database in inputs.databases:
         rows = database.inbox_of([ids.message_id(again, 0) for again in chosen])

@@ -9,7 +9,7 @@ import pyarrow as pa
 from notify.protocol.message import DEAD_LETTER_REASON
 from notify.protocol.wire import UNDECODABLE, decode_payload
 from notify.storage.log.entry import Entry
-from notify.storage.names import dead_letter_topic, redriven_id, redriven_id_without_topic
+from notify.storage.names import dead_letter_topic, redriven_id
 
 LETTERS = pa.schema(
     [
@@ -23,7 +23,6 @@ LETTERS = pa.schema(
         ("offset", pa.int64()),
         ("at_us", pa.int64()),
         ("again", pa.binary()),  # the transaction id of the message that is sent again
-        ("again_before", pa.binary()),  # the transaction id that earlier versions used for it
     ]
 )
 REASON_CHARACTERS = 200
@@ -49,5 +48,4 @@ def letter_of(entry: Entry, payload: bytes) -> dict[str, Any] | None:
         "offset": entry.offset,
         "at_us": entry.time_us,
         "again": redriven_id(dead_letter_topic(group), entry.transaction_id, entry.offset),
-        "again_before": redriven_id_without_topic(entry.transaction_id, entry.offset),
     }

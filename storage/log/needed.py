@@ -8,15 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from notify.storage.log.entry import Entry, EntryKind
 from notify.storage.log.rewrite import still_delayed
 from notify.storage.log.sealed import SealedPart
 from notify.storage.log.state import LogState
-from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id, redriven_id_without_topic, retry_prefix
+from notify.storage.names import DEAD_LETTER_PREFIX, redriven_id
 
 LETTERS_AT_ONCE = 256
-MESSAGES = (EntryKind.QUEUE, EntryKind.GONE)
-"""Entries of messages that are or were in a queue."""
 
 
 class Needed:
@@ -88,16 +85,4 @@ class Needed:
         entry = part.entries[number]
         transaction_id = int(entry["id_high"]).to_bytes(8) + int(entry["id_low"]).to_bytes(8)
         topic, offset = self._state.topics_by_id[int(entry["topic"])].name, int(entry["offset"])
-        if self._state.parts.outcome(redriven_id(topic, transaction_id, offset)) is not None:
-            return True
-        return self._was_sent_again_before(topic.removeprefix(DEAD_LETTER_PREFIX), transaction_id, offset)
-
-    def _was_sent_again_before(self, group: str, transaction_id: bytes, offset: int) -> bool:
-        """Whether an earlier version redrove a group's letter, under an id that letters of other groups share."""
-        again = redriven_id_without_topic(transaction_id, offset)
-        for part in self._state.parts.holding(again):
-            for raw in part.lookup(again):
-                topic = self._state.topics_by_id.get(Entry.of(raw).topic)
-                if raw[0] in MESSAGES and topic is not None and topic.name.startswith(retry_prefix(group)):
-                    return True
-        return False
+        return self._state.parts.outcome(redriven_id(topic, transaction_id, offset)) is not None

@@ -33,7 +33,7 @@ from notify.server.letters.engine import (
 )
 from notify.server.letters.failures import LetterCounts
 from notify.server.message_pages import backwards
-from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id, redriven_id_without_topic, retry_topic
+from notify.storage.names import dead_letter_topic, dropped_topic, redriven_id
 from notify.storage.records import NewMessage, NewTransaction, Put, StoredMessage, Transaction
 from notify.storage.topics import Topic
 
@@ -80,6 +80,11 @@ class OwnLetter:
         is_redriven, is_dropped = fate is Fate.REDRIVEN, fate is Fate.DROPPED
         state = {"dead_at": instant(self.dead_us), "redriven": is_redriven, "dropped": is_dropped}
         return json_pulled(self.message) | state
+
+
+def _id_again(letter: StoredMessage) -> bytes:
+    """The transaction id under which a letter was or would be closed."""
+    return redriven_id(letter.topic, letter.transaction_id, letter.offset)
 
 
 class OwnLetters:
@@ -187,7 +192,7 @@ class OwnLetters:
     # --- closing ----------------------------------------------------------------------------------------------
 
     async def fates(self, group: str, letters: Sequence[OwnLetter]) -> list[Fate]:
-        again = await self._ids_again(group, [letter.message for letter in letters])
+        again = [_id_again(letter.message) for letter in letters]
         with self._core.searches.waiting():  # for a sync
             states = await self._core.queues.states(again)
         return [
@@ -197,31 +202,9 @@ class OwnLetters:
 
     async def closed_by(self, group: str, letter: StoredMessage) -> tuple[Transaction, str | None] | None:
         """(the transaction that redrove or dropped a letter, who dropped it, and why, or None); None if it is open."""
-        (new_id,) = await self._ids_again(group, [letter])
+        new_id = _id_again(letter)
         transaction = await self._core.queues.transaction(new_id)
         return None if transaction is None else (transaction, self._dropped(group, new_id))
-
-    async def _ids_again(self, group: str, letters: Sequence[StoredMessage]) -> list[bytes]:
-        """For each letter, the transaction id under which it was or would be closed."""
-        new_ids = [redriven_id(m.topic, m.transaction_id, m.offset) for m in letters]
-        with self._core.searches.waiting():
-            states = await self._core.queues.states(new_ids)
-        return [
-            new_id if state is not None else self._older_id_again(group, m) or new_id
-            for m, new_id, state in zip(letters, new_ids, states, strict=True)
-        ]
-
-    def _older_id_again(self, group: str, letter: StoredMessage) -> bytes | None:
-        """The id under which an earlier version of Notify sent a letter again, if the sent message is still stored.
-
-        Letters of two groups could get the same id in that version, so that the message's topic is compared, too.
-        """
-        old_id = redriven_id_without_topic(letter.transaction_id, letter.offset)
-        sent = self._core.queues.messages(old_id)
-        if not sent:
-            return None
-        topic = retry_topic(group, decode_payload(letter.payload).topic)
-        return old_id if any(message.topic == topic for message in sent) else None
 
     def _dropped(self, group: str, new_id: bytes) -> str | None:
         """Who dropped the letter with this id, and why; None if nobody did."""
@@ -238,7 +221,7 @@ class OwnLetters:
         if not letters:
             return []
         messages = [letter.message for letter in letters]
-        again = await self._ids_again(group, messages)
+        again = [_id_again(message) for message in messages]
         if how.drop:
             return await self._drop(group, letters, again, how.drop)
         to_send = list(zip(messages, again, strict=True))
