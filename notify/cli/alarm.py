@@ -22,11 +22,6 @@ COLUMNS: Columns = {
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="alarm")
-
-
 @group.command("list")
 def list_alarms(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List the raised alarms, silenced ones too."""

@@ -108,11 +108,7 @@ AS_JSON = typer.Option(
     help="Print one JSON object on stdout, and nothing else; if the audit fails, the field failed says why.",
 )  # fmt: skip
 """Like `--json` of other commands, except that a failure is a kind of verdict here."""
-audits = typer.Typer(no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(audits, name="audit")
+group = typer.Typer(no_args_is_help=True)
 
 
 def instant_us(option: str, text: str) -> int:
@@ -145,7 +141,7 @@ def told(quiet: bool) -> Any:
     return (lambda text: None) if quiet else (lambda text: say(f"… {text}", err=True))
 
 
-@audits.command("run")
+@group.command("run")
 def run(
     context: typer.Context,
     database: list[str] = DATABASE,
@@ -213,7 +209,7 @@ def run(
         raise typer.Exit(result.exit_code)
 
 
-@audits.command("explain")
+@group.command("explain")
 def explain(
     transaction: str = typer.Argument(help="A transaction or message id."),
     database: list[str] = DATABASE,
@@ -253,7 +249,7 @@ def explain(
         raise typer.Exit(explanation.exit_code)
 
 
-@audits.command("watch")
+@group.command("watch")
 def watch(
     database: list[str] = DATABASE,
     log: list[str] = LOG,

@@ -26,10 +26,6 @@ CHUNK = 8 << 20
 SECONDS = 60
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(backup)
-
-
 def backup(
     directory: Path = typer.Argument(..., help="The directory to make for the copy."),
     reason: str = REASON,

@@ -20,10 +20,6 @@ from notify.protocol.wire import microseconds
 from notify.runtime.signals import run_until_signal
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(bridge)
-
-
 def bridge(
     dsn: list[str] = typer.Option(
         ...,

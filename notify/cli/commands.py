@@ -20,44 +20,50 @@ class Listed:
     """A command, or a group of commands, as `notify --help` lists it."""
 
     panel: str
-    module: str
-    """The module within `notify.cli` whose `register` adds the command."""
+    where: str
+    """The module within `notify.cli`, and there the function, or the Typer of a group."""
     text: str
 
 
 RUN, LOOK, DATA, OPERATE, PROVE = "Run", "Look", "Data", "Operate", "Prove"
 
 COMMANDS = {
-    "serve": Listed(RUN, "serve", "Run a server."),
-    "bridge": Listed(RUN, "bridge", "Move committed messages from databases' logs to a queue."),
-    "relay": Listed(RUN, "database", "Move outbox messages from a database to a queue."),
-    "check": Listed(RUN, "database", "Answer checks from a database while its application is down."),
-    "overview": Listed(LOOK, "overview", "Show rates, transactions in doubt, lag and alarms."),
-    "top": Listed(LOOK, "overview", "Show the overview, groups and topics continuously."),
-    "alarm": Listed(LOOK, "alarm", "Faults that need an operator."),
-    "node": Listed(LOOK, "overview", "Servers, bridges, relays and consumers."),
-    "audit-log": Listed(LOOK, "overview", "Administrative writes: who changed what, when and why."),
-    "doctor": Listed(LOOK, "doctor", "Check servers, Kafka and databases; each finding says what to do."),
-    "topic": Listed(DATA, "topic", "Topics and their queues."),
-    "group": Listed(DATA, "group", "Consumer groups, their subscriptions and positions."),
-    "message": Listed(DATA, "message", "Show, find and send messages."),
-    "transaction": Listed(DATA, "transaction", "Transactions in doubt and parked."),
-    "dead-letter": Listed(DATA, "dead_letter", "Messages that a group failed to handle."),
-    "held-key": Listed(DATA, "held_key", "Keys that a group holds because one of their messages used up its attempts."),
-    "schedule": Listed(DATA, "schedule", "Messages that are sent by a cron expression or at an interval."),
-    "refused": Listed(DATA, "refused", "Outbox transactions that the target will never accept unchanged."),
-    "settings": Listed(OPERATE, "settings", "Settings of all servers of a registry, while they run."),
-    "limit": Listed(OPERATE, "limits", "Rate limits of topics and groups."),
-    "token": Listed(OPERATE, "access", "Credentials: tokens, client certificates, subjects of an identity provider."),
-    "job": Listed(OPERATE, "job", "Background jobs of a server."),
-    "backup": Listed(OPERATE, "backup", "Copy a server's log while the server runs."),
-    "restore": Listed(OPERATE, "restore", "Make a data directory from a backup or an object store."),
-    "storage": Listed(OPERATE, "storage", "A server's tables in a database: schema, key map, nodes."),
-    "store": Listed(OPERATE, "store", "Large bodies in an object store."),
-    "purge": Listed(OPERATE, "database", "Delete decided rows from a service's half_message table."),
-    "audit": Listed(PROVE, "audit", "Compare what databases committed with what was delivered and took effect."),
-    "demo": Listed(PROVE, "demo", "Run a shop whose processes are killed, and prove that nothing is lost or doubled."),
-    "bench": Listed(PROVE, "bench.command", "Measure this machine; every run is verified."),
+    "serve": Listed(RUN, "serve:serve", "Run a server."),
+    "bridge": Listed(RUN, "bridge:bridge", "Move committed messages from databases' logs to a queue."),
+    "relay": Listed(RUN, "database:relay", "Move outbox messages from a database to a queue."),
+    "check": Listed(RUN, "database:check", "Answer checks from a database while its application is down."),
+    "overview": Listed(LOOK, "overview:overview", "Show rates, transactions in doubt, lag and alarms."),
+    "top": Listed(LOOK, "overview:top", "Show the overview, groups and topics continuously."),
+    "alarm": Listed(LOOK, "alarm:group", "Faults that need an operator."),
+    "node": Listed(LOOK, "overview:nodes", "Servers, bridges, relays and consumers."),
+    "audit-log": Listed(LOOK, "overview:list_actions", "Administrative writes: who changed what, when and why."),
+    "doctor": Listed(LOOK, "doctor:doctor", "Check servers, Kafka and databases; each finding says what to do."),
+    "topic": Listed(DATA, "topic:group", "Topics and their queues."),
+    "group": Listed(DATA, "group:group", "Consumer groups, their subscriptions and positions."),
+    "message": Listed(DATA, "message:group", "Show, find and send messages."),
+    "transaction": Listed(DATA, "transaction:group", "Transactions in doubt and parked."),
+    "dead-letter": Listed(DATA, "dead_letter:group", "Messages that a group failed to handle."),
+    "held-key": Listed(
+        DATA, "held_key:group", "Keys that a group holds because one of their messages used up its attempts."
+    ),
+    "schedule": Listed(DATA, "schedule:group", "Messages that are sent by a cron expression or at an interval."),
+    "refused": Listed(DATA, "refused:group", "Outbox transactions that the target will never accept unchanged."),
+    "settings": Listed(OPERATE, "settings:group", "Settings of all servers of a registry, while they run."),
+    "limit": Listed(OPERATE, "limits:group", "Rate limits of topics and groups."),
+    "token": Listed(
+        OPERATE, "access:group", "Credentials: tokens, client certificates, subjects of an identity provider."
+    ),
+    "job": Listed(OPERATE, "job:group", "Background jobs of a server."),
+    "backup": Listed(OPERATE, "backup:backup", "Copy a server's log while the server runs."),
+    "restore": Listed(OPERATE, "restore:restore", "Make a data directory from a backup or an object store."),
+    "storage": Listed(OPERATE, "storage:group", "A server's tables in a database: schema, key map, nodes."),
+    "store": Listed(OPERATE, "store:group", "Large bodies in an object store."),
+    "purge": Listed(OPERATE, "database:purge_rows", "Delete decided rows from a service's half_message table."),
+    "audit": Listed(PROVE, "audit:group", "Compare what databases committed with what was delivered and took effect."),
+    "demo": Listed(
+        PROVE, "demo:demo", "Run a shop whose processes are killed, and prove that nothing is lost or doubled."
+    ),
+    "bench": Listed(PROVE, "bench.command:group", "Measure this machine; every run is verified."),
 }
 """The commands in the order of `notify --help`, by name."""
 
@@ -65,8 +71,13 @@ COMMANDS = {
 def load(name: str) -> Any:
     """Import a command and return it. Raises KeyError for an unknown name, ImportError if an extra is missing."""
     listed = COMMANDS[name]
+    module, _, member = listed.where.partition(":")
+    found = getattr(importlib.import_module(f"notify.cli.{module}"), member)
     part = typer.Typer()
-    importlib.import_module(f"notify.cli.{listed.module}").register(part)
+    if isinstance(found, typer.Typer):
+        part.add_typer(found, name=name)
+    else:
+        part.command(name)(found)
     command: Any = typer.main.get_group(part).commands[name]
     command.rich_help_panel, command.short_help = listed.panel, listed.text
     command.help = command.help or listed.text

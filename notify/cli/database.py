@@ -67,12 +67,6 @@ def opened(dsn: str) -> Iterator[sa.Engine]:
         engine.dispose()
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(relay)
-    app.command()(check)
-    app.command("purge")(purge_rows)
-
-
 def relay(
     dsn: str = DSN,
     url: str = URL,

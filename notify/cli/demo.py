@@ -20,33 +20,29 @@ from notify.runtime.signals import exit_on_signal
 from notify.runtime.visible import visible
 
 
-def register(app: typer.Typer) -> None:
-    @app.command()
-    def demo(
-        context: typer.Context,
-        dsn: str | None = typer.Option(
-            None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."
-        ),
-        seconds: float = typer.Option(
-            SECONDS, min=5, max=600, help="The least time for which processes are killed, after the first order."
-        ),
-        seed: int | None = typer.Option(None, help="The seed of the order of kills."),
-        audit: Path | None = typer.Option(
-            None, help="Audit the run with Spark at the end, and write the report to this directory."
-        ),
-        as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
-    ) -> None:
-        """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
-        context.with_resource(exit_on_signal())
-        if as_json:
-            proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
-            say_json(as_dict(proof))
-            raise typer.Exit(0 if proof.ok else 1)
-        console = new_console()
-        with Live(_progress(Proof(), "starting"), console=console, refresh_per_second=8, transient=True) as live:
-            proof = Demo(dsn, seconds, seed, lambda p, act: live.update(_progress(p, act)), audit=audit).run()
-        show_summary(console, proof, audit)
+def demo(
+    context: typer.Context,
+    dsn: str | None = typer.Option(None, envvar="NOTIFY_DEMO_DSN", help="An empty database instead of SQLite files."),
+    seconds: float = typer.Option(
+        SECONDS, min=5, max=600, help="The least time for which processes are killed, after the first order."
+    ),
+    seed: int | None = typer.Option(None, help="The seed of the order of kills."),
+    audit: Path | None = typer.Option(
+        None, help="Audit the run with Spark at the end, and write the report to this directory."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+) -> None:
+    """A shop whose processes are killed all the time, and the proof that every order took effect exactly once."""
+    context.with_resource(exit_on_signal())
+    if as_json:
+        proof = Demo(dsn, seconds, seed, lambda *_: None, audit=audit).run()
+        say_json(as_dict(proof))
         raise typer.Exit(0 if proof.ok else 1)
+    console = new_console()
+    with Live(_progress(Proof(), "starting"), console=console, refresh_per_second=8, transient=True) as live:
+        proof = Demo(dsn, seconds, seed, lambda p, act: live.update(_progress(p, act)), audit=audit).run()
+    show_summary(console, proof, audit)
+    raise typer.Exit(0 if proof.ok else 1)
 
 
 def as_dict(proof: Proof) -> dict[str, Any]:

@@ -30,10 +30,6 @@ from notify.runtime.urls import without_secrets
 from notify.storage.sql import checkup
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(
     dsn: list[str] = typer.Option(
         [],

@@ -47,11 +47,6 @@ group.add_typer(objective, name="objective")
 group.add_typer(priorities, name="priorities")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="group")
-
-
 @group.command("list")
 def list_groups(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List groups with their lag."""

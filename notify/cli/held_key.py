@@ -27,11 +27,6 @@ GROUP = typer.Argument(..., metavar="GROUP")
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="held-key")
-
-
 @group.command("list")
 def list_held(
     group_name: str = GROUP,

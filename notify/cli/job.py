@@ -18,11 +18,6 @@ FOLLOW_SECONDS = 0.2
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="job")
-
-
 @group.command("list")
 def list_jobs(
     max: int = typer.Option(100, min=1, max=10_000, help="Show at most this many."),

@@ -13,11 +13,6 @@ from notify.cli.writes import send_write, show_write, write_body
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="limit")
-
-
 @group.command("list")
 def list_limits(url: str = URL, as_json: bool = AS_JSON) -> None:
     """List limits by name, in messages or transactions per second; other names have no limit."""

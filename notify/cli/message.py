@@ -39,11 +39,6 @@ COLUMNS: Columns = {
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="message")
-
-
 @group.command("show")
 def show_message(id: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show one message's history, from half to every group."""

@@ -15,34 +15,31 @@ from notify.admin_api.words import latency
 from notify.cli.api import AS_JSON, URL, WATCH, WIDE, call, fields, show_rows, watched
 from notify.cli.printed import Rows, cell, console, is_terminal, say_json
 
+nodes = typer.Typer(no_args_is_help=True)
 
-def register(app: typer.Typer) -> None:
-    app.command()(overview)
-    app.command()(top)
-    nodes = typer.Typer(no_args_is_help=True)
-    app.add_typer(nodes, name="node")
 
-    @nodes.command("list")
-    def list_nodes(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """List servers, bridges, relays and consumers."""
-        columns = fields("name", "kind", "url", "roles", "age")
-        show_rows(call(url, "GET", "nodes"), as_json, "members", columns, wide)
+@nodes.command("list")
+def list_nodes(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List servers, bridges, relays and consumers."""
+    columns = fields("name", "kind", "url", "roles", "age")
+    show_rows(call(url, "GET", "nodes"), as_json, "members", columns, wide)
 
-    @nodes.command("bridges")
-    def list_bridges(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
-        """List every bridged source: position, lag, and how long its bridge has been silent."""
-        columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
-        watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
 
-    @app.command("audit-log")
-    def list_actions(
-        max: int = typer.Option(20, min=1, max=10_000, help="Show at most this many."),
-        url: str = URL,
-        as_json: bool = AS_JSON,
-    ) -> None:
-        """List the newest administrative writes, with author and reason."""
-        columns = fields("at", "who", "what", "target", "reason")
-        show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)
+@nodes.command("bridges")
+def list_bridges(wide: bool = WIDE, watch: float = WATCH, url: str = URL, as_json: bool = AS_JSON) -> None:
+    """List every bridged source: position, lag, and how long its bridge has been silent."""
+    columns = fields("source", "lag_seconds", "silent_seconds", "refused", "position")
+    watched(watch, lambda: show_rows(call(url, "GET", "bridges"), as_json, "bridges", columns, wide))
+
+
+def list_actions(
+    max: int = typer.Option(20, min=1, max=10_000, help="Show at most this many."),
+    url: str = URL,
+    as_json: bool = AS_JSON,
+) -> None:
+    """List the newest administrative writes, with author and reason."""
+    columns = fields("at", "who", "what", "target", "reason")
+    show_rows(call(url, "GET", "actions", query=f"?max={max}"), as_json, "actions", columns)
 
 
 def overview(url: str = URL, as_json: bool = AS_JSON) -> None:

@@ -38,11 +38,6 @@ IDS = typer.Option([], "--id", help="Only these transactions (repeatable).")
 ALL = typer.Option(False, "--all", help="All transactions that wait for a decision.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="refused")
-
-
 @group.command("list")
 def list_refused(
     dsn: str = DSN,

@@ -19,10 +19,6 @@ from notify.protocol.workers import MOST, SHARED, refuse_divided, worker_names
 from notify.server.data_directory import SHARD, put_file
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(restore)
-
-
 def restore(
     directory: Path | None = typer.Argument(None, help="A directory that `notify backup` made."),
     data_dir: Path = typer.Option(..., "--data-dir", envvar="NOTIFY_DATA_DIR", help="The data directory to make."),

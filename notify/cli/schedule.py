@@ -32,11 +32,6 @@ group = typer.Typer(no_args_is_help=True)
 NAME = typer.Argument(..., metavar="NAME", help="The schedule's name.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="schedule")
-
-
 @group.command("list")
 def list_schedules(
     prefix: str = typer.Option("", help="Only schedules whose names begin with this."),

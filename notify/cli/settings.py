@@ -11,11 +11,6 @@ from notify.cli.writes import add_write, send_write, show_write, write_body
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="settings")
-
-
 @group.command("list")
 def list_settings(url: str = URL, as_json: bool = AS_JSON) -> None:
     """List settings: value, origin, and whether it may change while servers run."""

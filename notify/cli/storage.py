@@ -34,7 +34,7 @@ MEMBERS: Columns = {
     "detail": lambda m: _detail(m),
 }
 
-app = typer.Typer(no_args_is_help=True)
+group = typer.Typer(no_args_is_help=True)
 
 
 @contextmanager
@@ -48,11 +48,7 @@ def _verified(storage: str) -> Iterator[Engine]:
         yield engine
 
 
-def register(root: typer.Typer) -> None:
-    root.add_typer(app, name="storage")
-
-
-@app.command()
+@group.command()
 def upgrade(
     storage: str = STORAGE,
     shard: str = typer.Option("main", envvar="NOTIFY_SHARD", help="The name of this database among several."),
@@ -69,7 +65,7 @@ def upgrade(
     say_json(done) if as_json else say(f"shard {shard!r}: tables of version {done['version']}")
 
 
-@app.command("key-map")
+@group.command("key-map")
 def change_key_map(
     storage: str = STORAGE,
     shards: str | None = typer.Option(
@@ -115,7 +111,7 @@ def change_key_map(
         raise typer.Exit(1)
 
 
-@app.command()
+@group.command()
 def nodes(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     """List servers, bridges, relays and consumers by their heartbeats."""
     from notify.storage.sql import registry
@@ -130,7 +126,7 @@ def nodes(storage: str = STORAGE, as_json: bool = AS_JSON) -> None:
     show_rows({"members": rows}, as_json, "members", MEMBERS)
 
 
-@app.command()
+@group.command()
 def forget(
     name: str = typer.Argument(..., help="The member's name, as `notify storage nodes` shows it."),
     storage: str = STORAGE,

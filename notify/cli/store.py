@@ -48,11 +48,6 @@ AT_SERVERS = ("half", "auto")
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="store")
-
-
 @group.command("sweep")
 def sweep_store(
     store: str = typer.Argument(..., metavar="STORE", help="The store's URL, as the producers have it in store=."),

@@ -24,11 +24,6 @@ LOOK_SECONDS = 0.5
 BODY_CHARACTERS = 200
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to the group `notify topic`."""
-    group.command()(tail)
-
-
 def tail(
     name: str,
     last: int = typer.Option(10, min=0, max=10_000, help="Begin with this many existing messages."),

@@ -22,12 +22,6 @@ COLUMNS: Columns = {
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    tail.register(group)
-    app.add_typer(group, name="topic")
-
-
 @group.command("list")
 def list_topics(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> None:
     """List topics with their offsets."""
@@ -40,3 +34,4 @@ add_write(
 )  # fmt: skip
 add_write(group, "delete", topics.TOPIC_DELETE, "Delete a topic with its messages and subscriptions.", name=str)
 add_write(group, "truncate", topics.TOPIC_PURGE, "Delete a topic's messages up to a point.", name=str)
+group.command()(tail.tail)

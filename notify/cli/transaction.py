@@ -24,11 +24,6 @@ COLUMNS: Columns = {
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="transaction")
-
-
 @group.command("list")
 def list_transactions(
     state: str | None = typer.Option(None, help="PREPARED or PARKED."),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from notify.cli.audit import audits
+from notify.cli.audit import group as audits
 
 MANIFEST = Path("docs/kubernetes/audit.yaml")
 VERSION = "1.33"

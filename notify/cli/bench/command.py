@@ -20,11 +20,6 @@ BODY = typer.Option(256, min=0, max=1 << 20, help="Bytes in a message's body.")
 group = typer.Typer(no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(group, name="bench")
-
-
 @group.callback()
 def bench(context: typer.Context) -> None:
     """Measure this machine."""
