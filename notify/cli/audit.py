@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.cli.api import DRY_RUN, URL, call
-from notify.cli.audit_inputs import Schemas, is_small, opened, opened_here, session
+from notify.cli.audit_inputs import InputFlags, Schemas, is_small, session
 from notify.cli.audit_repair import FORCE, PLAN, REASON, REPAIR, carry_out, check_files, write_plan
 from notify.cli.audit_repair import show as show_repairs
 from notify.cli.audit_text import published, show, show_explained
@@ -179,14 +179,14 @@ def run(
     """Audit once. Exit code 0: nothing is wrong; 1: something is wrong; 2: inconclusive, or the audit failed."""
     with never_one(as_json):
         check_files(plan_file, repair)
-        given = (database, log, kafka, storage, most_lag_seconds, Schemas(schema, schemas), records)
+        flags = InputFlags(database, log, kafka, storage, records, Schemas(schema, schemas), most_lag_seconds)
         copies = scratch or str(report / "segments")
         if repair is not None:
-            with spark_errors(), opened_here(*given) as inputs:
+            with spark_errors(), flags.checked().opened() as inputs:
                 queries = effect_queries(effects, inputs)
                 rows = carry_out(inputs, repair, url, reason, queries, scratch=copies, force=force, dry_run=dry_run)
             raise typer.Exit(show_repairs(rows, as_json=as_json, dry_run=dry_run))
-        with spark_errors(), alone_in(report), opened_here(*given) as inputs:
+        with spark_errors(), alone_in(report), flags.checked().opened() as inputs:
             from notify.spark.audit import Audit
             from notify.spark.causes.grouping import tell_causes
             from notify.spark.judge import continue_from
@@ -234,8 +234,8 @@ def explain(
     Exit code 0: nothing is wrong with it, or it is repaired; 1: something is wrong, or no source knows it; 2: failed.
     """
     with never_one(as_json):
-        given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas), records)
-        with spark_errors(), opened_here(*given) as inputs:
+        flags = InputFlags(database, log, kafka, storage, records, Schemas(schema, schemas))
+        with spark_errors(), flags.checked().opened() as inputs:
             from notify.spark.explain.explained import explain as explained
 
             times = (max_transaction_seconds, deliver_seconds)
@@ -286,14 +286,13 @@ def watch(
     import threading
 
     stop = threading.Event()
-    given = (database, log, kafka, storage, 0.0, Schemas(schema, schemas), records)
-    opening = opened_here(*given)
-    with heeding_signals(stop.set), never_one(as_json), alarmed(state, alarm_url), opening as checked:
+    flags = InputFlags(database, log, kafka, storage, records, Schemas(schema, schemas)).checked()
+    with heeding_signals(stop.set), never_one(as_json), alarmed(state, alarm_url), flags.opened() as inputs:
         from notify.spark.result import Plan
         from notify.spark.watch.watching import Auditing, Watch
 
         bounds = (instant_us("--from", since or "0s"), 0, max_transaction_seconds, deliver_seconds)
-        plan = Plan(*bounds, effects=effect_queries(effects, checked), fail_on=tuple(fail_on))
+        plan = Plan(*bounds, effects=effect_queries(effects, inputs), fail_on=tuple(fail_on))
         if metrics_port:
             from prometheus_client import start_http_server
 
@@ -302,7 +301,7 @@ def watch(
         # window in its middle.
         with session(master, memory) as spark, heeding_signals(stop.set):
             watching = Watch(
-                Auditing(spark, lambda: opened(*given), scratch or str(state / "segments"), results),
+                Auditing(spark, flags.opened, scratch or str(state / "segments"), results),
                 plan,
                 state,
                 window_seconds=window_seconds,
@@ -343,14 +342,7 @@ def _line_of(line: dict[str, Any]) -> str:
 
 # --- commands for the report, and where its results go -----------------------------------------------------------
 
-_INPUTS = {
-    "database": "--database", "log": "--log", "kafka": "--kafka", "storage": "--storage", "report": "--report",
-    "scratch": "--scratch", "schema": "--schema", "schemas": "--schemas",
-    "records": "--records",
-}  # fmt: skip
-_TIMES = {"max_transaction_seconds": "--max-transaction-seconds", "deliver_seconds": "--deliver-seconds"}
-_EFFECTS = {"effects": "--effects"}
-_BOUNDS = {"since": "--from", "to": "--to"}
+_INPUTS = ("database", "log", "kafka", "storage", "report", "scratch", "schema", "schemas", "records")
 _PATHS = ("log", "report", "scratch", "records")
 
 
@@ -361,16 +353,17 @@ def commands_of(context: typer.Context, inputs: Inputs) -> Commands:
     flags = context.params
     return Commands(
         tuple(_words(context, _INPUTS)),
-        tuple(_words(context, _TIMES | _EFFECTS)),
-        tuple(_words(context, _BOUNDS)),
-        tuple(_words(context, {"url": "--url"})),
+        tuple(_words(context, ("max_transaction_seconds", "deliver_seconds", "effects"))),
+        tuple(_words(context, ("since", "to"))),
+        tuple(_words(context, ("url",))),
         tuple((each.source_id(), each.shown_url, each.named_schema) for each in inputs.databases),
         without_secrets(flags["kafka"][0]) if flags["kafka"] and not flags["log"] else "",
     )
 
 
-def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
-    for name, flag in flags.items():
+def _words(context: typer.Context, names: Iterable[str]) -> Iterable[str]:
+    """Those of the flags that were given, with their values."""
+    for name in names:
         source = context.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE":
             continue
@@ -378,7 +371,7 @@ def _words(context: typer.Context, flags: dict[str, str]) -> Iterable[str]:
         for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
             is_path = name in _PATHS and "://" not in str(each)
             text = str(Path(each).absolute()) if is_path else without_secrets(str(each))
-            yield from (flag, text)
+            yield from ("--from" if name == "since" else f"--{name.replace('_', '-')}", text)
 
 
 def keep(result: Result, url: str, tell: Callable[[str], object]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy.exc import ArgumentError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from notify.spark.result import Inputs
 
 
-def named_logs(given: list[str]) -> list[tuple[str, str]]:
+def named_logs(given: Sequence[str]) -> list[tuple[str, str]]:
     """The (name, place) of each `NAME=PLACE`; without NAME it is the last part of the place, or the whole place if that
     is not unique."""
     pairs = []
@@ -68,43 +69,61 @@ def named_url(text: str) -> tuple[str, str]:
     return "", text
 
 
-@contextmanager
-def opened(
-    database: list[str],
-    log: list[str],
-    kafka: list[str],
-    storage: list[str],
-    most_lag_seconds: float = 0.0,
-    schemas: Schemas | None = None,
-    records: Sequence[str] = (),
-) -> Iterator[Inputs]:
-    """Open the inputs that the flags name. Raises the errors of the inputs."""
-    from notify.spark.inputs.actions import place_of_records
-    from notify.spark.inputs.databases import Database
-    from notify.spark.inputs.log_input import LogInput
-    from notify.spark.result import Inputs
+@dataclass(frozen=True)
+class InputFlags:
+    """The flags that name the inputs of an audit, as they were given."""
 
-    databases: list[Database] = []
-    storages: list[Database] = []
-    try:
-        for text in database:
-            for each in _sources(text, most_lag_seconds, schemas or Schemas([], [])):
-                databases.append(each)
-        if schemas is not None:
-            schemas.check({each.given for each in databases})
-        for text in storage:
-            name, url = named_url(text)
-            storages.append(Database(url, name, most_lag_seconds, is_storage=True))
-        readers: list[Any] = []
-        if kafka:
-            from notify.spark.inputs.kafka_input import KafkaInput
+    database: Sequence[str]
+    log: Sequence[str]
+    kafka: Sequence[str] = ()
+    storage: Sequence[str] = ()
+    records: Sequence[str] = ()
+    schemas: Schemas = field(default_factory=lambda: Schemas([], []))
+    most_lag_seconds: float = 0.0
 
-            readers = [KafkaInput(url) for url in kafka]
-        logs = [LogInput(directory, name) for name, directory in named_logs(log)]
-        yield Inputs(databases, logs, readers, storages, list(map(place_of_records, records)))
-    finally:
-        for opened_database in (*databases, *storages):
-            opened_database.close()
+    def checked(self) -> InputFlags:
+        """The flags themselves. Raises InvalidRequest if one is missing, and Unavailable if Spark is not installed."""
+        if not self.database:
+            raise InvalidRequest("name each service's database with --database URL")
+        if not (self.log or self.kafka):
+            raise InvalidRequest(
+                "name the queues with --log (a server's --data-dir, or what it ships to) or --kafka URL"
+            )
+        try:
+            import pyarrow  # noqa: F401
+            import pyspark  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
+        return self
+
+    @contextmanager
+    def opened(self) -> Iterator[Inputs]:
+        """Open the inputs. Raises the errors of the inputs."""
+        from notify.spark.inputs.actions import place_of_records
+        from notify.spark.inputs.databases import Database
+        from notify.spark.inputs.log_input import LogInput
+        from notify.spark.result import Inputs
+
+        databases: list[Database] = []
+        storages: list[Database] = []
+        try:
+            for text in self.database:
+                for each in _sources(text, self.most_lag_seconds, self.schemas):
+                    databases.append(each)
+            self.schemas.check({each.given for each in databases})
+            for text in self.storage:
+                name, url = named_url(text)
+                storages.append(Database(url, name, self.most_lag_seconds, is_storage=True))
+            readers: list[Any] = []
+            if self.kafka:
+                from notify.spark.inputs.kafka_input import KafkaInput
+
+                readers = [KafkaInput(url) for url in self.kafka]
+            logs = [LogInput(directory, name) for name, directory in named_logs(self.log)]
+            yield Inputs(databases, logs, readers, storages, list(map(place_of_records, self.records)))
+        finally:
+            for opened_database in (*databases, *storages):
+                opened_database.close()
 
 
 def _sources(text: str, most_lag_seconds: float, schemas: Schemas) -> Iterator[Database]:
@@ -163,25 +182,3 @@ def _bytes_since(segment: SegmentFile, from_us: int) -> int:
     end_us = min(segment.until_us, time.time_ns() // 1000)
     whole_us = max(1, end_us - segment.created_us)
     return segment.size * min(whole_us, max(0, end_us - from_us)) // whole_us
-
-
-def opened_here(
-    database: list[str],
-    log: list[str],
-    kafka: list[str],
-    storage: list[str],
-    most_lag_seconds: float = 0.0,
-    schemas: Schemas | None = None,
-    records: Sequence[str] = (),
-) -> Any:
-    """`opened`, after checking the flags, and that pyspark is installed."""
-    if not database:
-        raise InvalidRequest("name each service's database with --database URL")
-    if not (log or kafka):
-        raise InvalidRequest("name the queues with --log (a server's --data-dir, or what it ships to) or --kafka URL")
-    try:
-        import pyarrow  # noqa: F401
-        import pyspark  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    return opened(database, log, kafka, storage, most_lag_seconds, schemas, records)

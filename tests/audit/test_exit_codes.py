@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from notify.cli import audit as command
+from notify.cli.audit_inputs import InputFlags
 from notify.errors import NotifyError
 from notify.protocol.ids import new_id
 from notify.spark.audit import Audit
@@ -272,7 +273,8 @@ def test_ctrl_c_ends_a_watch_after_its_window(tmp_path: Path, monkeypatch: pytes
     before = signal.getsignal(signal.SIGINT)
     inputs = SimpleNamespace(databases=[])
     monkeypatch.setattr(command, "session", session)
-    monkeypatch.setattr(command, "opened_here", lambda *_: contextlib.nullcontext(inputs))
+    monkeypatch.setattr(InputFlags, "checked", lambda flags: flags)
+    monkeypatch.setattr(InputFlags, "opened", lambda _: contextlib.nullcontext(inputs))
     monkeypatch.setattr(watching, "Watch", Watch)
     assert cli("audit", "watch", "--log", str(tmp_path), "--state", str(tmp_path / "state"))[0] == 0
     assert ended == ["its window", "the watch"]

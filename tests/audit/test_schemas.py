@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from notify.cli.audit import effect_queries
-from notify.cli.audit_inputs import Schemas, opened
+from notify.cli.audit_inputs import InputFlags, Schemas
 from notify.client.tables.definitions import half_message, metadata, notify_inbox, notify_source
 from notify.errors import InvalidRequest
 from notify.spark.audit import Audit
@@ -98,7 +98,7 @@ def tenants(request: pytest.FixtureRequest, database_urls: dict[str, str], tmp_p
 
 def audited(spark: Any, tenants: Tenants, schemas: Schemas, scratch: Path, method: str, effects: list[str]) -> Result:
     log = str(tenants.trade.log)
-    with opened([f"shop={tenants.url}"], [log], [], [], 0.0, schemas) as inputs:
+    with InputFlags([f"shop={tenants.url}"], [log], schemas=schemas).opened() as inputs:
         assert [d.name for d in inputs.databases] == [f"shop.{tenants.schema(s)}" for s in sorted(SERVICES)]
         plan = replace(PLAN, method=method, effects=effect_queries(effects, inputs))
         return Audit(spark, plan, inputs, scratch).run()
@@ -129,7 +129,7 @@ def test_schemas_of_one_database_are_sources(spark: Any, tenants: Tenants, tmp_p
         (lost,) = [case for case in result.found if case.finding == "LOST"]
         assert lost.database == f"shop.{tenants.schema('bank')}"
     named = Schemas([f"shop={tenants.schema(service)}" for service in ("shop", "bank", WITH_INBOX)], [])
-    with opened([f"shop={tenants.url}"], [str(trade.log)], [], [], 0.0, named) as inputs:
+    with InputFlags([f"shop={tenants.url}"], [str(trade.log)], schemas=named).opened() as inputs:
         told = explain(inputs, surplus, str(tmp_path / "copies"), (5.0, 5.0), ())
         assert "LOST" in str(told.plain(surplus))
 
@@ -176,10 +176,10 @@ def test_schemas_belong_to_the_databases_that_their_flags_name(tmp_path: Path) -
         flags.check({"shop"})
     trade = make_trade(tmp_path / "trade", count=2)
     given = [f"shop={trade.url('shop')}"]
-    with opened(given, [str(trade.log)], [], [], 0.0, Schemas(["main"], [])) as inputs:
+    with InputFlags(given, [str(trade.log)], schemas=Schemas(["main"], [])).opened() as inputs:
         assert [(d.name, d.schema) for d in inputs.databases] == [("shop", "main")]
     with (
         pytest.raises(InvalidRequest, match=r"no schema matches 't_\*' and has a table half_message or notify_inbox"),
-        opened(given, [str(trade.log)], [], [], 0.0, Schemas([], ["t_*"])),
+        InputFlags(given, [str(trade.log)], schemas=Schemas([], ["t_*"])).opened(),
     ):
         pass
