@@ -116,14 +116,11 @@ def _items(lists: list[list[Answer]]) -> list[Answer]:
     return list(best.values())
 
 
-def ordered(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = False) -> Callable[[Answer, int], Answer]:
-    """A function that sorts the list `rows` of a combined answer, and shortens it to a length."""
-
-    def order(answer: Answer, most: int) -> Answer:
-        rows_in_order = sorted(answer[rows], key=key, reverse=largest_first)
-        return answer | {rows: rows_in_order[:most]}
-
-    return order
+def ordered(
+    answer: Answer, rows: str, key: Callable[[Answer], Any], most: int, *, largest_first: bool = False
+) -> Answer:
+    """A combined answer with its list `rows` sorted, and shortened to a length."""
+    return answer | {rows: sorted(answer[rows], key=key, reverse=largest_first)[:most]}
 
 
 def columns(names: Sequence[str], answers: Sequence[Answer]) -> Answer:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -50,9 +51,9 @@ def _topics(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str,
         "kept": lambda row: kept(row["queues"]),
     }
     figure = figures.get(query.get("sort", "name"))
-    order = ordered("topics", figure or (lambda row: row["name"]), largest_first=figure is not None)
-    count = max(answer["of"] for answer in answers)
-    return order(combined(names, answers), _most(query, 1_000_000)) | {"of": count}
+    key = figure or itemgetter("name")
+    whole = combined(names, answers) | {"of": max(answer["of"] for answer in answers)}
+    return ordered(whole, "topics", key, _most(query, 1_000_000), largest_first=figure is not None)
 
 
 def _groups(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
@@ -66,9 +67,10 @@ def _all_groups(name: str, query: Mapping[str, str]) -> Mapping[str, str]:
     return query if query.get("sort", "name") == "name" else {**query, "max": "1000000"}
 
 
-def _transactions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    return ordered("transactions", lambda row: str(row.get("stored_at", "")))(
-        combined(names, answers), _most(query, 100)
+def _listed(rows: str, key: Callable[[Answer], Any], *, largest_first: bool = False, most: int = 100) -> Combine:
+    """Combines answers, sorts their list `rows`, and shortens it to the request's `max`, by default `most`."""
+    return lambda names, answers, query: ordered(
+        combined(names, answers), rows, key, _most(query, most), largest_first=largest_first
     )
 
 
@@ -87,13 +89,9 @@ def _decisions(names: Sequence[str], answers: Sequence[Answer], query: Mapping[s
 def _messages(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """Messages by time. With the newest first, `next` says where the list continues (see `_continued`)."""
     newest = _is_newest(query)
-    order = ordered(
-        "messages",
-        lambda row: (row["committed_at"], row["worker"], row["queue"], row["offset"]),
-        largest_first=newest,
-    )
     whole = combined(names, answers)
-    cut = order(whole, _most(query, 100))
+    place = itemgetter("committed_at", "worker", "queue", "offset")
+    cut = ordered(whole, "messages", place, _most(query, 100), largest_first=newest)
     if "next" in cut:
         rows = cut["messages"]
         is_more = len(whole["messages"]) > len(rows) or any(answer.get("next") for answer in answers)
@@ -128,8 +126,7 @@ def _letters(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str
     most = _most(query, 100)
     if not names:
         return {"messages": [], "next_before" if newest else "next_offset": 0}
-    order = ordered("messages", lambda row: row["dead_at"], largest_first=newest)
-    cut = order(combined(names, answers), most)
+    cut = ordered(combined(names, answers), "messages", itemgetter("dead_at"), most, largest_first=newest)
     places = _places(query)
     for name, answer in zip(names, answers, strict=True):
         offsets = [row["offset"] for row in cut["messages"] if row["worker"] == name]
@@ -165,19 +162,6 @@ def _is_newest(query: Mapping[str, str]) -> bool:
     return _read(_FLAG, query, "newest", False)
 
 
-def _counted(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    return ordered("groups", lambda row: row["count"], largest_first=True)(combined(names, answers), _most(query, 100))
-
-
-def _held(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    return ordered("held", lambda row: row["since"])(combined(names, answers), _most(query, 100))
-
-
-def _tenants(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    order = ordered("tenants", lambda row: row["waiting"], largest_first=True)
-    return order(combined(names, answers), _most(query, 20))
-
-
 def _failures(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
     """Failure groups, at most MOST_FAILURES as one worker would list them, those with the most open letters first."""
     whole = combined(names, answers)
@@ -195,7 +179,7 @@ def _overview(names: Sequence[str], answers: Sequence[Answer], query: Mapping[st
     whole["alarms"].sort(key=lambda alarm: alarm["severity"] != "critical")
     queues = whole.get("queues")
     if queues:
-        whole["queues"] = ordered("lagging", lambda row: row["lag"], largest_first=True)(queues, 10)
+        whole["queues"] = ordered(queues, "lagging", itemgetter("lag"), 10, largest_first=True)
     return whole
 
 
@@ -225,12 +209,6 @@ def renumbered(worker: int, body: bytes) -> bytes:
             if "progress" in result:
                 result["id"] = job_number(worker, result["id"])
     return json.dumps(answer).encode()
-
-
-def _jobs(names: Sequence[str], answers: Sequence[Answer], query: Mapping[str, str]) -> Answer:
-    return ordered("jobs", lambda row: row["started_at"], largest_first=True)(
-        combined(names, answers), _most(query, 100)
-    )
 
 
 def _most(query: Mapping[str, str], default: int) -> int:
@@ -268,14 +246,14 @@ _READS: tuple[tuple[str, Rule], ...] = (
     ("history|(topics|groups)/[^/]+/history", Rule(FanOut.ALL, _charts)),
     ("topics", Rule(FanOut.ALL, _topics)),
     ("groups", Rule(FanOut.ALL, _groups, _all_groups)),
-    ("transactions", Rule(FanOut.ALL, _transactions)),
+    ("transactions", Rule(FanOut.ALL, _listed("transactions", lambda row: str(row.get("stored_at", ""))))),
     ("messages", Rule(FanOut.ALL, _messages, _continued)),
-    ("jobs", Rule(FanOut.ALL, _jobs)),
-    ("dead-letters", Rule(FanOut.ALL, _counted)),
+    ("jobs", Rule(FanOut.ALL, _listed("jobs", itemgetter("started_at"), largest_first=True))),
+    ("dead-letters", Rule(FanOut.ALL, _listed("groups", itemgetter("count"), largest_first=True))),
     ("groups/[^/]+/dead-letters", Rule(FanOut.ALL, _letters, _letters_at)),
     ("groups/[^/]+/dead-letters/failures", Rule(FanOut.ALL, _failures)),
-    ("groups/[^/]+/held-keys", Rule(FanOut.ALL, _held)),
-    ("groups/[^/]+/tenants", Rule(FanOut.ALL, _tenants)),
+    ("groups/[^/]+/held-keys", Rule(FanOut.ALL, _listed("held", itemgetter("since")))),
+    ("groups/[^/]+/tenants", Rule(FanOut.ALL, _listed("tenants", itemgetter("waiting"), largest_first=True, most=20))),
     ("transactions/[^/]+|messages/[^/]+|bridges/[^/]+", Rule(FanOut.KNOWING)),
     ("jobs/.*", Rule(FanOut.JOB)),
     ("backups/.*|stored-bodies", Rule(FanOut.NONE)),
