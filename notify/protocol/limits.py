@@ -168,41 +168,39 @@ def check_text(what: str, text: str) -> None:
         raise InvalidRequest(f"{what} has {len(text)} characters; at most 255 are allowed", "out_of_bounds")
 
 
-def body_too_large(size: int, advice: str = "", limits: Limits = LIMITS) -> TooLarge:
+def body_too_large(size: int, advice: str = "") -> TooLarge:
     """The error for a message's body of more than `message_bytes`. `advice`: what its sender may do instead."""
-    return TooLarge(f"the body has {size} bytes; at most {limits.message_bytes} are allowed{advice}")
+    return TooLarge(f"the body has {size} bytes; at most {LIMITS.message_bytes} are allowed{advice}")
 
 
-def check_headers(headers: Mapping[str, str], limits: Limits = LIMITS) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     """Raises TooLarge for headers beyond their bounds."""
-    if len(headers) > limits.headers:
-        raise TooLarge(f"{len(headers)} headers; at most {limits.headers} are allowed")
-    if sum([len(k.encode()) + len(v.encode()) for k, v in headers.items()]) > limits.headers_bytes:
-        raise TooLarge(f"the headers have more than {limits.headers_bytes} bytes in all")
+    if len(headers) > LIMITS.headers:
+        raise TooLarge(f"{len(headers)} headers; at most {LIMITS.headers} are allowed")
+    if sum([len(k.encode()) + len(v.encode()) for k, v in headers.items()]) > LIMITS.headers_bytes:
+        raise TooLarge(f"the headers have more than {LIMITS.headers_bytes} bytes in all")
 
 
-def check_count(items: Sequence[object], limits: Limits = LIMITS) -> None:
+def check_count(items: Sequence[object]) -> None:
     """Raises InvalidRequest for a request without items, or with too many."""
-    if not 0 < len(items) <= limits.items:
-        raise InvalidRequest(f"a request carries 1 to {limits.items} items, this one {len(items)}", "out_of_bounds")
+    if not 0 < len(items) <= LIMITS.items:
+        raise InvalidRequest(f"a request carries 1 to {LIMITS.items} items, this one {len(items)}", "out_of_bounds")
 
 
-def check_key(key: str, limits: Limits = LIMITS) -> None:
+def check_key(key: str) -> None:
     """Raises TooLarge for a key beyond its bound."""
-    if len(key.encode()) > limits.key_bytes:
-        raise TooLarge(f"the key has more than {limits.key_bytes} bytes")
+    if len(key.encode()) > LIMITS.key_bytes:
+        raise TooLarge(f"the key has more than {LIMITS.key_bytes} bytes")
 
 
-def check_delay(
-    delay: float | None, deliver_at: datetime | None, now_us: int, limits: Limits = LIMITS
-) -> tuple[int, int]:
+def check_delay(delay: float | None, deliver_at: datetime | None, now_us: int) -> tuple[int, int]:
     """Delay and delivery time in microseconds, each 0 if it is not given. Raises InvalidRequest."""
     if delay is not None:
         if deliver_at is not None:
             raise InvalidRequest("give delay or deliver_at, not both", "invalid_delay")
         if not math.isfinite(delay):
             raise InvalidRequest("delay is not a number of seconds", "invalid_delay")
-        check_between("delay", delay, 0, limits.delay_seconds)
+        check_between("delay", delay, 0, LIMITS.delay_seconds)
         return round(delay * 1_000_000), 0
     if deliver_at is None:
         return 0, 0
@@ -210,8 +208,8 @@ def check_delay(
         at_us = microseconds(deliver_at)
     except ValueError as error:
         raise InvalidRequest(str(error), "invalid_delay") from None
-    if at_us - now_us > limits.delay_seconds * 1_000_000:
-        raise InvalidRequest(f"deliver_at is more than {limits.delay_seconds / 86_400:g} days ahead", "out_of_bounds")
+    if at_us - now_us > LIMITS.delay_seconds * 1_000_000:
+        raise InvalidRequest(f"deliver_at is more than {LIMITS.delay_seconds / 86_400:g} days ahead", "out_of_bounds")
     return 0, max(at_us, 0)
 
 

@@ -215,18 +215,12 @@ def load_page(store: Store, page: Page) -> tuple[ShippedSegment, ...]:
     return segments
 
 
-def segments_from(
-    store: Store, manifest: Manifest, position: int = 0, first_us: int = 0, last_us: int = 1 << 63
-) -> Iterator[ShippedSegment]:
-    """The listed segments in log order, except those that end at or before a position or have no entry in the span of
-    time [first_us, last_us]. A page is read when it is reached, if it has such a segment.
-
-    A span excludes segments without entries, unless it is all of time. Raises ObjectStoreFailed.
-    """
-    whole = first_us == 0 and last_us >= 1 << 63
+def segments_from(store: Store, manifest: Manifest, position: int = 0, first_us: int = 0) -> Iterator[ShippedSegment]:
+    """The listed segments in log order, except those that end at or before a position or, with `first_us`, have no
+    entry from that time on. A page is read when it is reached, if it has such a segment. Raises ObjectStoreFailed."""
 
     def wanted(part: Page | ShippedSegment) -> bool:
-        return part.end > position and (whole or (part.last_us >= first_us and 0 < part.first_us <= last_us))
+        return part.end > position and (not first_us or (part.last_us >= first_us and part.first_us > 0))
 
     for page in manifest.pages:
         if wanted(page):

@@ -7,7 +7,6 @@ wrote last: if another server, or a restore that continues the log, has changed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -286,19 +285,3 @@ def _copy(file: IO[bytes], size: int | None, copy: Any) -> None:
     while left and (chunk := file.read(min(CHUNK, left))):
         copy.write(chunk)
         left -= len(chunk)
-
-
-def ship_directory(
-    data_dir: Path | str, url: str, *, on_segment: Callable[[ShippedSegment], None] | None = None, **options: Any
-) -> Manifest:
-    """Ship all sealed segments of a data directory that no server has open; returns the last manifest.
-
-    The newest segment is not sealed and is not shipped. `options` are those of `Shipper`. Raises what
-    `Shipper.begin` and `Shipper.ship_next` raise.
-    """
-    shipper = Shipper(Store(url), Path(data_dir), **options)
-    shipper.begin()
-    while (shipped := shipper.ship_next()) is not None:
-        if on_segment is not None:
-            on_segment(shipped)
-    return shipper.manifest

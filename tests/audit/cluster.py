@@ -25,13 +25,12 @@ from notify.spark.inputs.log_input import LogInput
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs
 from notify.spark.session import open_session
-from notify.storage.shipped.shipper import ship_directory
 from notify.testing.databases import postgresql
 from notify.testing.ports import free_ports
 from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.support.clock import eventually
 from tests.support.object_store import s3_server
-from tests.support.shipping import sealed_copy
+from tests.support.shipping import sealed_copy, ship_directory
 from tests.support.verdict import judged
 from tools.bench.made_run import made_run
 

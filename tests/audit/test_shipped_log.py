@@ -25,12 +25,11 @@ from notify.spark.inputs.log_source import NotifyLogSource
 from notify.spark.report.files import plain
 from notify.spark.result import Inputs, Plan, Result
 from notify.storage.shipped import manifest
-from notify.storage.shipped.shipper import ship_directory
 from tests.audit.audited import PLAN
 from tests.audit.campaign import WITH_EFFECTS, differences, planted
 from tests.audit.trade import Trade
 from tests.support.databases import empty_database
-from tests.support.shipping import shipped
+from tests.support.shipping import ship_directory, shipped
 from tools.bench.made_run import made_run
 
 

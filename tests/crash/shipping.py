@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from notify.storage import crash_point
-from notify.storage.shipped.shipper import ship_directory
 from notify.testing import forked
+from tests.support.shipping import ship_directory
 
 SECONDS = 120
 

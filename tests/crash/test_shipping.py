@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from notify.storage.crash_point import SHIP_POINTS
-from notify.storage.shipped.shipper import ship_directory
 from tests.crash.shipping import ship
 from tests.support.logs import write_log
 from tests.support.object_store import bodies, listed, untrue
+from tests.support.shipping import ship_directory
 
 pytestmark = pytest.mark.crash
 

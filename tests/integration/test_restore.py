@@ -25,11 +25,11 @@ from notify.storage.log.gaps import OFFSETS_APART
 from notify.storage.records import State
 from notify.storage.shipped import identity, manifest, restoring
 from notify.storage.shipped.manifest import Manifest
-from notify.storage.shipped.shipper import ship_directory
 from notify.storage.topics import Topic
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.disks import UnsyncedDisk
+from tests.support.shipping import ship_directory
 from tests.support.transactions import bodies_in, sent
 
 T0 = 1_800_000_000_000_000

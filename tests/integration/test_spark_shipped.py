@@ -25,9 +25,9 @@ from notify.spark.messages.shipped import ShippedMessages
 from notify.storage.log import LogStore
 from notify.storage.records import State
 from notify.storage.shipped import manifest
-from notify.storage.shipped.shipper import ship_directory
 from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
+from tests.support.shipping import ship_directory
 from tests.support.transactions import sent
 
 HOUR_US = 3_600_000_000

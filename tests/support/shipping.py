@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 from notify.object_store.store import Store
 from notify.spark.inputs.log_files import LocalFiles
@@ -13,7 +14,8 @@ from notify.storage.log import LogStore
 from notify.storage.log.format import segment_header
 from notify.storage.log.segments import segment_name
 from notify.storage.shipped import records
-from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.manifest import Manifest
+from notify.storage.shipped.shipper import Shipper
 
 
 def sealed_copy(log: Path, to: Path) -> Path:
@@ -48,3 +50,13 @@ def shipped(log: Path, to: Path) -> str:
         shipper.begin()
         assert shipper.ship_records()
     return url
+
+
+def ship_directory(data_dir: Path, url: str, **options: Any) -> Manifest:
+    """Ship the sealed segments of a data directory that no server has open, all but the newest; the last manifest.
+    `options`: those of Shipper."""
+    shipper = Shipper(Store(url), data_dir, **options)
+    shipper.begin()
+    while shipper.ship_next() is not None:
+        pass
+    return shipper.manifest

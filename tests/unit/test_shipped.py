@@ -24,8 +24,9 @@ from notify.spark.messages.options import Options
 from notify.spark.messages.shipped import ShippedMessages
 from notify.storage.shipped import identity, layout, manifest
 from notify.storage.shipped.manifest import Manifest, Page, ShippedSegment, StoredObject
-from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.shipper import Shipper
 from tests.support.logs import T0, write_log
+from tests.support.shipping import ship_directory
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from notify.storage.log import LogStore
 from notify.storage.records import State
 from notify.storage.shipped import manifest
 from notify.storage.shipped.manifest import Manifest
-from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.shipper import Shipper
 from notify.storage.topics import Topic
 from tests.support.logs import T0, commit
 from tests.support.object_store import bodies
+from tests.support.shipping import ship_directory
 from tests.support.transactions import sent
 
 HOUR_US = 3_600_000_000

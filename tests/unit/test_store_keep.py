@@ -23,11 +23,12 @@ from notify.storage.shipped import manifest
 from notify.storage.shipped import retention as keeping
 from notify.storage.shipped.manifest import Manifest
 from notify.storage.shipped.restoring import Restoring
-from notify.storage.shipped.shipper import Shipper, ship_directory
+from notify.storage.shipped.shipper import Shipper
 from notify.storage.shipped.status import Order
 from notify.storage.topics import Topic
 from tests.support.clock import eventually
 from tests.support.disks import UnsyncedDisk
+from tests.support.shipping import ship_directory
 from tests.support.transactions import bodies_in, sent
 
 DAY = 86_400_000_000
