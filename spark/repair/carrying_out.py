@@ -173,10 +173,9 @@ class Repair:
             if database.source_id() == half["source"]:
                 if self._dry_run:  # asking the database may insert a tombstone
                     return planned
-                answers = half.get("unknown_answers", half.get("checks_answered", 0))  # an older server's name
                 asked = HalfMessage(
                     id=transaction, producer_group=half["producer_group"], source=half["source"],
-                    shard=half["shard"], attempt=answers, messages=[],
+                    shard=half["shard"], attempt=half["unknown_answers"], messages=[],
                 )  # fmt: skip
                 return "commit" if _answer(database, asked) is Outcome.COMMIT else "rollback"
         raise CheckUnavailable(

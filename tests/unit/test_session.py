@@ -11,7 +11,7 @@ import pytest
 from notify.client.consumer.session import TRACES_CHARACTERS, Session, Work
 from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Cancelled, Handler, NotTried
-from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, Unavailable
+from notify.errors import DeadLetter, ForeignAnswer, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
@@ -27,8 +27,6 @@ class Server:
         self.asked: list[tuple[str, str, str | None]] = []
         self.over: set[int] = set()
         """The places of the lease that are over."""
-        self.is_older = False
-        """Whether it knows neither the action `interrupted` nor tracebacks."""
         self.is_behind_filter = False
         """Whether a proxy in front of it refuses requests with a traceback."""
         self.traces: list[int] = []
@@ -51,8 +49,6 @@ class Server:
         self.traces += traces
         if self.is_behind_filter and b"Traceback" in body:
             raise ForeignAnswer("403 from a web application firewall", answered=403)
-        if self.is_older and traces:
-            raise InvalidRequest("Object contains unknown field `trace`", "invalid_schema")
         self.asked += [(item.action, item.receipt, item.reason) for item in items]
         return encode_msgpack(SettledItems([self._answer(item) for item in items]))
 
@@ -60,8 +56,6 @@ class Server:
         """Nothing is open."""
 
     def _answer(self, item: SettleItem) -> SettledItem:
-        if self.is_older and item.action == "interrupted":
-            return SettledItem(item.receipt, 422, "invalid_action", "there is no such action")
         return SettledItem(item.receipt, self._status(item.receipt))
 
     def _status(self, receipt: str) -> int:
@@ -118,18 +112,13 @@ async def test_neighbours_are_acknowledged_together_and_failures_alone() -> None
     assert not consuming.session._runs
 
 
-def test_failures_have_their_tracebacks_unless_the_server_is_older() -> None:
-    async def run(is_older: bool) -> list[int]:
-        consuming = Consuming(3)
-        consuming.server.is_older = is_older
-        for place in range(3):
-            consuming.note(place, error=ValueError("no"))
-            asked = await consuming.settled(left=2 - place)
-            assert asked == [("retry", f"7.{place}", "ValueError: no")]
-        return consuming.server.traces
-
-    assert len(asyncio.run(run(False))) == 3
-    assert len(asyncio.run(run(True))) == 1, "it is asked once"
+async def test_failures_have_their_tracebacks() -> None:
+    consuming = Consuming(3)
+    for place in range(3):
+        consuming.note(place, error=ValueError("no"))
+        asked = await consuming.settled(left=2 - place)
+        assert asked == [("retry", f"7.{place}", "ValueError: no")]
+    assert len(consuming.server.traces) == 3
 
 
 async def test_a_proxy_that_refuses_tracebacks_holds_up_no_settlement() -> None:
@@ -226,15 +215,10 @@ async def test_messages_without_a_handler_are_returned_immediately() -> None:
     assert await consuming.settled() and not consuming.session._settling
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-async def test_a_handler_that_is_cut_off_by_the_stop_is_interrupted_and_for_an_older_server_failed(
-    *, is_older: bool
-) -> None:
+async def test_a_handler_that_is_cut_off_by_the_stop_is_interrupted() -> None:
     consuming = Consuming(1)
-    consuming.server.is_older = is_older
     consuming.note(0, error=Cancelled())
-    actions = [action for action, _, _ in await consuming.settled()]
-    assert actions == ["interrupted", *(["retry"] if is_older else [])]
+    assert [action for action, _, _ in await consuming.settled()] == ["interrupted"]
 
 
 @pytest.mark.parametrize(("mode", "count", "left"), [("shared", 0, 1), ("shared", 1, 1), ("failover", 1, 2)])

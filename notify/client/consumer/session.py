@@ -66,8 +66,6 @@ NAMED_IN_LOG = 10
 SEVERAL = "; do several servers that share no registry answer at this address? Each needs an address of its own"
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
-UNKNOWN_FIELD = "invalid_schema"
-"""The code with which a server refuses a request that has a field it does not know."""
 TRACES_CHARACTERS = 1 << 18
 """The most characters of tracebacks in a request; the failures after them go without."""
 SHARE = 3
@@ -168,7 +166,6 @@ class Settler:
         self._backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         """The waits before items are sent again that the server did not take."""
         self._sends_traces = sends_traces
-        """Also false once the server has refused a request with tracebacks: an older one does not know the field."""
         self._room = TRACES_CHARACTERS
         """How many characters of tracebacks the next request still has room for: no more are written."""
 
@@ -200,9 +197,8 @@ class Settler:
             answer = await self._http.call("POST", self._path + self._times.taken(), body, CALL_SECONDS)
             results = read_answer(_decode_settled, answer).items
         except NotifyError as error:
-            if has_traces and (error.code == UNKNOWN_FIELD or isinstance(error, ForeignAnswer)):
+            if has_traces and isinstance(error, ForeignAnswer):
                 # A proxy may refuse texts such as a traceback: do not repeat them because of its answer.
-                self._sends_traces &= error.code != UNKNOWN_FIELD
                 for settling in settlings:
                     settling.item.trace = None
                 return await self._settle(settlings)
@@ -663,9 +659,6 @@ class Session:
             self._ended(run, places, str(error))
         elif (settled := settling.result()).status == 200:
             self._ended(run, places)
-        elif item.action == "interrupted" and settled.code == "invalid_action":  # an older server
-            self._settling -= len(places)
-            self._settle(run, places, "retry", item.reason, delay=0)
         elif len(places) > 1 and settled.status in APART:
             self._settling -= len(places)
             for place in places:
