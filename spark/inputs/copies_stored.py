@@ -144,16 +144,6 @@ def _opened(store: Store, name: str) -> io.BufferedReader:
     return opened(store, name, store.size(name))
 
 
-@dataclass
-class CopiesPart(InputPartition):
-    """The copies that one task reads."""
-
-    names: list[str]
-
-    def __post_init__(self) -> None:
-        self.value = self.names
-
-
 class CopiesSource(DataSource):
     """A table of copies in a store. Options: `url`, `table`, `parts` (lists of names, as JSON) and `schema`."""
 
@@ -177,13 +167,12 @@ class _Reader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [CopiesPart(names) for names in self._parts]
+        return [InputPartition(names) for names in self._parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, CopiesPart)
         store = Store(self._url)
         with _telling(store):
-            for name in partition.names:
+            for name in partition.value:
                 file = pq.ParquetFile(_opened(store, f"{name}/{self._table}.parquet"), pre_buffer=True)
                 for batch in file.iter_batches(batch_size=ROWS_A_BATCH, columns=self._columns):
                     yield batch.select(self._columns)

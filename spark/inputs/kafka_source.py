@@ -58,14 +58,6 @@ QUIET_SECONDS = 5.0
 """After this time without a record, nothing more of a damaged batch can be read."""
 
 
-class _Partition(InputPartition):
-    """A part, in the form in which Spark sends it to a worker."""
-
-    def __init__(self, part: Part) -> None:
-        super().__init__(part.place)
-        self.part = part
-
-
 class NotifyKafkaSource(DataSource):
     """The data source. Options: `url`, with every setting that the workers need (Spark never shows an option of this
     name), and either `topics`, names separated by commas, or `parts`, a JSON list of the fields of each Part."""
@@ -92,11 +84,10 @@ class _Reader(DataSourceReader):
         self._parts = parts
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Partition(part) for part in self._parts if part.end > part.start]
+        return [InputPartition(part) for part in self._parts if part.end > part.start]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _Partition)
-        return read_part(Cluster.of(self._url), partition.part)
+        return read_part(Cluster.of(self._url), partition.value)
 
 
 def read_part(cluster: Cluster, part: Part) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,6 @@ A comparison of a time with a constant skips segments. `acks` always reads the l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -45,16 +44,6 @@ SLACK_US = 60_000_000
 MOST_NAMED = 20
 """The most segments that an error names."""
 _MASKS = ("acked", "settled", "attempted", "acked_us", "last_acked_us", "groups")
-
-
-@dataclass
-class SegmentPart(InputPartition):
-    """One segment."""
-
-    segment: SegmentFile
-
-    def __post_init__(self) -> None:
-        self.value = self.segment.name
 
 
 class NotifyLogSource(DataSource):
@@ -119,15 +108,14 @@ class _Reader(DataSourceReader):
         if not segments:
             raise InvalidRequest(f"{self._files.place}: {self._files.nothing}")
         return [
-            SegmentPart(segment)
+            InputPartition(segment)
             for segment in segments
             if segment.until_us >= self._from_us and segment.created_us <= self._to_us
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SegmentPart)
         try:
-            table = self._read(partition.segment)
+            table = self._read(partition.value)
         except NotifyError as error:
             if why := self._files.gone():
                 raise Unavailable(f"{error}; {why}") from None

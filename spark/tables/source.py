@@ -70,22 +70,15 @@ def _columns_of(url: str, manifest: Manifest, files: list[File], table: str = ""
     return from_arrow_schema(schema_of(url, files))
 
 
-class _FilePart(InputPartition):
-    def __init__(self, file: File) -> None:
-        super().__init__(file.name)
-        self.file = file
-
-
 class _Reader(DataSourceReader):
     def __init__(self, url: str, table: str, schema: StructType) -> None:
         self._url, self._table, self._schema = url, table, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_FilePart(file) for file in files_of(self._url, self._table)]
+        return [InputPartition(file) for file in files_of(self._url, self._table)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, _FilePart)
-        yield from fitted(read_file(Store(self._url), partition.file).to_batches(), self._schema)
+        yield from fitted(read_file(Store(self._url), partition.value).to_batches(), self._schema)
 
 
 @dataclass
