@@ -26,25 +26,20 @@ def positions_of(cluster: Cluster, places: Mapping[Partition, Extent]) -> list[B
     """The records of these partitions, in the order of each partition. Raises Unavailable."""
     bridged: list[Bridged] = []
     for place, extent in places.items():
-        epochs: dict[str, int] = {}
         for record in _records(cluster, place, extent):
-            position = _position(record, epochs)
+            position = _position(record)
             if position is not None:
                 bridged.append(position)
     return bridged
 
 
-def _position(record: Any, epochs: dict[str, int]) -> Bridged | None:
+def _position(record: Any) -> Bridged | None:
     try:
         value = json.loads(record.value() or b"")
         source = (record.key() or b"").decode()
-        epoch, position = int(value["epoch"]), str(value["position"])
+        epoch, position, since = int(value["epoch"]), str(value["position"]), str(value["since"])
     except (ValueError, KeyError, TypeError):
         return None
-    # Earlier versions did not write `since`. The first record of an epoch repeats the position.
-    is_claim = epochs.get(source, 0) < epoch
-    epochs[source] = epoch
-    since = value.get("since", position if is_claim else None)
     return Bridged(record.offset(), record.timestamp()[1] * 1000, source, epoch, position, since, 0)
 
 

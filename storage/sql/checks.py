@@ -123,8 +123,7 @@ class SqlChecks:
             ).one_or_none()
             if row is None or row[2] not in UNDECIDED:
                 return None
-            # Before 0.1.0 a returned token stayed as a negative number.
-            return Checking(max(0, int(row[0])), int(row[1]), row[2] == State.PARKED.name, str(row[3]))
+            return Checking(int(row[0]), int(row[1]), row[2] == State.PARKED.name, str(row[3]))
 
         return await self._database.run(read)
 

@@ -309,12 +309,12 @@ def test_a_bridges_positions_must_follow_one_another(
     world.send(unique, 0, at)
     for number, value in enumerate(
         (
-            b'{"epoch": 1, "position": "a"}',  # as earlier versions wrote them
-            b'{"epoch": 1, "position": "b"}',
+            b'{"epoch": 1, "position": "a", "since": ""}',
+            b'{"epoch": 1, "position": "b", "since": "a"}',
             b'{"epoch": 2, "position": "b", "since": "b"}',
             b'{"epoch": 2, "position": "c", "since": "b"}',
             b'{"epoch": 2, "position": "e", "since": "d"}',
-            b'{"epoch": 3, "position": "c"}',
+            b'{"epoch": 3, "position": "c", "since": "c"}',
             b'{"epoch": 2, "position": "f", "since": "c"}',
         )
     ):
