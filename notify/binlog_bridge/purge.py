@@ -24,7 +24,7 @@ from notify.client.tables.old_rows import delete_transactions, instant_before, n
 from notify.errors import Forbidden, InvalidRequest, NotFound, Unavailable, WrongRole
 from notify.movers.outbox import source_name
 from notify.movers.sinks.sink import Sink, open_sink
-from notify.runtime.databases import has_table, within_schema
+from notify.runtime.databases import has_table
 from notify.runtime.guarantees import verify
 from notify.runtime.schemas import by_key
 from notify.runtime.threads import in_thread
@@ -37,19 +37,15 @@ WAIT_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 
 
-async def purge_moved(
-    engine: Engine, url: str, *, older_than: float, schema: str | None = None, name: str | None = None
-) -> int:
+async def purge_moved(engine: Engine, url: str, *, older_than: float, name: str | None = None) -> int:
     """Delete outbox rows older than `older_than` seconds that a bridge has moved to `url`; the number of rows.
 
-    `schema`: the schema with the rows, by default where the connection finds them. `name`: the source's name that
-    the bridge was given; by default the schema's source id.
+    `name`: the source's name that the bridge was given; by default the schema's source id.
 
     It is 0 if no bridge has written for this database's source, or this user may not read the position. Raises
     Unavailable if the bridge has not moved the rows after WAIT_SECONDS, InvalidRequest if its position is from another
     history.
     """
-    engine = within_schema(engine, schema)
     sink = open_sink(url)
     rows = 0
     try:

@@ -169,9 +169,9 @@ def with_left_behind_index(connection: Connection, schemas: Iterable[str], *, va
     return [schema for schema in schemas if schema in there]
 
 
-def has_replay(connection: Connection, schema: str | None = None) -> bool:
+def has_replay(connection: Connection) -> bool:
     """Whether notify_inbox has the column replay; a table of an older version lacks it."""
-    return notify_inbox.c.replay.name in columns_of(connection, notify_inbox, schema)
+    return notify_inbox.c.replay.name in columns_of(connection, notify_inbox)
 
 
 WITHOUT_ROWS_MS = 221_845_392_000_000
