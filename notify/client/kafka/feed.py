@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -120,6 +120,13 @@ class Feed:
                     raise
                 log.debug("Kafka is asked again: %s", error)
             await asyncio.sleep(backoff.next())
+
+    def fetch(self, opening: Coroutine[Any, Any, Mapping[Place, int]]) -> None:
+        """Open partitions (`opening` returns their offsets) and fetch them, in one call in the feed's thread, because a
+        reset moves only partitions that are both open and fetched."""
+        fetched = [TopicPartition(*place, offset) for place, offset in self.thread.wait_for(opening).items()]
+        self.consumer.incremental_assign(fetched)
+        self.consumer.resume(fetched)  # a partition may have been paused when it was given up
 
     def look(self) -> None:
         """Ask the brokers for their topics, as the first call.

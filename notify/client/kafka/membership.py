@@ -82,19 +82,13 @@ class Membership:
         places = _places(partitions)
         known, begun = self._until_known(places)
         self._waiting.update(place for place in places if place not in known)
-        self._open(known, begun)
+        self._feed.fetch(self._assignment.open(known, begun))
 
     def _open_waiting(self) -> None:
         known, begun = self._starts.positions(self._waiting)
         if known:
             self._waiting.difference_update(known)
-            self._open(known, begun)
-
-    def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
-        offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
-        fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        self._feed.consumer.incremental_assign(fetched)
-        self._feed.consumer.resume(fetched)  # a partition may have been paused when it was revoked
+            self._feed.fetch(self._assignment.open(known, begun))
 
     def _until_known(self, places: list[Place]) -> tuple[dict[Place, Progress | None], dict[Place, int]]:
         backoff, deadline = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS), time.monotonic() + OPEN_SECONDS

@@ -17,7 +17,6 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from notify.client.kafka.assignment import Assignment
 from notify.client.kafka.feed import SESSION_SECONDS, Feed
-from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import error_of, is_final, refusal
 from notify.client.kafka.settling import Settling
@@ -27,7 +26,6 @@ from notify.errors import Conflict, NotifyError
 from notify.kafka.calls import leave
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
-from notify.kafka.progress import Progress
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.consumer")
@@ -175,15 +173,7 @@ class Ownership:
             if not unopened or not self._is_owner:
                 return
             known, begun = await self._feed.call_patiently(self._starts.positions, unopened)
-            await self._feed.call(self._open, known, begun)
-
-    def _open(self, known: Mapping[Place, Progress | None], begun: Mapping[Place, int]) -> None:
-        """Open and fetch partitions, in one call in the feed's thread, because a reset moves only partitions that are
-        both open and fetched."""
-        offsets = self._feed.thread.wait_for(self._assignment.open(known, begun))
-        fetched = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        self._feed.consumer.incremental_assign(fetched)
-        self._feed.consumer.resume(fetched)  # a partition may have been paused when it was given up
+            await self._feed.call(lambda: self._feed.fetch(self._assignment.open(known, begun)))
 
     async def _give_up(self) -> None:
         self._is_owner = False
