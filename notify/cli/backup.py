@@ -18,7 +18,7 @@ from notify.cli.api import AS_JSON, REASON, URL, show
 from notify.cli.data_directory import place, sync, sync_all
 from notify.cli.printed import console
 from notify.cli.writes import send_write, write_body
-from notify.client.transport.login import tls_from_environment, token_from_environment
+from notify.client.transport.login import tls_files_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
 from notify.runtime.direct import open_directly
 
@@ -66,7 +66,7 @@ def _fetch(url: str, name: str, file: dict[str, Any], directory: Path, done: Any
     address = f"{url.rstrip('/')}/v1/admin/backups/{quote(name, safe='')}/files/{quote(file['name'])}"
     token = token_from_environment()
     request = urllib.request.Request(address, headers={"authorization": f"Bearer {token}"} if token else {})
-    context = tls_from_environment() if address.startswith("https") else None
+    context = tls_files_from_environment().context() if address.startswith("https") else None
     size = 0
     try:
         with open_directly(request, SECONDS, context) as answer, target.open("wb") as out:

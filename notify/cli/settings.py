@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from notify.admin_api import server
-from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, show_rows
+from notify.cli.api import AS_JSON, DRY_RUN, REASON, URL, call, fields, pairs, show_rows
 from notify.cli.writes import add_write, send_write, show_write, write_body
 
 group = typer.Typer(no_args_is_help=True)
@@ -29,12 +29,7 @@ def set_settings(
     as_json: bool = AS_JSON,
 ) -> None:
     """Change settings of all servers, as a new revision."""
-    values: dict[str, str | None] = {}
-    for change in changes:
-        name, equals, value = change.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"{change!r} is not NAME=VALUE")
-        values[name] = value or None
+    values = {name: value or None for name, value in pairs(changes).items()}
     answer = send_write(server.SETTINGS_PUT, url, body=write_body(reason, dry_run, values=values))
     show_write(server.SETTINGS_PUT.name, answer, as_json)
 

@@ -186,8 +186,3 @@ def tls_files_from_environment() -> TlsFiles:
     """
     ca, certificate, key = value_of("NOTIFY_CA"), value_of("NOTIFY_CERTIFICATE"), value_of("NOTIFY_KEY")
     return TlsFiles(ca or None, certificate or None, (key or None) if certificate else None)
-
-
-def tls_from_environment() -> ssl.SSLContext:
-    """The context of `tls_files_from_environment` as the files are now. Raises InvalidRequest."""
-    return tls_files_from_environment().context()
