@@ -18,7 +18,6 @@ class Member:
     room: str = ""
     load: float = 0.0
     detail: dict[str, Any] = field(default_factory=dict)
-    started_us: int = 0
     seen_us: int = 0
     age: float = 0.0
     """Seconds since its last heartbeat, by the database's clock."""

@@ -76,7 +76,6 @@ class Facts:
     """Number of further damages, which are not listed."""
     holes: tuple[Hole, ...] = ()
     """The damaged parts whose content could not be read."""
-    is_sealed: bool = False
     crc: int = 0
     """CRC32C of the file's bytes: a later audit compares it to see whether the file has changed."""
 

@@ -67,7 +67,7 @@ class SegmentScan:
             base, created = read_segment_header(disk.read(fd, 64, 0))
             segment = Segment(base, name, fd, created)
             segment.sealed_end = sealed_end
-            self.facts = Scanned(base, base, is_sealed=bool(sealed_end))
+            self.facts = Scanned(base, base)
             self._damages = Damages()
             self._entries: list[bytes] = []
             self._counts: list[int] = []

@@ -91,7 +91,6 @@ def _member(row: Any, now_us: int) -> Member:
         row["room"],
         float(row["load"]),
         json.loads(row["detail"]),
-        microseconds_of(row["started_at"]),
         seen_us,
         max(0.0, (now_us - seen_us) / 1e6),
     )

@@ -59,8 +59,6 @@ class SlotState:
     name: str
     is_active: bool
     is_lost: bool
-    confirmed: int
-    """Where in the log it continues at the earliest."""
     retained: int
     """How much of the log is kept for it."""
     left: int | None
@@ -93,7 +91,6 @@ def _state(row: dict[str, Any], retained: int | None, age: int | None) -> SlotSt
         str(row["slot_name"]),
         bool(row["active"]),
         is_lost(row),
-        lsn_of(row["confirmed_flush_lsn"]) if row.get("confirmed_flush_lsn") else 0,
         max(0, int(retained or 0)),
         int(row["safe_wal_size"]) if row.get("safe_wal_size") is not None else None,
         int(age or 0),
