@@ -153,15 +153,13 @@ def _sources(text: str, most_lag_seconds: float, schemas: Schemas) -> Iterator[D
 def session(
     master: str, memory: str, *, small: bool = False, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end. Raises Unavailable if Spark is not installed or cannot start."""
+    """A Spark session, stopped at the end. Raises Unavailable if Spark cannot start."""
     say("starting Spark")
-    try:
-        from notify.spark.session import open_session
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"the audit needs `pip install 'notify-tx[audit]'` ({error.name} is missing)") from None
-    spark = open_session(master, memory, small=small)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+    from notify.spark.session import open_session
+
+    spark = open_session(master, memory, small=small)
     try:
         yield spark
     finally:
