@@ -25,7 +25,7 @@ from notify.kafka.group_questions import progress_of_all
 from notify.kafka.groups import DEAD_LETTER, RETRY
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
-from notify.spark.judge.message_rows import Groups
+from notify.spark.judge.message_rows import Groups, mask_of
 from notify.spark.small_table import small_table
 
 
@@ -104,8 +104,8 @@ class KafkaGroups:
         )
         zero = F.lit(0).cast("bigint")
         for block in range(groups.blocks):
-            passed = _mask(F.filter("readers", lambda reader: F.col("offset") < reader["committed"]), block)
-            takers = _mask(F.filter("readers", _takes), block)
+            passed = mask_of(F.filter("readers", lambda reader: F.col("offset") < reader["committed"]), block)
+            takers = mask_of(F.filter("readers", _takes), block)
             joined = joined.withColumns(
                 {
                     f"settled{block}": F.coalesce(passed, zero).bitwiseOR(F.coalesce(f"done{block}", zero)),
@@ -159,7 +159,3 @@ def _takes(reader: Column) -> Column:
     is_tagged = F.coalesce(F.array_contains(reader["tags"], F.col("tag")), F.lit(False))
     has_tag = (F.size(reader["tags"]) == 0) | is_tagged
     return reader["is_judged"] & (F.col("offset") >= reader["start"]) & has_tag
-
-
-def _mask(readers: Column, block: int) -> Column:
-    return F.aggregate(readers, F.lit(0).cast("bigint"), lambda mask, reader: mask.bitwiseOR(reader[f"bit{block}"]))

@@ -161,6 +161,11 @@ def of_halves(rows: DataFrame, groups: Groups, bridged_us: int) -> DataFrame:
     )
 
 
+def mask_of(groups: Column, block: int) -> Column:
+    """A block of the mask of the groups in a list, whose elements have their bits."""
+    return F.aggregate(groups, F.lit(0).cast("bigint"), lambda mask, group: mask.bitwiseOR(group[f"bit{block}"]))
+
+
 def of_messages(rows: DataFrame, groups: Groups, log: int) -> DataFrame:
     """Tables H, Q and part of A, from spark.columns.MESSAGES with `topic_hash`, `group_hash`, `origin`, masks."""
     place = F.when(F.col("offset").isNotNull(), _place(log))

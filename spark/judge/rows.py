@@ -24,7 +24,7 @@ from notify.spark.inputs.ranges import Span
 from notify.spark.inputs.shards import ids_of
 from notify.spark.judge import findings, message_rows
 from notify.spark.judge.coverage import Coverage
-from notify.spark.judge.message_rows import Groups
+from notify.spark.judge.message_rows import Groups, mask_of
 from notify.spark.judge.message_times import MADE_US, event_us
 from notify.spark.result import Inputs
 from notify.spark.small_table import small_table
@@ -135,14 +135,14 @@ class MessageRows:
         for block in range(self._groups.blocks):
             expected = F.col(f"always{block}")
             if has_later:  # a function of a list is slow, so it is called only for rows with a list
-                late_groups = F.when(F.col("later").isNotNull(), _mask(started, block)).otherwise(0)
+                late_groups = F.when(F.col("later").isNotNull(), mask_of(started, block)).otherwise(0)
                 expected = expected.bitwiseOR(late_groups)
             joined = joined.withColumn(f"expected{block}", expected)
         if not has_left:
             return joined.withColumns({f"left{b}": _nobody() for b in range(self._groups.blocks)})
         gone = F.filter(F.col("gone"), _has_row)
         for block in range(self._groups.blocks):
-            left = F.when(F.col("gone").isNotNull(), _mask(gone, block)).otherwise(_nobody())
+            left = F.when(F.col("gone").isNotNull(), mask_of(gone, block)).otherwise(_nobody())
             # Over Kafka a group that was moved has settled all that it skipped, as far as its offset tells.
             settled = F.when(F.col("is_skipped"), _nobody()).otherwise(message_rows.mask("settled", block))
             kept = settled.bitwiseOR(message_rows.took_effect(self._groups, block)).bitwiseOR(
@@ -268,8 +268,3 @@ def _has_row(left: Column) -> Column:
 
 def _bit_names(groups: Groups) -> list[str]:
     return [f"bit{b}" for b in range(groups.blocks)]
-
-
-def _mask(subscribed: Column, block: int) -> Column:
-    """The mask of the groups in a list such as `later`."""
-    return F.aggregate(subscribed, F.lit(0).cast("bigint"), lambda mask, group: mask.bitwiseOR(group[f"bit{block}"]))
