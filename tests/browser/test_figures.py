@@ -124,7 +124,7 @@ def test_charts_say_what_metrics_say(url: str, window: Any) -> None:
         drawn = under_the_cursor(w, chart)
         assert drawn == [newest[line] for line in lines]
         told = w.page.inner_text(f"#chart-told{chart[-1]}")
-        assert all(f"{line} {text} now" in told for line, text in zip(lines, drawn, strict=True)), told
+        assert all(f"{share} {text} now" in told for share, text in zip(SHARES, drawn, strict=True)), told
         assert_alike({(kind, share): text for share, text in zip(SHARES, drawn, strict=True)}, url)
     lag = metric(url, f'notify_lag_messages{{group="{GROUP}",topic="{TOPIC}"}}')
     assert float(newest["lag messages"]) == lag
@@ -139,7 +139,7 @@ def test_lists_say_what_metrics_say(url: str, window: Any) -> None:
     for path in ("/", "/groups"):
         w.go(path)
         row = w.page.locator(f"tr[data-key={GROUP}]")
-        shown = {"commit_to_ack": "p99", "handler": "Handler p99"}
+        shown = {"commit_to_ack": "Ack p99", "handler": "Handler p99"}
         assert_alike({(k, "p99"): row.locator(f"td[data-l='{name}']").inner_text() for k, name in shown.items()}, url)
     w.go(f"/topics/{TOPIC}")
     w.page.wait_for_selector("#chart3 canvas")

@@ -24,6 +24,22 @@ def test_counts_have_the_right_number(waiting: dict[str, int], count: tuple[int,
     assert menu_counts({"alarms": [], "waiting": waiting}) == {"/transactions": count}
 
 
+def test_the_menu_counts_the_groups_that_have_an_alarm() -> None:
+    """It counted held keys there: an operator read the number as one of groups, and found no key on the page."""
+    alarms = [
+        {"name": name, "target": target, "severity": severity}
+        for name, target, severity in (
+            ("dead_letters", "mail", "warning"),
+            ("no_consumers", "mail", "critical"),
+            ("unread_topic", "points/order.placed", "warning"),
+            ("bridge", "shop", "warning"),
+        )
+    ]
+    counts = menu_counts({"alarms": alarms, "waiting": {"held_keys": 9}})
+    assert counts["/groups"] == (2, "groups with alarms", "bad")
+    assert menu_counts({"alarms": alarms[:1], "waiting": {}})["/groups"] == (1, "group with an alarm", "warn")
+
+
 @pytest.mark.parametrize("unknown", [None, {"missing": ["worker-2"]}])
 def test_counts_that_are_not_known_are_marked(unknown: dict[str, Any] | None) -> None:
     known = {"name": "", "alarms": [], "waiting": {}}

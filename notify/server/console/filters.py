@@ -22,7 +22,7 @@ BODY_CHARACTERS = 20_000
 LINE_CHARACTERS = 120
 
 
-DAY_SECONDS = 86_400.0
+MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0
 
 
 def moment(text: str | None) -> str:
@@ -136,6 +136,47 @@ _OF_A_TOPIC = {"unread_topic", "filter"}
 """Alarms whose target is a group and its topic."""
 
 
+def together(alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Alarms with those of a kind next to each other; the kinds stay in the order of their first alarms."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for alarm in alarms:
+        kinds.setdefault(alarm["name"], []).append(alarm)
+    return [alarm for kind in kinds.values() for alarm in kind]
+
+
+TREND_SECONDS = 600.0
+"""How old the figure is that a trend compares with."""
+LEAST_TREND = 0.05
+"""A figure that changes by a smaller share of itself is called steady."""
+
+
+def trend(now: float | None, history: dict[str, Any], name: str, shown: str = "count") -> str:
+    """How a figure has changed in ten minutes, or since there are figures, such as `10 min ago 1,436: it grows`.
+    `shown`: the filter that formats it."""
+    earlier = [(at, value) for at, value in zip(history["at"], history[name], strict=True) if value is not None]
+    if now is None or not earlier:
+        return ""
+    since = time.time() - TREND_SECONDS
+    at, before = next(((at, value) for at, value in reversed(earlier) if at <= since), earlier[0])
+    if time.time() - at < 2 * MINUTE_SECONDS:
+        return ""
+    return f"{whole(time.time() - at)} ago {FILTERS[shown](before)}: it {_changed(now - before, max(now, before))}"
+
+
+def _changed(difference: float, size: float) -> str:
+    return "is steady" if abs(difference) <= LEAST_TREND * size else "grows" if difference > 0 else "shrinks"
+
+
+def way(group: dict[str, Any]) -> str:
+    """Whether a group's lag `grows` or `shrinks`, by the rates of the last minute; empty if it does neither, or if that
+    is unknown."""
+    lag, arrived, settled = (group.get(name) for name in ("lag", "arrived_per_second", "settled_per_second"))
+    if not lag or arrived is None or settled is None:
+        return ""
+    changed = _changed((arrived - settled) * TREND_SECONDS, lag)
+    return "" if changed == "is steady" else changed
+
+
 def page_of(alarm: dict[str, Any]) -> str:
     """The page on which an operator handles an alarm; empty if there is no such page."""
     return _PAGES.get(alarm["name"], "").format(quote(group_of(alarm) or str(alarm["target"]), safe=""))
@@ -175,6 +216,9 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "short": short,
     "field": field,
     "page_of": page_of,
+    "together": together,
+    "trend": trend,
+    "way": way,
     "status": status,
     "setting": setting,
     "body": body,

@@ -20,10 +20,10 @@ MOST_TENANTS = 10
 """The most tenants that a group's page shows."""
 MOST_OF_A_PREFIX = 10_000
 """The most groups whose names begin with that of the group whose dead letters a page counts."""
-WORST = 50
+WORST = 20
 """The most groups that the overview shows."""
 CAUSES, ACTIONS = 3, 5
-"""The most causes of dead letters, and the most actions, that a group's page shows."""
+"""The most causes of dead letters that a group's page shows, and the most actions on what a page is about."""
 MOST_GROUPS_CLOSED, ACTIONS_LOOKED_AT, JOBS_LOOKED_AT = 5, 50, 5
 """How many groups of a message, how many of the newest actions on each, and how many of the jobs that these began, are
 searched for who closed its dead letter."""
@@ -61,7 +61,8 @@ async def _transactions(api: Api, request: Request) -> dict[str, Any]:
 
 async def _transaction(api: Api, request: Request) -> dict[str, Any]:
     name = request.path_params["transaction"]
-    return {"title": f"Transaction {name}", "t": await api.get(path_of("transactions/{id}", id=name))}
+    transaction = await api.get(path_of("transactions/{id}", id=name))
+    return {"title": f"Transaction {name}", "t": transaction, "actions": await _actions_on(api, name)}
 
 
 async def _messages(api: Api, request: Request) -> dict[str, Any]:
@@ -178,6 +179,7 @@ async def _topic(api: Api, request: Request) -> dict[str, Any]:
         "t": await api.get(path_of("topics/{name}", name=name)),
         "groups": (await api.get(path_of("topics/{name}/groups", name=name)))["groups"],
         "senders": await api.get(path_of("topics/{name}/senders", name=name)),
+        "actions": await _actions_on(api, name),
     }
 
 
@@ -202,6 +204,7 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     alarms = [row for row in (await api.get("alarms"))["alarms"] if group_of(row) == name and not row["silence"]]
     values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants}
     values |= {"causes": causes, "alarms": alarms, "actions": await _actions_on(api, name)}
+    values["history"] = await api.get(path_of("groups/{name}/history", name=name))
     if group["paused"]:
         values["pause"] = next(iter(await _actions_on(api, name, "group.pause")), None)
     return {"title": f"Group {name}", "g": group} | values
@@ -339,7 +342,7 @@ async def _actions(api: Api, request: Request) -> dict[str, Any]:
 
 PAGES: tuple[tuple[str, str, str, Page], ...] = (
     ("/", "overview.html", "Overview", _overview),
-    ("/transactions", "transactions.html", "Transactions in doubt", _transactions),
+    ("/transactions", "transactions.html", "Transactions without an outcome", _transactions),
     ("/transactions/{transaction}", "transaction.html", "", _transaction),
     ("/messages", "messages.html", "Messages", _messages),
     ("/messages/{message}", "message.html", "", _message),

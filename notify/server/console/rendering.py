@@ -33,7 +33,7 @@ NAVIGATION = (
 )  # fmt: skip
 """The groups of the menu, each with the addresses and names of its pages."""
 _COUNTED = {
-    "/groups": ("held_keys", "held key", "held keys"), "/dead-letters": ("dead_letters", "dead letter", "dead letters"),
+    "/dead-letters": ("dead_letters", "dead letter", "dead letters"),
     "/nodes": ("refused", "refused transaction", "refused transactions"),
 }  # fmt: skip
 """Pages whose entries in the menu have a count: what is counted, and its name for one and for several."""
@@ -109,9 +109,16 @@ def menu_counts(status: Mapping[str, Any]) -> dict[str, tuple[int, str, str]]:
     anything that waits are left out."""
     alarms, waiting = status["alarms"], status["waiting"]
     parked = waiting.get("parked", 0)
-    is_critical = any(alarm["severity"] == "critical" for alarm in alarms)
+    of_groups = [alarm for alarm in alarms if filters.group_of(alarm)]
+
+    def worst(some: Iterable[Mapping[str, Any]]) -> str:
+        return "bad" if any(alarm["severity"] == "critical" for alarm in some) else "warn"
+
     counts = {
-        "/": (len(alarms), "alarm", "alarms", "bad" if is_critical else "warn"),
+        "/": (len(alarms), "alarm", "alarms", worst(alarms)),
+        "/groups": (
+            len({filters.group_of(a) for a in of_groups}), "group with an alarm", "groups with alarms", worst(of_groups),
+        ),
         "/transactions": (
             waiting.get("in_doubt", 0) + parked,
             "transaction without an outcome", "transactions without an outcome", "bad" * bool(parked),

@@ -204,6 +204,8 @@
   const shown = (value, unit) => unit === "time" ? time(value) : number(value);
   const measured = (value, unit) => unit === "time" ? time(value) : `${number(value)}${unit}`;
   const named = (label, unit) => unit === "time" ? label : label + unit;
+  // A chart's heading says of which kind its shares are.
+  const brief = (label, unit) => unit === "time" ? label.split(" ").pop() : label;
   // The figures between two gaps: no line leads to one that stands alone.
   const alone = (values) => {
     const known = (n) => values[n] !== null && values[n] !== undefined;
@@ -233,12 +235,13 @@
         Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => isTime ? time(t) : t.toLocaleString("en")) }),
       ],
       series: [{ label: "at", value: (u, at) => at === null ? "" : moment(at) }].concat(lines.map(([, label, unit], n) => (
-        { label: named(label, unit), stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n],
+        { label: named(brief(label, unit), unit), stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n],
           points: { show: () => false, filter: (u, s) => alone(u.data[s]), size: 5 },
           value: (u, v) => v === null || v === undefined ? "" : shown(v, unit) }))),
     });
     function describe(figures) {
-      const sentences = lines.map(([name, label, unit]) => {
+      const sentences = lines.map(([name, long, unit]) => {
+        const label = brief(long, unit);
         const values = figures[name].filter((value) => value !== null);
         if (!values.length) return `${label}: unknown`;
         const most = values.reduce((a, b) => Math.max(a, b), 0);
