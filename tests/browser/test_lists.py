@@ -12,10 +12,13 @@ from tests.support.groups import Caller, publish, subscribe
 
 TOPIC, GROUP = "order.placed", "points"
 LETTERS = 100
+LONG_TOPIC = "customer.points.recalculated"
 LISTS = (f"/groups/{GROUP}/dead-letters", f"/messages?topic={TOPIC}", "/topics", "/actions")
 REASON = "sqlalchemy.exc.OperationalError: connection to the database of the loyalty programme was refused, attempt {}"
 CUT_HEADINGS = """[...document.querySelectorAll("table.rows th")].filter((head) => head.scrollWidth > head.clientWidth)
   .map((head) => head.innerText)"""
+CUT_NAMES = """[...document.querySelectorAll("table.rows td:first-child")].filter((name) => name.scrollWidth > name.clientWidth)
+  .map((name) => name.innerText)"""
 HIDDEN_BODIES = """() => [...document.querySelectorAll("table.rows code.summary")].slice(0, 3).filter((body) => {
   const first = document.createRange();
   first.setStart(body.firstChild, 0);
@@ -33,6 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose group has a hundred dead letters, each with a long reason and a long body."""
     process = ServerProcess(tmp_path_factory.mktemp("lists") / "data").start()
     subscribe(process.url, GROUP, TOPIC)
+    publish(process.url, LONG_TOPIC, ["x"])
     publish(process.url, TOPIC, [f"{n} " + "a long body " * 40 for n in range(LETTERS)])
     caller = Caller(process.url, GROUP, "points-1")
     for n in range(LETTERS):
@@ -51,6 +55,7 @@ def test_a_row_is_a_line(server: ServerProcess, window: Any, path: str) -> None:
     assert w.page.evaluate("document.documentElement.scrollHeight") <= HIGHEST
     assert w.page.evaluate("document.documentElement.scrollWidth") <= 1280
     assert w.page.evaluate(CUT_HEADINGS) == []
+    assert w.page.evaluate(CUT_NAMES) == [], "names of topics were cut beside columns of short numbers"
     assert w.page.evaluate(HIDDEN_BODIES) == [], "of a body only an ellipsis was shown"
 
 

@@ -73,6 +73,7 @@ def test_a_group_that_fails_is_called_so_and_its_page_says_why_and_since_when(tr
     w.press("tr[data-key=points] td:first-child a")
     said = w.text()
     assert "KeyError in shop.points.account_of" in said and REASON in said
+    assert w.page.locator("main p:has-text('Reads') a").all_inner_texts() == [TOPIC]
     assert f"Group points has {LETTERS} unresolved dead letters" in said
     assert w.page.locator("#charts h3").all_inner_texts()[3] == "Unresolved dead letters"
     w.press("a:text('KeyError in shop.points.account_of')")
@@ -89,6 +90,11 @@ def test_a_topic_says_who_sends_to_it(trouble: Trouble, window: Any) -> None:
         ["shop-api", "1"],
         ["none known", "1"],
     ]
+    assert w.page.locator("#actions").count() == 0, "nobody has changed it"
+    put = f"/v1/admin/topics/{TOPIC}"
+    assert ask(trouble.url, "PUT", put, {"reason": "a month of orders"}, headers={"x-notify-user": "mara"})[0] == 200
+    w.go(f"/topics/{TOPIC}")
+    assert "mara\ttopic.put\ta month of orders" in w.page.locator("#actions + .scroll tbody").inner_text()
     answer = admin(trouble.url, "GET", f"topics/{TOPIC}/senders")
     assert answer["looked_at"] == 4 and [row["is_online"] for row in answer["senders"]] == [False, False, None]
     assert answer["first_at"] <= min(row["newest_at"] for row in answer["senders"])

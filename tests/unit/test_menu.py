@@ -9,7 +9,7 @@ import pytest
 
 from notify.errors import NotFound
 from notify.server.console.api import status_of
-from notify.server.console.filters import group_of, page_of
+from notify.server.console.filters import group_of, page_of, together
 from notify.server.console.rendering import menu_counts, rendered
 
 
@@ -74,3 +74,10 @@ def test_a_fault_of_the_counts_takes_no_page_away() -> None:
 def test_an_alarm_leads_to_the_page_of_what_it_is_about(name: str, target: str, page: str, group: str) -> None:
     alarm = {"name": name, "target": target}
     assert (page_of(alarm), group_of(alarm)) == (page, group)
+
+
+def test_alarms_of_a_kind_stand_next_to_each_other() -> None:
+    """Their meaning stands once below them; it stood again below each that was raised after another kind."""
+    raised = [("no_consumers", "a"), ("dead_letters", "a"), ("bridge", "shop"), ("dead_letters", "b")]
+    shown = together([{"name": name, "target": target} for name, target in raised])
+    assert [(alarm["name"], alarm["target"]) for alarm in shown] == [raised[0], raised[1], raised[3], raised[2]]
