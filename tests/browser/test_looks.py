@@ -211,7 +211,7 @@ def test_a_chart_says_its_figures_in_words_and_as_a_table(scene: Scene, window: 
     headings = w.page.locator("#charts details th").all_inner_texts()
     kinds = ("commit to ack", "commit to consumer", "handler")
     times = [f"{kind} {share}" for kind in kinds for share in ("p50", "p95", "p99")]
-    assert headings == ["At", "settled/s", "lag messages", "oldest s", "dead letters", *times]
+    assert headings == ["At", "settled/s", "lag messages", "oldest", "dead letters", *times]
     assert w.page.locator("#charts details tr").nth(1).inner_text()[:2] == "20"  # the year of an ISO date
     w.page.evaluate("document.querySelector('#chart2 canvas').dataset.light = ''")
     w.page.emulate_media(color_scheme="dark")

@@ -186,6 +186,9 @@
   if (!window.uPlot) return;
   const ROWS = 100;
   const SECONDS = { "5min": 300, hour: 3600, day: 86400, week: 604800 };
+  // How far apart the times on an axis may be: whole seconds, minutes, hours and days from a second on.
+  const TIMES = [-3, -2, -1].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)).concat(
+    [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 1728000, 4320000, 8640000, 86400000]);
   const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4"];
   const DASHES = [[], [], [6, 4], [2, 3]];
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -198,7 +201,8 @@
   const time = (seconds) => {
     if (seconds === null || seconds === undefined) return "–";
     if (seconds < 0.9995) return `${Number((seconds * 1000).toPrecision(3))} ms`;
-    return seconds < 120 ? `${Number(seconds.toPrecision(3))} s` : `${Number((seconds / 60).toPrecision(3))} min`;
+    const [unit, name] = seconds < 120 ? [1, "s"] : seconds < 7200 ? [60, "min"] : seconds < 172800 ? [3600, "h"] : [86400, "d"];
+    return `${Number((seconds / unit).toPrecision(3))} ${name}`;
   };
   // A line's unit is a text behind its number, or "time" for seconds that are shown in the unit that fits.
   const shown = (value, unit) => unit === "time" ? time(value) : number(value);
@@ -232,7 +236,7 @@
       scales: { x: { range: () => [end - seconds, end] }, y: { range: (u, low, high) => [0, Math.max(least, (high || 0) * 1.1)] } },
       axes: [
         Object.assign(axis(), { values: (u, ticks) => ticks.map(tick) }),
-        Object.assign(axis(), { size: 64, values: (u, ticks) => ticks.map((t) => isTime ? time(t) : t.toLocaleString("en")) }),
+        Object.assign(axis(), isTime ? { incrs: TIMES } : {}, { size: 64, values: (u, ticks) => ticks.map((t) => isTime ? time(t) : t.toLocaleString("en")) }),
       ],
       series: [{ label: "at", value: (u, at) => at === null ? "" : moment(at) }].concat(lines.map(([, label, unit], n) => (
         { label: named(brief(label, unit), unit), stroke: colour(COLOURS[n]), width: 2, dash: DASHES[n],
@@ -240,7 +244,8 @@
           value: (u, v) => v === null || v === undefined ? "" : shown(v, unit) }))),
     });
     function describe(figures) {
-      const sentences = lines.map(([name, long, unit]) => {
+      const isKnown = lines.some(([name]) => figures[name].some((value) => value !== null));
+      const sentences = !isKnown ? ["no figures"] : lines.map(([name, long, unit]) => {
         const label = brief(long, unit);
         const values = figures[name].filter((value) => value !== null);
         if (!values.length) return `${label}: unknown`;
