@@ -15,6 +15,7 @@ from notify.admin_api.writes import FORMS
 from notify.server.database import open_database
 from notify.server.jobs.records import JobRecords
 from notify.testing.process import ServerProcess
+from tests.browser.window import CUT_HEADINGS
 from tests.support.databases import empty_database
 from tests.support.http import ask, call
 from tests.support.servers import Guarded, three_servers, until_all
@@ -148,7 +149,7 @@ def test_every_page_stands_alone_and_fits(shop: Shop, window: Any, step: int) ->
             w.page.set_viewport_size(size)
             w.page.emulate_media(color_scheme=scheme)
             assert not w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"), f"{path} is too wide"
-            assert w.page.evaluate(OUT_OF_CELL) == [], path
+            assert w.page.evaluate(OUT_OF_CELL) == [] and w.page.evaluate(CUT_HEADINGS) == [], path
     assert w.wrong == []
     assert all(address.startswith((shop.url, "data:")) for address in w.asked), w.asked
     assert w.page.evaluate("window.ran") is None and "alert(1)" not in w.page.content().replace("&lt;", "")

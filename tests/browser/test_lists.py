@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from notify.testing.process import ServerProcess
+from tests.browser.window import CUT_HEADINGS
 from tests.support.groups import Caller, publish, subscribe
 
 TOPIC, GROUP = "order.placed", "points"
 LETTERS = 100
 LONG_TOPIC = "customer.points.recalculated"
 LISTS = (f"/groups/{GROUP}/dead-letters", f"/messages?topic={TOPIC}", "/topics", "/actions")
-REASON = "sqlalchemy.exc.OperationalError: connection to the database of the loyalty programme was refused, attempt {}"
-CUT_HEADINGS = """[...document.querySelectorAll("table.rows th")].filter((head) => head.scrollWidth > head.clientWidth)
-  .map((head) => head.innerText)"""
-CUT_NAMES = """[...document.querySelectorAll("table.rows td:first-child")].filter((name) => name.scrollWidth > name.clientWidth)
-  .map((name) => name.innerText)"""
+CAUSES = ("sqlalchemy.exc.OperationalError", "KeyError", "TimeoutError")
+REASON = "{}: connection to the database of the loyalty programme was refused, attempt {}"
+CUT_NAMES = """[...document.querySelectorAll("table.rows td:first-child")]
+  .filter((name) => name.scrollWidth > name.clientWidth).map((name) => name.innerText)"""
 HIDDEN_BODIES = """() => [...document.querySelectorAll("table.rows code.summary")].slice(0, 3).filter((body) => {
   const first = document.createRange();
   first.setStart(body.firstChild, 0);
@@ -33,14 +33,14 @@ HIGHEST = 2600
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose group has a hundred dead letters, each with a long reason and a long body."""
+    """A server whose group has a hundred dead letters of three causes, each with a long reason and a long body."""
     process = ServerProcess(tmp_path_factory.mktemp("lists") / "data").start()
     subscribe(process.url, GROUP, TOPIC)
     publish(process.url, LONG_TOPIC, ["x"])
     publish(process.url, TOPIC, [f"{n} " + "a long body " * 40 for n in range(LETTERS)])
     caller = Caller(process.url, GROUP, "points-1")
     for n in range(LETTERS):
-        caller.settle(caller.receive(TOPIC, wait=30, max=1), "dead_letter", reason=REASON.format(n))
+        caller.settle(caller.receive(TOPIC, wait=30, max=1), "dead_letter", reason=REASON.format(CAUSES[n % 3], n))
     yield process
     process.stop()
 

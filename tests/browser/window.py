@@ -6,6 +6,10 @@ from typing import Any
 
 from tests.support.clock import PATIENCE_SECONDS
 
+CUT_HEADINGS = """[...document.querySelectorAll("table.rows th")].filter((head) => head.scrollWidth > head.clientWidth)
+  .map((head) => head.innerText)"""
+"""Headings of lists that are wider than their columns."""
+
 
 class Window:
     """A tab that notes its errors and every address that it requested."""

@@ -117,7 +117,8 @@ def menu_counts(status: Mapping[str, Any]) -> dict[str, tuple[int, str, str]]:
     counts = {
         "/": (len(alarms), "alarm", "alarms", worst(alarms)),
         "/groups": (
-            len({filters.group_of(a) for a in of_groups}), "group with an alarm", "groups with alarms", worst(of_groups),
+            len({filters.group_of(alarm) for alarm in of_groups}),
+            "group with an alarm", "groups with alarms", worst(of_groups),
         ),
         "/transactions": (
             waiting.get("in_doubt", 0) + parked,
