@@ -22,7 +22,7 @@ def history(**figures: float | None) -> dict[str, Any]:
         (1736, {"m20": 40, "m15": 1436, "m5": 1700, "m1": 1735}, "15 min ago 1,436: it grows"),
         (3, {"m11": 110, "m1": 4}, "11 min ago 110: it shrinks"),
         (102, {"m11": 100}, "11 min ago 100: it is steady"),
-        (0, {"m11": 0}, "11 min ago 0: it is steady"),
+        (0, {"m11": 0}, ""),
         (9, {"m4": 3, "m1": 8}, "4 min ago 3: it grows"),
         (9, {"m20": None, "m5": 3}, "5 min ago 3: it grows"),
         (9, {"m1": 3}, ""),

@@ -151,14 +151,14 @@ LEAST_TREND = 0.05
 
 
 def trend(now: float | None, history: dict[str, Any], name: str, shown: str = "count") -> str:
-    """How a figure has changed in ten minutes, or since there are figures, such as `10 min ago 1,436: it grows`.
-    `shown`: the filter that formats it."""
+    """How a figure has changed in ten minutes, or since there are figures, such as `10 min ago 1,436: it grows`;
+    empty if that is unknown, or if it was and is 0. `shown`: the filter that formats it."""
     earlier = [(at, value) for at, value in zip(history["at"], history[name], strict=True) if value is not None]
     if now is None or not earlier:
         return ""
     since = time.time() - TREND_SECONDS
     at, before = next(((at, value) for at, value in reversed(earlier) if at <= since), earlier[0])
-    if time.time() - at < 2 * MINUTE_SECONDS:
+    if time.time() - at < 2 * MINUTE_SECONDS or now == before == 0:
         return ""
     return f"{whole(time.time() - at)} ago {FILTERS[shown](before)}: it {_changed(now - before, max(now, before))}"
 
