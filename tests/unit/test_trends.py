@@ -1,4 +1,4 @@
-"""What the console says of figures that change: whether it gets better."""
+"""Trends in the console: whether a figure gets better."""
 
 from __future__ import annotations
 
