@@ -254,8 +254,8 @@
         const now = last === null ? "no figure now" : `${measured(last, unit)} now`;
         return `${label} ${now}, at most ${measured(most, unit)}`;
       });
-      const since = figures.at.length ? `Since ${moment(figures.at[0])} (times are ${zone})` : "No figures yet";
-      const text = `${since}: ${sentences.join("; ")}.`;
+      const since = figures.at.length ? `Since ${moment(figures.at[0])} (times are ${zone})` : "";
+      const text = since ? `${since}: ${sentences.join("; ")}.` : "No figures yet.";
       if (words.textContent !== text) words.textContent = text;
     }
     // In its own animation frame, because the plot changes the box's height; until then the box clips the plot.
