@@ -64,6 +64,7 @@ def make_engine(
         if parsed.get_dialect().is_async:
             kind = parsed.get_backend_name()
             raise InvalidRequest(f"{named} {_shown(url)}: its driver is one for asyncio: write {kind}://…")
+        _check_driver(parsed, named)
         engine = sa.create_engine(parsed, **options(parsed))
     except (ValueError, sa.exc.ArgumentError, sa.exc.NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidRequest(f"{named} {_shown(url)}: {_reason(error)}") from None
@@ -171,6 +172,14 @@ def _check_kind(url: URL, named: str) -> None:
         raise InvalidRequest(f"{named}: {kind} is not served; PostgreSQL, MySQL, MariaDB, SQLite are")
 
 
+def _check_driver(url: URL, named: str) -> None:
+    """Raises InvalidRequest for a driver of PostgreSQL that can neither wait for a commit nor read or write by COPY as
+    psycopg does. With MySQL and MariaDB nothing rests on the driver."""
+    driver = url.get_driver_name()
+    if url.get_backend_name() == "postgresql" and driver != "psycopg":
+        raise InvalidRequest(f"{named}: its driver {driver} is not psycopg, which this needs: write postgresql://…")
+
+
 def _name_options(engine: Engine, named: str) -> None:
     """Let a connection raise InvalidRequest for an option in the URL that its driver does not know."""
 
@@ -183,13 +192,14 @@ def _name_options(engine: Engine, named: str) -> None:
 
 
 def with_driver(url: URL) -> URL:
-    """`mysql://` and `postgresql://` with the drivers that this package installs."""
+    """`mysql://` and `postgresql://` with the drivers that this package installs. A service's URL may name psycopg2,
+    which has the parameters of the same libpq."""
     drivers = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
-    drivers["postgres"] = drivers["postgresql"]
+    drivers["postgres"] = drivers["postgresql+psycopg2"] = drivers["postgresql"]
     return url.set(drivername=drivers.get(url.drivername, url.drivername))
 
 
-_KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg", "psycopg2")
+_KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg")
 """Drivers that take the arguments of `_reachability`."""
 
 

@@ -172,6 +172,20 @@ def test_a_driver_for_asyncio_is_refused(use: Any, driver: str) -> None:
         use(f"{driver}://u:{SECRET}@h/d" if "sqlite" not in driver else f"{driver}:///x.db")
 
 
+@pytest.mark.parametrize("use", [open_engine, visitor_engine])
+def test_a_url_of_psycopg2_is_read_by_psycopg(use: Any) -> None:
+    """The URL of a service: a relay ended with "'list' object is not callable" once it waited for a commit."""
+    engine = use(f"postgresql+psycopg2://u:{SECRET}@h/d?sslmode=require")
+    assert (engine.dialect.driver, dict(engine.url.query)) == ("psycopg", {"sslmode": "require"})
+
+
+@pytest.mark.parametrize("use", [open_engine, visitor_engine])
+def test_another_driver_of_postgresql_is_refused(use: Any) -> None:
+    """A relay ended with "'Connection' object has no attribute 'notifies'"."""
+    with pytest.raises(InvalidRequest, match=r"driver pg8000 is not psycopg, .* write postgresql://"):
+        use(f"postgresql+pg8000://u:{SECRET}@h/d")
+
+
 def test_an_engine_is_shown_without_its_password() -> None:
     engine = sa.create_engine(f"postgresql+psycopg://u:{SECRET}@h/d?password={SECRET}")
     assert shown_url(engine) == "postgresql+psycopg://u:***@h/d?password=***"
