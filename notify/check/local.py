@@ -89,8 +89,11 @@ def _answer(connection: Connection, half: HalfMessage, sources: Sources) -> Outc
         raise doubt
     if unread:
         raise CheckUnavailable(f"the schema {unread[0]!r}, which may have the row, is locked at the moment")
+    if not answered and denied is not None:
+        sources.warn_of_rights(denied)
+        raise denied
     if not answered:
-        raise denied or CheckUnavailable(sources.unknown(half.source))
+        raise CheckUnavailable(sources.unknown(half.source))
     # The row is a tombstone, or a retry stored the transaction's half on another shard, and this half is left over.
     return Outcome.ROLLBACK
 

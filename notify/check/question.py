@@ -26,6 +26,7 @@ from notify.runtime.databases import (
     commits_by_itself,
     drop_if_gone,
     is_denied,
+    is_doubled,
     is_level_refused,
     reason_of,
 )
@@ -44,11 +45,13 @@ _LOCAL_ROW = "SELECT state, shards, relayed FROM {half} WHERE transaction_id = :
 _SOURCE = "SELECT id, purged_before FROM {source}"
 
 _ON_CONFLICT = "ON CONFLICT DO NOTHING"
-_ON_DUPLICATE_KEY = {"now": "UTC_TIMESTAMP(6)", "ignore": "ON DUPLICATE KEY UPDATE state=state"}
+_ON_MYSQL = {"now": "UTC_TIMESTAMP(6)", "ignore": ""}
+"""ON DUPLICATE KEY UPDATE would need the right to UPDATE, which a user who only writes messages may lack, and drivers
+of asyncio warn of what INSERT IGNORE ignores. So the error is caught, after which the transaction continues."""
 _TOMBSTONES = {
     "postgresql": {"now": "clock_timestamp() AT TIME ZONE 'utc'", "ignore": _ON_CONFLICT},
-    "mysql": _ON_DUPLICATE_KEY,
-    "mariadb": _ON_DUPLICATE_KEY,
+    "mysql": _ON_MYSQL,
+    "mariadb": _ON_MYSQL,
     "sqlite": {"now": "strftime('%Y-%m-%d %H\\:%M\\:%f', 'now')", "ignore": _ON_CONFLICT},
 }
 
@@ -134,8 +137,12 @@ def ask(
     parameters = {"id": transaction_id, "producer_group": producer_group}
 
     def asked() -> LocalRow:
-        with short_lock_waits(connection):
-            connection.execute(tombstone, parameters)
+        try:
+            with short_lock_waits(connection):
+                connection.execute(tombstone, parameters)
+        except sa.exc.DBAPIError as error:
+            if _TOMBSTONES[name]["ignore"] or not is_doubled(error.orig):
+                raise
         return _read(connection, transaction_id, schema, source)
 
     try:

@@ -195,6 +195,16 @@ class Sources:
             if not connection.invalidated:
                 connection.rollback()
 
+    def warn_of_rights(self, denied: CheckUnavailable) -> None:
+        """Warn, once, that this user lacks the rights to answer checks of transactions that did not commit."""
+        if str(denied) not in self._warned:
+            self._warned.add(str(denied))
+            log.warning(
+                "transactions that did not commit stay in doubt until another process answers: %s: grant SELECT and "
+                "INSERT on half_message, and SELECT on notify_source, or run `notify check` as a user that has them",
+                denied,
+            )
+
     def freshen(self, connection: Connection) -> None:
         """Look, if the last look is older than FRESH_SECONDS."""
         if self.seconds_since_look() > FRESH_SECONDS:
