@@ -21,7 +21,7 @@ from notify.errors import UnsafeTable
 from notify.runtime.databases import commits_by_itself, is_held_up, without_server_cursors
 from notify.runtime.guarantees import verify_once
 from notify.runtime.program_log import program_log
-from notify.runtime.schemas import database_of, found_in, kinds_of, qualified, text_of
+from notify.runtime.schemas import as_text, database_of, found_in, kinds_of, qualified, text_of
 
 log = program_log("notify.check")
 
@@ -311,5 +311,5 @@ def _writable(connection: Connection, schema: str, word: str) -> str:
     """The condition that this role may write rows in a schema; none where the database cannot be asked so."""
     if connection.dialect.name != "postgresql":
         return ""
-    name = qualified(connection, "half_message", schema).replace("'", "''")
-    return f" {word} pg_catalog.has_any_column_privilege('{name}', 'INSERT')"
+    name = as_text(connection, "half_message", schema)
+    return f" {word} pg_catalog.has_any_column_privilege({name}, 'INSERT')"

@@ -203,6 +203,14 @@ def by_key(statement: S, table: sa.Table) -> S:
     return statement.prefix_with(f"/*+ INDEX({table.name} PRIMARY) */", dialect="mysql")
 
 
+def as_text(connection: Connection, table: str, schema: str | None) -> str:
+    """A table's name, qualified, as a text of PostgreSQL's SQL for `sa.text`. Where a session has no
+    standard_conforming_strings, a backslash in a name would escape what follows; within E'…' it is doubled in any."""
+    name = f"{quoted(connection, schema)}.{table}" if schema else table
+    escaped = name.replace("\\", "\\\\").replace("'", "''").replace(":", "\\:")
+    return f"E'{escaped}'"
+
+
 def in_schema(schema: str | None) -> dict[str, dict[str | None, str]]:
     """The execution options with which a statement or a connection names this schema in every table of Notify.
 

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck
+from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome
 from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, create_tables
 from notify.client.producer.packing import pack
 from notify.client.tables.purge import purge_by_force
@@ -186,6 +186,26 @@ def test_a_schema_with_an_odd_name_is_written_and_read(
     assert [inbox.run("g", message, lambda *_: None) for _ in range(2)] == [True, False]
     assert purge_by_force(tenants.engine, older_than=-60, schema=schema).rows >= 2
     assert tenants.rows(schema) == []
+
+
+def test_a_backslash_where_it_escapes_what_follows(
+    on_postgresql: Tenants, producing: Callable[..., TransactionProducer]
+) -> None:
+    """Where a session had no standard_conforming_strings, commits of a named schema were refused, and checks not
+    answered."""
+    tenants = on_postgresql
+
+    @sa.event.listens_for(tenants.engine, "connect")
+    def set_up(connection: Any, _: object) -> None:
+        connection.execute("SET standard_conforming_strings = off")
+        connection.commit()
+
+    schema = tenants.make("back\\slash")
+    order(tenants, producing(tenants.engine), schema, "engine", "book")
+    ((transaction_id, _),) = tenants.rows(schema)
+    sold, dead = (HalfMessage(id_, "g", "main", tenants.source(schema), 1, ()) for id_ in (transaction_id, new_id()))
+    check = LocalTransactionCheck(tenants.engine).check
+    assert (check(sold), check(dead)) == (Outcome.COMMIT, Outcome.ROLLBACK)
 
 
 @pytest.mark.long

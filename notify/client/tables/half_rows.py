@@ -276,7 +276,7 @@ def _guarded(
     table = within(half_message, place.schema) if place.is_named else half_message
     guard: Any
     if is_postgresql:
-        guard = sa.text(f"pg_catalog.to_regclass('{name_in_text(connection, place)}') = CAST(:its_table AS oid)")
+        guard = sa.text(f"pg_catalog.to_regclass({name_in_text(connection, place)}) = CAST(:its_table AS oid)")
     elif connection.dialect.name == "sqlite":
         guard = sa.true()
     else:

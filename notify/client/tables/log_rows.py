@@ -34,7 +34,7 @@ _SLOTS = sa.text(
 _WRITE = (
     f"SELECT is_here, has_slot, CASE WHEN is_here AND has_slot THEN CAST(pg_catalog.pg_logical_emit_message(true, "
     f"'{PREFIX}', CAST(:content AS bytea)) AS text) END FROM (SELECT "
-    "pg_catalog.to_regclass('{table}') = CAST(:its_table AS oid) AS is_here, "
+    "pg_catalog.to_regclass({table}) = CAST(:its_table AS oid) AS is_here, "
     f"EXISTS (SELECT 1 {_ALIVE} AND CAST(s.slot_name AS text) = ANY (string_to_array(CAST(:slots AS text), ','))) "
     "AS has_slot) AS found"
 )

@@ -32,7 +32,7 @@ from notify.runtime.databases import (
     reason_of,
 )
 from notify.runtime.guarantees import Need, pool_of, verify
-from notify.runtime.schemas import SQLITE, database_of, found_in, named_by, qualified
+from notify.runtime.schemas import SQLITE, as_text, database_of, found_in, named_by
 
 ASK_FIRST = 100
 """After a wrong guess, how many transactions in one place must follow before a place is guessed again."""
@@ -56,9 +56,9 @@ class Place:
 
 
 def name_in_text(connection: Connection, place: Place) -> str:
-    """The name of half_message as the statements of a transaction in a place write it, within a text of PostgreSQL's
+    """The name of half_message as the statements of a transaction in a place write it, as a text of PostgreSQL's
     SQL."""
-    return qualified(connection, half_message.name, place.schema if place.is_named else None).replace("'", "''")
+    return as_text(connection, half_message.name, place.schema if place.is_named else None)
 
 
 class Places:
