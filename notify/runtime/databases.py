@@ -410,11 +410,18 @@ def shown_url(engine: Any) -> str:
 
 
 def check_engine(engine: object, *, is_async: bool) -> None:
-    """Raises InvalidRequest if `engine` is neither an Engine nor an AsyncEngine; `is_async`: which one to suggest."""
+    """Raises InvalidRequest if `engine` is neither an Engine nor an AsyncEngine, or the engine within an AsyncEngine;
+    `is_async`: which one to suggest."""
     if not hasattr(engine, "dialect"):
         make = "sqlalchemy.ext.asyncio.create_async_engine" if is_async else "sqlalchemy.create_engine"
         raise InvalidRequest(
             f"the engine is a {type(engine).__name__}: give what {make}(url) returns", "invalid_engine"
+        )
+    if getattr(engine.dialect, "is_async", False) and isinstance(engine, Engine):
+        raise InvalidRequest(
+            "the engine has a driver for asyncio, which works in coroutines alone: use AsyncTransactionProducer or "
+            "AsyncConsumer with the AsyncEngine, not its sync_engine, or make an engine with another driver",
+            "invalid_engine",
         )
     if getattr(engine.dialect, "driver", "") == "aiomysql":
         _let_aiomysql_send_bytes()

@@ -36,7 +36,7 @@ def create_tables(engine: Engine | Connection, schema: str | None = None) -> str
     `await connection.run_sync(create_tables)` in `async with engine.begin() as connection`. Raises InvalidRequest for
     an AsyncEngine, and for a schema that does not exist.
     """
-    if hasattr(engine, "sync_engine"):
+    if hasattr(engine, "sync_engine") or (isinstance(engine, Engine) and engine.dialect.is_async):
         raise InvalidRequest(
             "create_tables runs on a sync Engine or Connection; with an AsyncEngine write: async with engine.begin() "
             "as connection: await connection.run_sync(create_tables)"
