@@ -1010,3 +1010,12 @@ def test_defaults_of_a_database_make_no_difference(hostile: BinlogServer, memory
         assert {row["key"] for row in database.rows_of([outbox])} == {KEY}
     assert purge_by_force(engine, older_than=0).rows == 3
     engine.dispose()
+
+
+def test_a_name_is_told_as_the_server_spells_it(hostile: BinlogServer) -> None:
+    """With lower_case_table_names = 1 a database that had just been made was "not here: create it first"."""
+    hostile.execute("DROP DATABASE IF EXISTS spelled", "CREATE DATABASE spelled")
+    engine = make_engine(hostile.url)
+    with pytest.raises(InvalidRequest, match="there is no database 'Spelled' here: the server has 'spelled'"):
+        create_tables(engine, schema="Spelled")
+    engine.dispose()

@@ -68,7 +68,10 @@ def _where_to_create(connection: Connection, schema: str | None) -> str:
         # Quotes protect a name from a dialect that would look for it in capitals, or with dots as two.
         if not sa.inspect(connection).has_schema(named):
             kind = "database" if connection.dialect.name in ("mysql", "mariadb") else "schema"
-            raise InvalidRequest(f"there is no {kind} {named!r} here: create it first, then Notify's tables in it")
+            remedy = "create it first, then Notify's tables in it"
+            if kind == "database" and sa.inspect(connection).has_schema(named.lower()):
+                remedy = f"the server has {named.lower()!r}: write the name so"
+            raise InvalidRequest(f"there is no {kind} {named!r} here: {remedy}")
         return named
     found = found_in(connection, half_message.name)
     if not found and connection.dialect.name == "postgresql":
