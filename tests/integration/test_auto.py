@@ -22,6 +22,7 @@ from notify.check.local import LocalTransactionCheck
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.client.producer import blocking
 from notify.client.tables.definitions import half_message
+from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.left_rows import counted
 from notify.errors import InvalidRequest, TransactionRefused
 from notify.protocol import ids
@@ -246,6 +247,26 @@ def test_a_commit_follows_rows_that_another_process_left(up: ServerProcess, engi
         assert producer.flush(PATIENCE_SECONDS) == []
         eventually(lambda: {relayed for relayed, _ in rows(engine)} == {RELAYED}, "all rows to be sent")
     assert [body for body in delivered(up.url, unique) if body != "other"] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_the_last_of_many_keys_follows_rows_that_another_process_left(
+    up: ServerProcess, engine: sa.Engine, unique: str
+) -> None:
+    """One statement inserts TOGETHER rows at most, but asks for the keys of all."""
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with auto(up, engine, unique) as producer:
+        send(producer, unique, "0", key="k")
+        assert producer.flush(PATIENCE_SECONDS) == []
+        with TransactionProducer(nowhere, group=unique, engine=engine, mode="auto", half_timeout=BOUND) as alone:
+            send(alone, unique, "1", key="k")
+        with Session(engine) as session, session.begin():
+            for number in range(TOGETHER):
+                producer.send(session, Message(unique, "other", key=f"another {number}"))
+            producer.send(session, Message(unique, "2", key="k"))
+        eventually(lambda: {relayed for relayed, _ in rows(engine)} == {RELAYED}, "all rows to be sent")
+        assert producer.flush(PATIENCE_SECONDS) == []
+    assert [body for body in delivered(up.url, unique) if body != "other"] == ["0", "1", "2"]
 
 
 @pytest.mark.long

@@ -230,7 +230,7 @@ class HalfSender:
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
         if self._mode != "half":
-            _check_outbox(packed, pending.messages[apart:])
+            _check_outbox(packed, pending.sends[apart:])
         pending.sends.append((savepoints, packed, late if callable(late.key) else None))
         return len(pending.sends) - 1
 
@@ -432,15 +432,17 @@ def check_driver(connection: Connection) -> None:
         )
 
 
-def _check_outbox(packed: PackedMessage, before: Sequence[PackedMessage]) -> None:
+def _check_outbox(packed: PackedMessage, before: Sequence[tuple[Any, PackedMessage, Any]]) -> None:
     """Check a message in outbox mode as the server checks a half, because no server sees it before the commit.
 
-    `before`: the transaction's other messages. Raises InvalidRequest or TooLarge for a message that the queue would
-    refuse later, when the sender could not get the error any more.
+    `before`: the transaction's other messages, as in `PendingMessages.sends`. Raises InvalidRequest or TooLarge for a
+    message that the queue would refuse later, when the sender could not get the error any more.
     """
     if packed.deliver_at is not None:
         check_delay(None, packed.deliver_at, time.time_ns() // 1000)
-    size = sum(map(size_of_message, (*before, packed)))
+    if not before:
+        return  # one message is always smaller
+    size = sum([size_of_message(each) for _, each, _ in before], size_of_message(packed))
     if size > LIMITS.request_bytes:
         raise TooLarge(
             f"the transaction's messages have {size} bytes with this one; at most {LIMITS.request_bytes} are allowed"

@@ -376,6 +376,7 @@ class LoopOutgoing:
     def __init__(self, plan: ProducerPlan) -> None:
         self._plan = plan
         self._running: Running | None = None
+        self._waits = _Waits(plan.half_timeout)
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that the client runs on."""
         self._process = os.getpid()
@@ -402,6 +403,7 @@ class LoopOutgoing:
         if self._running is None:
             self._loop = loop
             self._running = Running(self._plan)
+            self._waits = _Waits(self._plan.half_timeout)
             self._forgotten = weakref.finalize(self, _say_forgotten, self._plan.group, os.getpid())
         return self._running
 
@@ -442,12 +444,7 @@ class LoopOutgoing:
         answer = self.start().client.half_soon(transaction_id, messages, source)
         if self._plan.mode != "auto":
             return accepted(await_only(answer))
-        seconds = self._plan.half_timeout
-        expiry = answer.get_loop().call_later(seconds, _expire, answer, seconds)
-        try:
-            return accepted(await_only(answer))
-        finally:
-            expiry.cancel()
+        return accepted(self._waits.wait_for(answer))
 
     def upload(self, messages: list[PackedMessage]) -> None:
         """Store the large bodies of messages, and wait in SQLAlchemy's greenlet. Raises ObjectStoreFailed."""
@@ -514,6 +511,40 @@ class LoopOutgoing:
             await running.close()
         if self._plan.bodies is not None:
             self._plan.bodies.close()
+
+
+class _Waits:
+    """The waits for the answers to halves, of coroutines on one event loop, which end after `seconds`.
+
+    One timer serves them all: uvloop makes another turn for each timer that is cancelled.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[asyncio.Future[Item], float] = {}
+        """When each wait ends at the latest, by the loop's time; the first one ends first."""
+        self._is_timed = False
+
+    def wait_for(self, answer: asyncio.Future[Item]) -> Item:
+        """Wait in SQLAlchemy's greenlet. Raises Timeout, and the future's errors."""
+        loop = answer.get_loop()
+        self._until[answer] = loop.time() + self._seconds
+        if not self._is_timed:
+            self._is_timed = True
+            loop.call_later(self._seconds, self._look, loop)
+        try:
+            return await_only(answer)
+        finally:
+            del self._until[answer]
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for answer, until in self._until.items():
+            if until > now:
+                loop.call_at(until, self._look, loop)
+                return
+            _expire(answer, self._seconds)
+        self._is_timed = False
 
 
 def _expire(answer: asyncio.Future[Item], seconds: float, turns: int = LATE_TURNS) -> None:

@@ -67,8 +67,9 @@ class HalfRows:
             "state": "COMMITTED",
             "relayed": UNSENT if mode == "outbox" else waits,
         }
-        self._inserts: dict[tuple[str, bool, int], _Insert] = {}
-        """By the schema that the statement names, whether it has digests, and the number of its rows."""
+        self._inserts: dict[tuple[str, bool, int, int], _Insert] = {}
+        """By the schema that the statement names, whether it has digests, the number of its rows, and that of the keys
+        that it asks for."""
         self._conversions: dict[str, Callable[[Any], Any]] | None = None
 
     def insert(
@@ -104,22 +105,23 @@ class HalfRows:
         if _lacks_clock(connection):
             for row in rows:
                 row["created_at"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"
-        if _needs_no_guard(connection.dialect.name, place) and not self._follows(connection):
+        dialect = connection.dialect.name
+        follows = self._follows_left and dialect in PARTIAL and any(row["key"] is not None for row in rows)
+        if follows and dialect == "sqlite":
+            return self._insert_unless_left(connection, place, rows)
+        if _needs_no_guard(dialect, place):
             self._insert_many(connection, place, rows)
             return True
         together = rows[: 1 if is_mariadb(connection) else TOGETHER]
-        insert = self._guarded(connection, place, len(together))
-        parameters = _expected(connection.dialect.name, place) | (
-            together[0] if len(together) == 1 else _numbered(together)
+        insert = self._guarded(connection, place, len(together), len(rows) if follows else 0)
+        parameters = _expected(dialect, place) | (
+            together[0] if len(together) == 1 else _numbered(rows if follows else together)
         )
         if self._execute(connection, insert, parameters) != len(together):
             return False
         if len(rows) > len(together):
             self._insert_many(connection, place, rows[len(together) :])
         return True
-
-    def _follows(self, connection: Connection) -> bool:
-        return self._follows_left and connection.dialect.name in PARTIAL
 
     def _insert_many(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> None:
         written = self._insert_values(connection, place, rows)
@@ -146,7 +148,7 @@ class HalfRows:
 
     def _of_values(self, connection: Connection, place: Place, count: int, names: list[str]) -> _Insert:
         """The statement that inserts `count` rows with these columns and the fixed ones."""
-        key = (f"VALUES {place.schema}", place.has_digest, count)
+        key = (f"VALUES {place.schema}", place.has_digest, count, 0)
         insert = self._inserts.get(key)
         if insert is None:
             table = within(half_message, place.schema)
@@ -163,20 +165,42 @@ class HalfRows:
             insert = self._keep(key, connection, table.insert().values(values))
         return insert
 
-    def _guarded(self, connection: Connection, place: Place, count: int) -> _Insert:
-        """The statement that inserts `count` rows, or none if they would not go to the place."""
-        key = (place.schema if place.is_named else "", place.has_digest, count)
+    def _insert_unless_left(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> bool:
+        """Insert a transaction's rows on SQLite, unless a row with one of their keys is left behind: then `relayed` of
+        the first one is NULL, which the table refuses. The guard of other databases would cost twice as much, because
+        a SELECT that reads the table that it inserts into gets a temporary one."""
+        names = [f"key_{number}" for number in range(len(rows))]
+        key = (f"UNLESS {place.schema}", place.has_digest, 1, len(rows))
+        insert = self._inserts.get(key)
+        if insert is None:
+            table = within(half_message, place.schema)
+            texts: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
+            is_left = _left_behind_with(table.alias("left_row"), "its_group", names)
+            texts["relayed"] = sa.select(texts["relayed"]).where(~is_left).scalar_subquery()
+            insert = self._keep(key, connection, table.insert().values(texts), list(rows[0]))
+        keys = {name: row["key"] for name, row in zip(names, rows, strict=True)}
+        asking = [row | keys | {"its_group": None} for row in rows]
+        asking[0]["its_group"] = self._group  # only the first row asks
+        try:
+            return self._execute(connection, insert, asking if len(rows) > 1 else asking[0]) in (len(rows), -1)
+        except sa.exc.IntegrityError as error:
+            if f"{half_message.name}.relayed" not in str(error.orig):
+                raise
+            return False
+
+    def _guarded(self, connection: Connection, place: Place, count: int, keys: int) -> _Insert:
+        """The statement that inserts `count` rows, or none if they would not go to the place, or if a row with one of
+        the transaction's `keys` is left behind (0: it does not matter)."""
+        key = (place.schema if place.is_named else "", place.has_digest, count, keys)
         insert = self._inserts.get(key)
         if insert is None:
             columns = [*_MARK_COLUMNS, *(_BODY_COLUMNS if self._with_bodies else ())]
             columns += ["digest"] if place.has_digest else []
-            columns += ["created_at"] if _lacks_clock(connection) else []
-            follows = self._follows(connection)
-            insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count, follows))
+            insert = self._keep(key, connection, _guarded(connection, place, self._fixed, columns, count, keys))
         return insert
 
     def _keep(
-        self, key: tuple[str, bool, int], connection: Connection, statement: Any, names: list[str] | None = None
+        self, key: tuple[str, bool, int, int], connection: Connection, statement: Any, names: list[str] | None = None
     ) -> _Insert:
         """Compile a statement and remember it. `names`: the columns that get values, if the statement does not say."""
         if len(self._inserts) >= MOST_STATEMENTS:
@@ -267,25 +291,23 @@ def _expected(dialect: str, place: Place) -> dict[str, Any]:
 
 
 def _guarded(
-    connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int, follows: bool
+    connection: Connection, place: Place, fixed: dict[str, Any], columns: list[str], count: int, keys: int
 ) -> Any:
     """INSERT … SELECT of rows under a condition that holds in the place only. `fixed`: columns with the same value in
-    all rows of this producer, which are part of the text: each parameter costs the driver a microsecond. `follows`: the
-    condition is also that no row of the group with one of the keys is left behind."""
+    all rows of this producer, which are part of the text: each parameter costs the driver a microsecond. `keys`: the
+    number of the transaction's keys, with none of which a row of the group may be left behind."""
     is_postgresql = connection.dialect.name == "postgresql"
     table = within(half_message, place.schema) if place.is_named else half_message
     guard: Any
     if is_postgresql:
         guard = sa.text(f"pg_catalog.to_regclass({name_in_text(connection, place)}) = CAST(:its_table AS oid)")
-    elif connection.dialect.name == "sqlite":
-        guard = sa.true()
     else:
         # Compared byte by byte: MySQL's own comparison takes T1 for t1.
         guard = sa.text("HEX(DATABASE()) = :its_schema")
     ends = [""] if count == 1 else [f"_{number}" for number in range(count)]
-    if follows:
-        guard = sa.and_(guard, ~_left_behind_with(table.alias("left_row"), ends))
-    created = {} if "created_at" in columns else {"created_at": database_now()}
+    if keys:
+        names = ["key"] if keys == 1 else [f"key_{number}" for number in range(keys)]
+        guard = sa.and_(guard, ~_left_behind_with(table.alias("left_row"), f"producer_group{ends[0]}", names))
     selects = []
     for number in range(count):
         texts: dict[str, Any] = {
@@ -300,17 +322,19 @@ def _guarded(
             # the types of texts, numbers and times.
             is_bare = connection.dialect.driver == "psycopg2" or isinstance(kind, sa.Float | sa.LargeBinary)
             values.append(sa.cast(value, kind) if is_postgresql and count > 1 and is_bare else value)
-        selects.append(sa.select(*values, *created.values()).where(guard))
+        selects.append(sa.select(*values, database_now()).where(guard))
     rows: Any = selects[0] if count == 1 else sa.union_all(*selects)
-    return table.insert().from_select([*columns, *created], rows, include_defaults=False)
+    return table.insert().from_select([*columns, "created_at"], rows, include_defaults=False)
 
 
-def _left_behind_with(table: Any, ends: list[str]) -> Any:
-    """The condition that a row of the group with one of the keys is left behind. `ends`: of the parameters' names."""
+def _left_behind_with(table: Any, group: str, keys: list[str]) -> Any:
+    """The condition that a row of the group with one of the keys is left behind, by the names of their parameters."""
     kinds = half_message.c
-    keys = [sa.bindparam(f"key{end}", type_=kinds.key.type) for end in ends]
-    group = sa.bindparam(f"producer_group{ends[0]}", type_=kinds.producer_group.type)
-    is_left = left_behind_with(table.c, group, keys)
+    is_left = left_behind_with(
+        table.c,
+        sa.bindparam(group, type_=kinds.producer_group.type),
+        [sa.bindparam(key, type_=kinds.key.type) for key in keys],
+    )
     return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(is_left))
 
 
