@@ -17,7 +17,14 @@ from notify.cli.database import SCHEMA, away, not_ready, opened
 from notify.cli.kafka.line import Line
 from notify.cli.printed import say, say_json
 from notify.client.tables.creation import create_tables, new_source
-from notify.client.tables.definitions import EVERYTHING, WITHOUT_INDEX, with_left_behind_index
+from notify.client.tables.definitions import (
+    EVERYTHING,
+    LEFT_BEHIND_INDEX,
+    LEFT_KEY_INDEX,
+    WITHOUT_INDEX,
+    WITHOUT_KEY_INDEX,
+    with_left_behind_index,
+)
 from notify.client.tables.left_rows import counted
 from notify.client.tables.purge import counts
 from notify.errors import InvalidRequest, NotifyError
@@ -290,8 +297,10 @@ def _database_findings(engine: sa.Engine, facts: dict[str, Any], nodes: list[che
             return findings
         facts |= counts(engine)
         with engine.connect() as connection:
-            if not with_left_behind_index(connection, [found_in(connection, LOCAL.table.name)]):
-                findings.append(WITHOUT_INDEX)
+            place = found_in(connection, LOCAL.table.name)
+            for index, lack in ((LEFT_BEHIND_INDEX, WITHOUT_INDEX), (LEFT_KEY_INDEX, WITHOUT_KEY_INDEX)):
+                if not with_left_behind_index(connection, [place], index=index):
+                    findings.append(lack)
         if facts["left_behind"]:
             findings += _left_behind(engine, facts)
     except (sa.exc.SQLAlchemyError, CheckUnavailable) as error:

@@ -13,17 +13,29 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from notify.check.sources import Sources
 from notify.client import create_tables
 from notify.client.producer.left_behind import LeftBehind
 from notify.client.producer.left_sender import LOOK_SECONDS, LeftSender
 from notify.client.producer.transactions import TransactionClient
 from notify.client.tables import left_rows
 from notify.client.tables.database_calls import DatabaseCalls
-from notify.client.tables.definitions import LEFT_BEHIND_INDEX, half_message, notify_source, with_left_behind_index
+from notify.client.tables.definitions import (
+    LEFT_BEHIND_INDEX,
+    LEFT_KEY_INDEX,
+    SENDS,
+    half_message,
+    notify_source,
+    with_left_behind_index,
+)
+from notify.client.tables.half_rows import HalfRows
+from notify.client.tables.schemas import Places
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.left_behind import LeftBehindMover
 from notify.movers.relay import relay as relays
 from notify.movers.relay.relay import Relay
+from notify.protocol import ids
+from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED, within_schema
 from notify.runtime.schemas import found_in
 from notify.storage.sql import schema as server_schema
@@ -290,6 +302,32 @@ def test_without_the_index_no_mover_reads_the_whole_table(
     leave_and_die("http://127.0.0.1:9", unique, engine.url, of_key("k", "b"))
     assert asyncio.run(Relay(engine, away.url).run(once=True)).sent == 1
     assert delivered(away.url, unique) == ["a", "b"]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_commit_reads_nothing_that_waits_with_other_keys(engine: sa.Engine, unique: str, count: int) -> None:
+    """Not even where a table of an older version got the index later."""
+    is_sqlite = engine.dialect.name == "sqlite"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"DROP INDEX {LEFT_KEY_INDEX}")
+    create_tables(engine)
+    plans: list[str] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("INSERT"):
+            another = cursor.connection.cursor()
+            asked = f"EXPLAIN {'QUERY PLAN' if is_sqlite else ''} {statement}"
+            another.execute(asked, parameters[0] if isinstance(parameters, list) else parameters)
+            plans.append("\n".join(str(line) for line in another.fetchall()))
+            another.close()
+
+    sa.event.listen(engine, "before_cursor_execute", explain)
+    messages = [PackedMessage(topic=unique, body=b"", key=str(number)) for number in range(count)]
+    with engine.begin() as connection:
+        place = Places(Sources(None), SENDS["auto"]).of(connection)
+        assert HalfRows(unique, "auto").insert(connection, ids.to_text(ids.new_id()), "main", messages, place)
+    assert len(plans) == 1 and LEFT_KEY_INDEX in plans[0] and LEFT_BEHIND_INDEX not in plans[0]
 
 
 @pytest.mark.parametrize("database", ["postgresql"])

@@ -101,7 +101,7 @@ BOUNDS = {
     """,
     "calls that wait now; a group without one is dropped": """
         server/core/checks.py:_pollers server/core/check_webhooks.py:_running server/core/pushes.py:_running
-        server/core/pushes.py:failing server/delivery/waiters.py:_by_request
+        server/core/pushes.py:failing server/delivery/waiters.py:_by_request client/producer/outgoing.py:_until
     """,
     "what an administrator stored, with bounds of number and size of its own": """
         server/access/gate.py:_credentials server/access/gate.py:_by_proof server/access/gate.py:_principals

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify.check.question import several_sources
 from notify.client.tables.definitions import (
     LEFT_BEHIND_INDEX,
+    LEFT_KEY_INDEX,
     MAKES,
     columns_of,
     half_message,
@@ -56,7 +57,9 @@ def _create(connection: Connection, schema: str | None) -> str:
     with without_server_cursors(connection), naming(connection, _where_to_create(connection, schema)):
         _make_missing(connection)
         _add_columns(connection)
-        _add_index(connection)
+        for index in half_message.indexes:
+            if index.name in (LEFT_BEHIND_INDEX, LEFT_KEY_INDEX):
+                _add_index(connection, index)
         _add_replay(connection)
         if connection.dialect.name == "postgresql":
             _wake_relays(connection)
@@ -133,22 +136,21 @@ def _add_column(connection: Connection, column: sa.Column[Any]) -> None:
             raise
 
 
-def _add_index(connection: Connection) -> None:
-    """Create the index for what producers leave behind, which an older version did not create; several processes may
+def _add_index(connection: Connection, index: sa.Index) -> None:
+    """Create an index for what producers leave behind, which an older version did not create; several processes may
     try at the same time."""
-    index = next(each for each in half_message.indexes if each.name == LEFT_BEHIND_INDEX)
-    if _has_index(connection):
+    if _has_index(connection, index):
         return
     try:
         with _savepoint(connection):
             connection.execute(sa.schema.CreateIndex(index))
     except sa.exc.DBAPIError:
-        if not _has_index(connection):
+        if not _has_index(connection, index):
             raise
 
 
-def _has_index(connection: Connection) -> bool:
-    return bool(with_left_behind_index(connection, [named_by(connection)], valid=False))
+def _has_index(connection: Connection, index: sa.Index) -> bool:
+    return bool(with_left_behind_index(connection, [named_by(connection)], valid=False, index=str(index.name)))
 
 
 def _here(connection: Connection, table: str) -> str:

@@ -16,10 +16,17 @@ metadata = sa.MetaData()
 PARTIAL = ("postgresql", "sqlite")
 """The databases with partial indexes."""
 LEFT_BEHIND_INDEX = "half_message_left_behind"
+LEFT_KEY_INDEX = "half_message_left_key"
+_MAKE_INDEX = (
+    "run create_tables, or `notify doctor --dsn … --create-tables`, after DROP INDEX if an invalid one is there"
+)
 WITHOUT_INDEX = (
     f"half_message has no valid index {LEFT_BEHIND_INDEX}, so that each look for what producers in mode auto left "
-    "behind would read the whole table: run create_tables, or `notify doctor --dsn … --create-tables`, "
-    "after DROP INDEX if an invalid one is there"
+    f"behind would read the whole table: {_MAKE_INDEX}"
+)
+WITHOUT_KEY_INDEX = (
+    f"half_message has no valid index {LEFT_KEY_INDEX}, so that each commit with a key in mode auto reads all that is "
+    f"left behind: {_MAKE_INDEX}"
 )
 
 
@@ -72,6 +79,15 @@ sa.Index(
     LEFT_BEHIND_INDEX,
     half_message.c.producer_group,
     half_message.c.created_at,
+    sqlite_where=is_left_behind,
+    postgresql_where=is_left_behind,
+).ddl_if(callable_=_has_partial_indexes)
+# With the other one, a commit with a key that nothing waits for would read all that waits. Its columns are in this
+# order, since PostgreSQL would take the other one for the other order.
+sa.Index(
+    LEFT_KEY_INDEX,
+    half_message.c.producer_group,
+    half_message.c.key,
     sqlite_where=is_left_behind,
     postgresql_where=is_left_behind,
 ).ddl_if(callable_=_has_partial_indexes)
@@ -142,15 +158,17 @@ def columns_of(connection: Connection, table: sa.Table, schema: str | None = Non
     return {column["name"] for column in sa.inspect(connection).get_columns(table.name, schema=named)}
 
 
-def with_left_behind_index(connection: Connection, schemas: Iterable[str], *, valid: bool = True) -> list[str]:
+def with_left_behind_index(
+    connection: Connection, schemas: Iterable[str], *, valid: bool = True, index: str = LEFT_BEHIND_INDEX
+) -> list[str]:
     """Those of these schemas in which a look for what producers left behind reads an index, and not the whole table:
     a table that an older version made, or a migration of one's own, may lack it, or a CREATE INDEX CONCURRENTLY may
-    have failed. `valid`: whether an index that PostgreSQL cannot use does not count."""
+    have failed. `valid`: whether an index that PostgreSQL cannot use does not count; `index`: the one that counts."""
     schemas = list(schemas)
     if connection.dialect.name not in PARTIAL:
         return schemas  # half_message_waiting serves both
     if connection.dialect.name == "sqlite":
-        query = f"SELECT 1 FROM {{}} WHERE type = 'index' AND name = '{LEFT_BEHIND_INDEX}'"
+        query = f"SELECT 1 FROM {{}} WHERE type = 'index' AND name = '{index}'"
         there = {
             schema
             for schema in schemas
@@ -164,7 +182,7 @@ def with_left_behind_index(connection: Connection, schemas: Iterable[str], *, va
             " WHERE t.relname = :table AND c.relname = :index AND (i.indisvalid OR NOT :valid)"
             " AND n.nspname = ANY(:schemas)"
         )
-        names = {"table": half_message.name, "index": LEFT_BEHIND_INDEX, "schemas": schemas, "valid": valid}
+        names = {"table": half_message.name, "index": index, "schemas": schemas, "valid": valid}
         there = {text_of(schema) for schema in connection.scalars(named, names)}
     return [schema for schema in schemas if schema in there]
 
