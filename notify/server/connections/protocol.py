@@ -557,7 +557,7 @@ class Protocol(HttpToolsProtocol):
             self._unread_bytes = 0
             self._count()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # True keeps the connection; uvicorn always closes it
         """Keep the connection for pending answers if the client has ended only its own direction, as `nc -N` does.
 
         A client that was killed looks the same. So a connection with a poll ends: messages would be leased to nobody.
