@@ -99,7 +99,8 @@ def test_the_urls_init_command_holds_for_each_session(
     few: URL, binlog_server: BinlogServer, server: ServerProcess, unique: str
 ) -> None:
     """It may take the role that has the right. The connection that reads the binlog, and a server's, did without it."""
-    binlog_server.execute("CREATE ROLE reader", "GRANT REPLICATION SLAVE ON *.* TO reader", f"GRANT reader TO {FEW}")
+    rights = "REPLICATION SLAVE, REPLICATION CLIENT"
+    binlog_server.execute("CREATE ROLE reader", f"GRANT {rights} ON *.* TO reader", f"GRANT reader TO {FEW}")
     url = few.update_query_dict({"init_command": "SET ROLE reader"})
     assert move(text(url), server).totals.rows == 2
     with opened(text(url)) as engine, engine.connect() as connection:

@@ -300,7 +300,7 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
     code, answer = cli("dead-letter", "drop", unique, "--reason", "all of them", "--url", memory.url)
-    assert code == 2 and "--contains" in answer["text"] and "dead-letter purge" in answer["text"], answer
+    assert code == 2 and "--contains" in answer["text"] and "truncate" in answer["text"], answer
     letter = cli("dead-letter", "list", unique, "--url", memory.url, "--json")[1]["messages"][0]["id"]
     shown = cli("message", "show", letter, "--url", memory.url)[1]["text"].splitlines()
     assert "dead letter" in shown[-1] and unique in shown[-1], "it was said to be settled"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,18 +42,22 @@ def begun(token: str, worker: str) -> list[bytes]:
 def send_what_is_taken(sent: dict[socket.socket, bytes]) -> None:
     """Send on each connection until all is sent, or the server reads no more."""
     left = {connection: memoryview(data) for connection, data in sent.items()}
-    while left:
-        _, writable, _ = select.select([], list(left), [], STILL_SECONDS)
-        if not writable:
-            return
-        for connection in writable:
-            try:
-                left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
-            except ConnectionError:
-                left.pop(connection)  # the server has refused it
-                continue
-            if not left[connection]:
-                del left[connection]
+    with selectors.DefaultSelector() as selector:
+        for connection in left:
+            selector.register(connection, selectors.EVENT_WRITE)
+        while left:
+            writable = [key.fileobj for key, _ in selector.select(STILL_SECONDS)]
+            if not writable:
+                return
+            for connection in writable:
+                assert isinstance(connection, socket.socket)
+                try:
+                    left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
+                except ConnectionError:
+                    left[connection] = memoryview(b"")  # the server has refused it
+                if not left[connection]:
+                    del left[connection]
+                    selector.unregister(connection)
 
 
 def held_bytes(server: ServerProcess) -> int:

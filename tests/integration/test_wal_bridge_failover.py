@@ -224,7 +224,7 @@ def test_a_service_does_not_come_back_to_a_standby(
     def lead(dialect: object, record: object, arguments: object, parameters: dict[str, Any]) -> None:
         parameters["port"] = ports.pop() if len(ports) > 1 else ports[0]
 
-    with pytest.raises((CheckUnavailable, sa.exc.DBAPIError), match="read-only"):
+    with pytest.raises((CheckUnavailable, sa.exc.DBAPIError), match="during recovery"):
         work(engine)
     work(engine)
     engine.dispose()

@@ -295,7 +295,7 @@ def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
     execute(
         engine,
         "CREATE ROLE hurried LOGIN SUPERUSER",
-        *(f"ALTER ROLE hurried SET {name} = '1ms'" for name in bounds),
+        *(f"ALTER ROLE hurried SET {name} = '200ms'" for name in bounds),
         "ALTER ROLE hurried SET default_transaction_read_only = on",
         "ALTER ROLE hurried SET synchronous_commit = off",
     )
