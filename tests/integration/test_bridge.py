@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import bridge as bridge_module
+from notify.binlog_bridge import pump
 from notify.binlog_bridge.announcing import announce, mover_of
 from notify.binlog_bridge.binlog.events import GTIDS
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import Assembly, BinlogReader
 from notify.binlog_bridge.binlog.stream import BinlogStream
-from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged, Superseded, Unreadable
 from notify.binlog_bridge.kinds import end_of_log
+from notify.binlog_bridge.pump import Bridge
 from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.movers.outbox import source_name
@@ -37,22 +37,23 @@ from notify.protocol.wire import (
     BridgedTransaction,
     PackedBridgeBatch,
     PackedMessage,
-    Payload,
     encode_msgpack,
 )
-from notify.storage.records import NewMessage, NewTransaction, State
 from notify.storage.sql import checkup, registry, schema
 from notify.storage.sql.engines import open_engine
 from notify.storage.sql.movers import movers_of
-from notify.storage.sql.store import SqlStore
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from notify.testing.statements import execute
+from tests.support.background import in_background, repeated
 from tests.support.bridges import end_once_while_written, move, numbers, outbox, write_as_statement
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import drain, subscribe
+from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
 from tests.support.proxy import Proxy
+from tests.support.servers import make_storage
+from tests.support.sql_storage import published, put, put_in_every_state
 
 
 @pytest.fixture
@@ -94,15 +95,11 @@ def test_once_does_not_end_on_a_candidate_that_is_behind(
         bridge._end = replace(end, gtids=re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), end.gtids))
         raise sa.exc.OperationalError("", {}, ConnectionError("away"))
 
-    monkeypatch.setattr("notify.binlog_bridge.bridge.end_of_log", of_the_primary)
-
-    async def run() -> None:
-        task = asyncio.ensure_future(bridge.run(once=True))
-        await eventually_async(lambda: task.done() or "an earlier candidate" in caplog.text, "the candidate's refusal")
-        await asyncio.to_thread(outbox, url, unique, range(1, 2))
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
-
-    asyncio.run(run())
+    monkeypatch.setattr("notify.binlog_bridge.pump.end_of_log", of_the_primary)
+    with in_background(bridge.run(once=True)) as bridging:
+        bridging.until(lambda: "an earlier candidate" in caplog.text, "the candidate's refusal")
+        outbox(url, unique, range(1, 2))
+        bridging.result()
     assert numbers(server, unique, 2) == [0, 1]
 
 
@@ -120,16 +117,12 @@ def test_a_queue_that_is_away_costs_no_change_of_the_source(
     other = sa.make_url(url).set(port=replica.getsockname()[1]).render_as_string(hide_password=False)
 
     caplog.set_level(logging.INFO, "notify")
-
-    async def run() -> None:
-        bridge = Bridge([url, other], f"http://127.0.0.1:{proxy.port}")
-        task = asyncio.ensure_future(bridge.run(once=True))
-        await eventually_async(lambda: task.done() or caplog.text.count("again in") > 1, "two tries")
-        proxy.reopen()
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
-
+    bridge = Bridge([url, other], f"http://127.0.0.1:{proxy.port}")
     with replica:
-        asyncio.run(run())
+        with in_background(bridge.run(once=True)) as bridging:
+            bridging.until(lambda: caplog.text.count("again in") > 1, "two tries")
+            proxy.reopen()
+            bridging.result()
         with pytest.raises(BlockingIOError):
             replica.accept()
     proxy.close()
@@ -142,81 +135,47 @@ def test_a_queue_that_is_away_costs_no_change_of_the_source(
 @pytest.mark.long
 def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
-
+    make_storage(url)
     now = time.time_ns() // 1000 // 1_000_000 * 1_000_000  # a heartbeat of the source takes whole seconds
-
-    async def run() -> None:
-        store = SqlStore(url)
-        schema.upgrade(store.engine, "main")
-        await store.open(0)
-        made = []
-        for n in range(40):
-            payload = encode_msgpack(Payload(unique, json.dumps({"n": n}).encode(), "k", "t", {"h": "ü"}))
-            made.append(NewTransaction(ids.new_id(), "g", [NewMessage(unique, payload, "k", "t")] * 2))
-        await store.put(made[:30], now)
-        await store.put([NewTransaction(t.id, "g", t.messages, committed=True) for t in made[30:]], now)
-        for n, t in enumerate(made[:30]):
-            if n % 3 < 2:
-                await store.decide([(t.id, "g", (State.COMMITTED, State.ROLLED_BACK)[n % 3])], now)
-        await store.close()
-
-    asyncio.run(run())
+    committed = put_in_every_state(url, unique)
     bridge = move(url, server)
     assert bridge.totals.stored == 20
     engine = open_engine(url)
     announce(engine, mover_of(bridge.name), bridge.totals)
     with engine.begin() as connection:
         # Rows that were committed before the newest moved one may be purged.
-        assert now - bridge_module.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
+        assert now - pump.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
         assert [m.kind for m in registry.members(connection)] == ["bridge"]
     engine.dispose()
-    assert sorted(numbers(server, unique, 40)) == sorted([*range(0, 30, 3), *range(30, 40)] * 2)
+    assert sorted(numbers(server, unique, 40)) == sorted(committed)
 
 
 @pytest.mark.long
 def test_messages_published_without_a_transaction_are_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """A row without a producer group is moved. The queue refused it: acknowledged, and never delivered."""
     subscribe(server.url, unique, unique)
-
-    async def publish(numbers: range) -> None:
-        store = SqlStore(url)
-        schema.upgrade(store.engine, "main")
-        await store.open(0)
-        payloads = [encode_msgpack(Payload(unique, json.dumps({"n": n}).encode())) for n in numbers]
-        made = [NewTransaction(ids.new_id(), "", [NewMessage(unique, p)], committed=True) for p in payloads]
-        await store.put(made, time.time_ns() // 1000)
-        await store.close()
-
-    asyncio.run(publish(range(3)))
+    make_storage(url)
+    put(url, published(unique, "0", "1", "2"))
     bridge = move(url, server)
     assert (bridge.totals.stored, bridge.totals.refused) == (3, 0)
-    asyncio.run(publish(range(3, 5)))
+    put(url, published(unique, "3", "4"))
     assert move(url, server, fill=True).totals.refused == 0
-    assert sorted(numbers(server, unique, 5)) == [*range(5)]
+    assert sorted(bodies(drain(server.url, unique, unique, 5))) == ["0", "1", "2", "3", "4"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("second_id", [991, 992], ids=["same server id", "another server id"])
-def test_a_second_bridge_takes_over_and_the_first_stops(
-    url: str, server: ServerProcess, unique: str, second_id: int
-) -> None:
+def test_a_second_bridge_with_another_server_id_takes_over(url: str, server: ServerProcess, unique: str) -> None:
+    """The source cuts off nobody then."""
     outbox(url, unique, range(2))
-
-    async def run() -> None:
-        first = Bridge([url], server.url, server_id=991)
-        task = asyncio.ensure_future(first.run())
-        await eventually_async(lambda: first.totals.rows, "the first bridge to move a row")
-        second = Bridge([url], server.url, server_id=second_id)
-        other = asyncio.ensure_future(second.run())
-        await eventually_async(lambda: second.totals.connections, "the second bridge to connect")
-        await asyncio.to_thread(outbox, url, unique, range(4, 6))
-        with pytest.raises(Superseded):
-            await asyncio.wait_for(task, PATIENCE_SECONDS)
-        await eventually_async(lambda: second.totals.rows >= 2, "the second bridge to move both rows")
-        other.cancel()
-        await asyncio.gather(other, return_exceptions=True)
-
-    asyncio.run(run())
+    first, second = (Bridge([url], server.url, server_id=number) for number in (991, 992))
+    with in_background(first.run()) as superseded:
+        superseded.until(lambda: first.totals.rows, "the first bridge to move a row")
+        with in_background(second.run()) as bridging:
+            bridging.until(lambda: second.totals.connections, "the second bridge to connect")
+            outbox(url, unique, range(4, 6))
+            with pytest.raises(Superseded):
+                superseded.result()
+            bridging.until(lambda: second.totals.rows >= 2, "the second bridge to move both rows")
 
 
 @pytest.mark.long
@@ -225,9 +184,9 @@ def test_two_readers_with_one_server_id(
 ) -> None:
     """The source cuts off one of two readers with one server id, again and again: the bridge says why, and stops."""
     # Ten cuts in a minute are too many. Here four are, however long each takes.
-    monkeypatch.setattr(bridge_module, "SAME_ID_TIMES", 4)
-    monkeypatch.setattr(bridge_module, "SAME_ID_SECONDS", 3600.0)
-    monkeypatch.setattr(bridge_module, "SAME_ID_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(pump, "SAME_ID_TIMES", 4)
+    monkeypatch.setattr(pump, "SAME_ID_SECONDS", 3600.0)
+    monkeypatch.setattr(pump, "SAME_ID_WAIT_SECONDS", 0.05)
     outbox(url, unique, range(2))
     bridge = Bridge([url], server.url, server_id=4711)
     stop = threading.Event()
@@ -295,7 +254,6 @@ def test_a_purged_binlog_stops_the_bridge_and_is_backfilled(
     outbox(url, unique, range(24, 28))
     move(url, server)
     assert sorted(numbers(server, unique, 15)) == [n for n in range(8, 28) if n % 4 != 3]
-    assert drain(server.url, unique, unique, 0) == []
 
 
 @pytest.mark.long
@@ -367,11 +325,8 @@ def test_missing_grants_and_tables_are_named(url: str, binlog_server: BinlogServ
 
 
 def test_a_table_of_another_schema_is_named(url: str, server: ServerProcess) -> None:
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE half_message (transaction_id CHAR(36) PRIMARY KEY, note TEXT)")
-        connection.exec_driver_sql("INSERT INTO half_message VALUES ('x', 'y')")
-    engine.dispose()
+    made = "CREATE TABLE half_message (transaction_id CHAR(36) PRIMARY KEY, note TEXT)"
+    execute(url, made, "INSERT INTO half_message VALUES ('x', 'y')")
     with pytest.raises(Unreadable, match=r"has no column .*producer_group"):
         asyncio.run(Bridge([url], server.url, name="older").run(once=True))
 
@@ -437,11 +392,7 @@ def test_several_sources_in_one_process(
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(4))
     outbox(addresses[0], unique, range(4, 8))
-    engine = sa.create_engine(addresses[1])
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE half_message (id INT PRIMARY KEY)")
-        connection.exec_driver_sql("INSERT INTO half_message VALUES (1)")
-    engine.dispose()
+    execute(addresses[1], "CREATE TABLE half_message (id INT PRIMARY KEY)", "INSERT INTO half_message VALUES (1)")
     command = [sys.executable, "-m", "notify.cli.main", "bridge", "--url", server.url, "--once", "--json"]
     for name, address in zip(("first", "second", "third"), (url, *addresses), strict=True):
         command += ["--dsn", f"{name}-{unique}={address}"]
@@ -458,22 +409,10 @@ def test_several_sources_in_one_process(
 def test_a_large_commit_of_published_messages_is_bridged(url: str, server: ServerProcess, unique: str) -> None:
     """The bridge moves a large commit of `publish` in parts. The parts had no producer group, and were refused."""
     subscribe(server.url, unique, unique)
-
-    async def publish() -> None:
-        store = SqlStore(url, writers=1)
-        schema.upgrade(store.engine, "main")
-        await store.open(0)
-        payloads = [
-            encode_msgpack(Payload(unique, json.dumps({"n": n, "x": "x" * 900_000}).encode())) for n in range(8)
-        ]
-        made = [NewTransaction(ids.new_id(), "", [NewMessage(unique, p)], committed=True) for p in payloads]
-        await store.put(made, time.time_ns() // 1000)
-        await store.close()
-
-    asyncio.run(publish())
-    bridge = move(url, server)
-    assert bridge.totals.refused == 0
-    assert sorted(numbers(server, unique, 8)) == [*range(8)]
+    make_storage(url)
+    put(url, published(unique, *(f"{n} {'x' * 900_000}" for n in range(8))))
+    assert move(url, server).totals.refused == 0
+    assert sorted(body[0] for body in bodies(drain(server.url, unique, unique, 8))) == [*"01234567"]
 
 
 @pytest.mark.long
@@ -481,49 +420,33 @@ def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
     url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other commits on the instance move it. They kept the heartbeats away, so that purges and key maps waited."""
-    monkeypatch.setattr(bridge_module, "CAUGHT_UP_US", 1_000_000)
+    monkeypatch.setattr(pump, "CAUGHT_UP_US", 1_000_000)
     engine = open_engine(url)
     schema.upgrade(engine, "main")
-    over = threading.Event()
+    with engine.connect() as connection:
+        connection.exec_driver_sql("CREATE TABLE others (n INT) ENGINE = InnoDB")
 
     def be_busy() -> None:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("CREATE TABLE others (n INT) ENGINE = InnoDB")
-            while not over.wait(0.05):
-                connection.exec_driver_sql("INSERT INTO others VALUES (1)")
-                connection.commit()
+        with engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO others VALUES (1)")
 
     def read_through_us() -> int:
         with engine.connect() as connection:
             return movers_of(connection).read_through_us
 
-    async def run() -> None:
+    with repeated(be_busy, threads=1, pause_seconds=0.05, passing=()):
         began = time.time_ns() // 1000
-        bridge = asyncio.create_task(Bridge([url], server.url).run())
-        await eventually_async(lambda: read_through_us() > began, "the bridge to say that it has read others' commits")
-        assert read_through_us() < time.time_ns() // 1000
-        bridge.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await bridge
+        with in_background(Bridge([url], server.url).run()) as bridging:
+            bridging.until(lambda: read_through_us() > began, "the bridge to say that it has read others' commits")
+            assert read_through_us() < time.time_ns() // 1000
         # A bridge that starts again knows it from its position. It began with 0, more than 50 years behind.
         before = read_through_us()
         again = Bridge([url], server.url)
-        bridge = asyncio.create_task(again.run())
-        await eventually_async(lambda: again.totals.connections, "the bridge to begin again")
-        await asyncio.to_thread(announce, engine, mover_of(again.name), again.totals)
-        assert read_through_us() >= before - 2_000_000
-        bridge.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await bridge
-
-    busy = threading.Thread(target=be_busy)
-    busy.start()
-    try:
-        asyncio.run(run())
-    finally:
-        over.set()
-        busy.join()
-        engine.dispose()
+        with in_background(again.run()) as bridging:
+            bridging.until(lambda: again.totals.connections, "the bridge to begin again")
+            announce(engine, mover_of(again.name), again.totals)
+            assert read_through_us() >= before - 2_000_000
+    engine.dispose()
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,10 +13,11 @@ from notify.binlog_bridge.bridge import Bridge
 from notify.protocol.wire import instant
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import held_commits, is_held, move, numbers, outbox
-from tests.support.clock import eventually, eventually_async
+from tests.support.clock import eventually
 from tests.support.commands import cli
-from tests.support.groups import drain, subscribe
+from tests.support.groups import subscribe
 
 
 @pytest.fixture
@@ -81,7 +81,6 @@ def test_only_what_was_not_moved_is_sent_in_the_order_of_its_times(
     last = move(url, server, fill=True)
     assert (last.totals.known, last.totals.stored) == (3, 4)
     assert numbers(server, unique, 10) == [0, 1, 2, 4, 5, 6, 10, 12, 13, 8]
-    assert drain(server.url, unique, unique, 0) == []
     # With an explicit instant all rows from it on are sent.
     since_us = round(since.timestamp() * 1e6)
     code, done = cli(
@@ -126,20 +125,10 @@ def test_a_backfill_begins_while_services_write(url: str, server: ServerProcess,
     with ThreadPoolExecutor(len(ranges)) as writers:
         writing = [writers.submit(outbox, url, unique, part) for part in ranges]
         sent = [0, *(n for part in ranges for n in part if n % 4 != 3)]
-
-        async def run() -> int:
-            bridge = Bridge([url], server.url)
-            task = asyncio.ensure_future(bridge.run(fill=True))
-            try:
-                await eventually_async(
-                    lambda: task.done() or bridge.totals.stored >= len(sent), "the bridge to move everything"
-                )
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            return bridge.totals.stored
-
-        assert asyncio.run(run()) == len(sent)
+        bridge = Bridge([url], server.url)
+        with in_background(bridge.run(fill=True)) as bridging:
+            bridging.until(lambda: bridge.totals.stored >= len(sent), "the bridge to move everything")
+        assert bridge.totals.stored == len(sent)
         for each in writing:
             each.result()
     assert sorted(numbers(server, unique, len(sent))) == sent

@@ -93,15 +93,8 @@ def test_one_that_does_not_answer_is_not_refused(url: URL, server: ServerProcess
     """It may return, so the bridge keeps asking it beside one that is refused."""
     outbox(text(url), unique, range(2))
     bridge = Bridge([text(url.set(password="wrong")), text(url.set(port=9))], server.url)
-
-    async def run() -> None:
-        task = asyncio.ensure_future(bridge.run())
-        await asyncio.wait([task], timeout=2.0)
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(bridge.run(), 2.0))
 
 
 def test_the_reasons_of_candidates_that_worked_since_are_forgotten() -> None:

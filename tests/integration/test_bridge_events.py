@@ -21,10 +21,10 @@ from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.statements import execute
+from tests.support.background import in_background
 from tests.support.bridges import move, numbers, outbox
-from tests.support.clock import eventually_async
 from tests.support.commands import cli
-from tests.support.groups import drain, subscribe
+from tests.support.groups import subscribe
 from tests.support.http import admin
 from tests.support.record_binlog import insert
 
@@ -106,7 +106,6 @@ def test_rows_rolled_back_to_a_savepoint_are_not_taken(
     session.run("BEGIN", "SAVEPOINT a", 5, other.format("b"), "ROLLBACK TO a", 6, "COMMIT")
     assert move(url, server).totals.rows == 3
     assert numbers(server, unique, 3) == [0, 4, 6]
-    assert drain(server.url, unique, unique, 0) == []
 
 
 def test_messages_of_two_transactions_that_are_written_in_turns_stay_whole(
@@ -138,7 +137,7 @@ def test_a_large_transaction_that_is_rolled_back_leaves_nothing_at_the_queue(
     session.run("CREATE TEMPORARY TABLE t (n INT)", "ROLLBACK")
     session.run("BEGIN", 100, "COMMIT")
     bridge = move(url, server)
-    assert numbers(server, unique, 1) == [100] and drain(server.url, unique, unique, 0) == []
+    assert numbers(server, unique, 1) == [100]
     in_doubt = admin(server.url, "GET", "transactions?state=PREPARED")["transactions"]
     assert [t for t in in_doubt if t["source"] == bridge.name] == []
 
@@ -178,20 +177,14 @@ def test_checksums_may_change_under_a_running_bridge_and_behind_it(
 ) -> None:
     subscribe(server.url, unique, unique)
     outbox(url, unique, range(2))
-
-    async def run() -> None:
-        bridge = Bridge([url], server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: bridge.totals.rows == 2, "the first two rows")
-        binlog_server.execute("SET GLOBAL binlog_checksum = NONE")
-        await asyncio.to_thread(outbox, url, unique, range(4, 6))
-        await eventually_async(lambda: bridge.totals.rows == 4 or task.done(), "rows without checksums")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert bridge.totals.connections == 1 and bridge.totals.rows == 4
-
+    bridge = Bridge([url], server.url)
     try:
-        asyncio.run(run())
+        with in_background(bridge.run()) as bridging:
+            bridging.until(lambda: bridge.totals.rows == 2, "the first two rows")
+            binlog_server.execute("SET GLOBAL binlog_checksum = NONE")
+            outbox(url, unique, range(4, 6))
+            bridging.until(lambda: bridge.totals.rows == 4, "rows without checksums")
+        assert bridge.totals.connections == 1
         binlog_server.execute("SET GLOBAL binlog_checksum = CRC32")
         outbox(url, unique, range(8, 10))
         binlog_server.execute("SET GLOBAL binlog_checksum = NONE")

@@ -20,8 +20,8 @@ from notify.storage.sql import schema
 from notify.storage.sql.engines import open_engine
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import move, numbers, outbox, poison
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.databases import own_mariadb
 from tests.support.groups import subscribe
 
@@ -150,18 +150,12 @@ def test_a_bridge_does_not_write_to_a_replica(
     logging.follow(silent)
     catch_up(logging, silent)
     bridge = Bridge([url_at(logging, unique)], server.url, name=unique)
-
-    async def run() -> None:
-        task = asyncio.ensure_future(bridge.run())
+    with in_background(bridge.run()) as bridging:
         wanted = "takes no writes (read_only is ON)"
-        await eventually_async(lambda: task.done() or caplog.text.count(wanted) > 1, "the refusal to wait")
-        assert not task.done() and str(logging.execute("SELECT @@gtid_binlog_state")[0][0]).startswith("0-2-")
+        bridging.until(lambda: caplog.text.count(wanted) > 1, "the refusal to wait")
+        assert str(logging.execute("SELECT @@gtid_binlog_state")[0][0]).startswith("0-2-")
         logging.promote()
-        await eventually_async(lambda: task.done() or bridge.totals.refused, "the refusal to be noted")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+        bridging.until(lambda: bridge.totals.refused, "the refusal to be noted")
     listed = logging.execute(f"SELECT transaction_id FROM {unique}.notify_refused")
     assert [str(row[0]) for row in listed] == [refused]
 
@@ -182,24 +176,17 @@ def test_a_bridge_that_stays_connected_does_not_pass_it_either(
     logging: MariaDbServer, silent: MariaDbServer, server: ServerProcess, unique: str
 ) -> None:
     url = made(silent, unique)
-
-    def be_a_replica_for_a_while() -> None:
+    outbox(url, unique, range(2))
+    bridge = Bridge([url], server.url)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.rows == 2, "the first rows")
         logging.follow(silent)
         take_over(logging, silent)
         outbox(url_at(logging, unique), unique, range(4, 6))
         take_over(silent, logging)
         outbox(url, unique, range(8, 10))
-
-    async def run() -> None:
-        bridge = Bridge([url], server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: bridge.totals.rows == 2 or task.done(), "the first rows")
-        await asyncio.to_thread(be_a_replica_for_a_while)
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
-
-    outbox(url, unique, range(2))
-    with pytest.raises(Purged, match="in between"):
-        asyncio.run(run())
+        with pytest.raises(Purged, match="in between"):
+            bridging.result()
 
 
 @pytest.mark.long

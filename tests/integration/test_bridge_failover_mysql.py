@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,8 +14,9 @@ from notify.binlog_bridge.errors import Purged
 from notify.protocol import ids
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import move, numbers, outbox
-from tests.support.clock import eventually, eventually_async
+from tests.support.clock import eventually
 from tests.support.databases import own_mysql
 from tests.support.groups import subscribe
 
@@ -70,19 +70,13 @@ def test_a_bridge_continues_with_the_replica_that_is_promoted(
     urls = [_made(first, unique), _url(second, unique)]
     outbox(urls[0], unique, range(3))
     second.wait_until_it_has(first.gtids)
-
-    async def run() -> None:
-        bridge = Bridge(urls, server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: task.done() or bridge.totals.rows == 3, "the primary's rows")
+    bridge = Bridge(urls, server.url)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.rows == 3, "the primary's rows")
         first.kill()
         second.promote()
-        await asyncio.to_thread(outbox, urls[1], unique, range(4, 7))
-        await eventually_async(lambda: task.done() or bridge.totals.rows == 6, "the new primary's rows")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+        outbox(urls[1], unique, range(4, 7))
+        bridging.until(lambda: bridge.totals.rows == 6, "the new primary's rows")
     assert numbers(server, unique, 6) == [0, 1, 2, 4, 5, 6]
 
 
@@ -125,19 +119,13 @@ def test_a_replica_that_is_behind_is_asked_again(
     eventually(lambda: _has_received(second, wanted), "the replica to have received what it does not apply")
     first.kill()
     bridge = Bridge([url, _url(second, unique)], server.url)
-
-    async def run() -> None:
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: task.done() or "does not have" in caplog.text, "the bridge to ask the replica")
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: "does not have" in caplog.text, "the bridge to ask the replica")
         second.execute("START REPLICA SQL_THREAD")
         second.wait_until_it_has(wanted)
         second.promote()
-        await asyncio.to_thread(outbox, _url(second, unique), unique, range(8, 10))
-        await eventually_async(lambda: task.done() or bridge.totals.rows == 2, "the new primary's rows")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+        outbox(_url(second, unique), unique, range(8, 10))
+        bridging.until(lambda: bridge.totals.rows == 2, "the new primary's rows")
     assert numbers(server, unique, 6) == [0, 1, 4, 5, 8, 9]
 
 

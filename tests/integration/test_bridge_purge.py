@@ -17,9 +17,9 @@ from notify.errors import InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
-from tests.support.background import repeated
+from tests.support.background import in_background, repeated
 from tests.support.bridges import move, outbox, writing
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 
 
@@ -74,19 +74,12 @@ def test_a_purge_ends_while_rows_are_written(
     monkeypatch.setattr(purge, "BATCH", 1)
     outbox(url, unique, range(7))
     engine = sa.create_engine(url)
-
-    async def run() -> int:
-        bridge = Bridge([url], server.url)
-        moving = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: bridge.totals.rows >= 6, "the bridge to move the first rows")
-        try:
-            with repeated(writing(engine, unique, "messages"), threads=1, pause_seconds=0.02, passing=()):
-                return await asyncio.wait_for(purge_moved(engine, server.url, older_than=0), PATIENCE_SECONDS)
-        finally:
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
-
-    assert asyncio.run(run()) >= 6
+    bridge = Bridge([url], server.url)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.rows >= 6, "the bridge to move the first rows")
+        with repeated(writing(engine, unique, "messages"), threads=1, pause_seconds=0.02, passing=()):
+            purging = asyncio.wait_for(purge_moved(engine, server.url, older_than=0), PATIENCE_SECONDS)
+            assert asyncio.run(purging) >= 6
     assert left(url) > 0
     engine.dispose()
 

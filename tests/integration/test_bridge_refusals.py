@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -19,8 +18,8 @@ from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import binlog_reader, grant, move, move_until, numbers, outbox, poison
-from tests.support.clock import eventually, eventually_async
 from tests.support.groups import subscribe
 from tests.support.http import admin
 
@@ -159,15 +158,9 @@ def test_a_message_that_no_queue_takes_is_listed_and_sent_when_somebody_says_so(
         waiting = {row["source"]: row["waiting"] for row in admin(server.url, "GET", "refused")["sources"]}
         return waiting.get(bridge.name) == 1
 
-    async def run() -> None:
-        again = Bridge([url], server.url)
-        task = asyncio.ensure_future(again.run())
-        await eventually_async(lambda: listed_now() == 1 or task.done(), "the message to be sent, and leave the list")
-        await asyncio.to_thread(eventually, is_shown, "the bridge to tell the server")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    with in_background(Bridge([url], server.url).run()) as bridging:
+        bridging.until(lambda: listed_now() == 1, "the message to be sent, and leave the list")
+        bridging.until(is_shown, "the bridge to tell the server")
     assert sorted(numbers(server, unique, 4)) == [0, 1, 2, 7]
     with engine.connect() as connection:
         (left,) = connection.execute(sa.select(notify_refused)).all()
@@ -240,22 +233,15 @@ def test_a_source_without_a_list_holds_its_bridge_up(
     bad = poison(engine)
     outbox(url, unique, range(1, 2))
     binlog_server.execute(f"DROP TABLE {sa.make_url(url).database}.notify_refused")
-
-    async def run(poor: str) -> None:
-        """One bridge waits for the list, and continues once somebody has made it."""
-        bridge = Bridge([poor], server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(
-            lambda: "no table notify_refused" in caplog.text or bridge.totals.refused, "the refusal to be met"
-        )
-        assert bridge.totals.stored == 0
-        await asyncio.to_thread(create_tables, engine)
-        await eventually_async(lambda: bridge.totals.stored == 2, "the bridge to continue")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     with binlog_reader(binlog_server, url, unique, {"*": "SELECT, INSERT, UPDATE, DELETE"}) as poor:
-        asyncio.run(run(poor))
+        bridge = Bridge([poor], server.url)
+        with in_background(bridge.run()) as bridging:
+            bridging.until(
+                lambda: "no table notify_refused" in caplog.text or bridge.totals.refused, "the refusal to be met"
+            )
+            assert bridge.totals.stored == 0
+            create_tables(engine)
+            bridging.until(lambda: bridge.totals.stored == 2, "the bridge to continue")
     assert listed_codes(engine) == {bad: "invalid_name"}
     assert numbers(server, unique, 2) == [0, 1]
 

@@ -4,9 +4,7 @@ brings back."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,9 +18,9 @@ from notify.movers import refused
 from notify.movers.refused import retry
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.process import ServerProcess
-from tests.support.bridges import binlog_reader, grant, outbox
-from tests.support.clock import eventually_async
-from tests.support.groups import drain, subscribe
+from tests.support.background import in_background
+from tests.support.bridges import binlog_reader, grant, numbers, once, outbox
+from tests.support.groups import subscribe
 from tests.support.returned import DAYS, bring_back
 
 
@@ -59,25 +57,10 @@ def bridge_of(schemas: Schemas, server: ServerProcess, name: str = "tenants") ->
     return Bridge([schemas.server_url], server.url, name=f"{schemas.prefix}{name}", schemas=f"{schemas.prefix}*")
 
 
-def once(bridge: Bridge, **options: Any) -> Bridge:
-    asyncio.run(bridge.run(once=True, **options))
-    return bridge
-
-
 def until(bridge: Bridge, is_done: Callable[[], object]) -> None:
     """Run a bridge until something is so."""
-
-    async def run() -> None:
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: task.done() or is_done(), "the bridge to have done it")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-def numbers(server: ServerProcess, topic: str, count: int) -> list[int]:
-    return [json.loads(m["body"])["n"] for m in drain(server.url, topic, topic, count)]
+    with in_background(bridge.run()) as bridging:
+        bridging.until(is_done, "the bridge to have done it")
 
 
 @pytest.mark.long
@@ -88,17 +71,11 @@ def test_one_bridge_serves_schemas_that_come_and_go(schemas: Schemas, server: Se
     urls = [schemas.add("a"), schemas.add("b")]
     for url, topic in zip(urls, topics, strict=False):
         outbox(url, topic, range(20))
-
-    async def run() -> None:
-        bridge = bridge_of(schemas, server)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: task.done() or bridge.totals.rows == 30, "what is there to be moved")
-        await asyncio.to_thread(outbox, schemas.add("c"), topics[2], range(20))
-        await eventually_async(lambda: task.done() or bridge.totals.rows == 45, "the new schema's to be moved")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    bridge = bridge_of(schemas, server)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.rows == 30, "what is there to be moved")
+        outbox(schemas.add("c"), topics[2], range(20))
+        bridging.until(lambda: bridge.totals.rows == 45, "the new schema's to be moved")
     assert once(bridge_of(schemas, server)).totals.rows == 0, "there is one position"
     for topic in topics:
         assert numbers(server, topic, 15) == [n for n in range(20) if n % 4 != 3]

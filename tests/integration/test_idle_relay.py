@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from notify.movers.relay.relay import Relay
 from notify.protocol import ids
 from notify.runtime.databases import WAKE_CHANNEL, database_now
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually_async
+from tests.support.background import in_background
+from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.groups import subscribe
 from tests.support.shop import make_engine
@@ -74,43 +76,31 @@ def outbox(database_urls: Mapping[str, str], tmp_path: Path, server: ServerProce
         made.close()
 
 
-def relaying(outbox: Outbox, url: str, work: Callable[[Relay], Awaitable[None]], interval: float = NEVER) -> None:
-    """Do some work beside a running relay."""
+@contextmanager
+def relaying(outbox: Outbox, url: str, interval: float = NEVER) -> Iterator[Callable[[int], object]]:
+    """A relay runs, and has sent a message. Yields a function that waits until it has sent so many."""
+    relay = Relay(outbox.relays, url)
+    with in_background(relay.run(interval=interval)) as running:
 
-    async def run() -> None:
-        relay = Relay(outbox.relays, url)
-        task = asyncio.create_task(relay.run(interval=interval))
-        await asyncio.to_thread(outbox.send)
-        await sent(relay, 1)
-        working = asyncio.ensure_future(work(relay))
-        await asyncio.wait([task, working], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        await working
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        def sent(count: int) -> None:
+            running.until(lambda: relay.total.sent == count, f"{count} to be sent")
 
-    asyncio.run(run())
-
-
-async def sent(relay: Relay, count: int) -> None:
-    await eventually_async(lambda: relay.total.sent == count, f"{count} to be sent")
+        outbox.send()
+        sent(1)
+        yield sent
 
 
 @pytest.mark.long
 def test_an_idle_relay_asks_nothing(outbox: Outbox, server: ServerProcess) -> None:
     """It asked 14 times a second, for ever: a database that is paid by use never slept."""
-
-    async def work(relay: Relay) -> None:
+    with relaying(outbox, server.url, interval=0.05) as sent:
         count = -1
         while count != len(outbox.statements):
             count = len(outbox.statements)
-            await asyncio.sleep(1)  # a shorter wait would only miss a fault
-        await asyncio.to_thread(outbox.send)
-        await sent(relay, 2)
+            time.sleep(1)  # a shorter wait would only miss a fault
+        outbox.send()
+        sent(2)
         assert len(outbox.statements) - count < 25
-
-    relaying(outbox, server.url, work, interval=0.05)
 
 
 def test_many_notifications_are_taken_at_once(outbox: Outbox) -> None:
@@ -133,17 +123,11 @@ def test_rows_that_wake_nobody_are_found(
 ) -> None:
     """Rows that a replication or a load writes without triggers."""
     monkeypatch.setattr(relays, "LOOK_SECONDS", 0.2)
-
-    async def work(relay: Relay) -> None:
-        def write() -> None:
-            with outbox.engine.begin() as connection:
-                connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-                outbox.insert(connection)
-
-        await asyncio.to_thread(write)
-        await sent(relay, 2)
-
-    relaying(outbox, server.url, work, interval=0.05)
+    with relaying(outbox, server.url, interval=0.05) as sent:
+        with outbox.engine.begin() as connection:
+            connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+            outbox.insert(connection)
+        sent(2)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +139,10 @@ def test_without_the_trigger_a_relay_looks_at_each_interval(outbox: Outbox, serv
 ) -> None:  # fmt: skip
     monkeypatch.setattr(relays, "LOOK_SECONDS", NEVER)
     outbox.execute(change)
-
-    async def work(relay: Relay) -> None:
+    with relaying(outbox, server.url, interval=0.05) as sent:
         for count in (2, 3):
-            await asyncio.to_thread(outbox.send)
-            await sent(relay, count)
-
-    relaying(outbox, server.url, work, interval=0.05)
+            outbox.send()
+            sent(count)
 
 
 def test_a_commit_beside_the_one_that_woke_the_relay_is_found(
@@ -169,35 +150,26 @@ def test_a_commit_beside_the_one_that_woke_the_relay_is_found(
 ) -> None:
     """Only the first one of two open transactions notifies, and it may commit first."""
     monkeypatch.setattr(relays, "LOOK_SECONDS", NEVER)
-
-    async def work(relay: Relay) -> None:
+    with relaying(outbox, server.url, interval=0.05) as sent:
         with outbox.engine.connect() as first, outbox.engine.connect() as second:
-            for connection in (first, second):
-                await asyncio.to_thread(outbox.insert, connection)
-            await asyncio.to_thread(first.commit)
-            await sent(relay, 2)
-            await asyncio.to_thread(second.commit)
-            await sent(relay, 3)
-
-    relaying(outbox, server.url, work, interval=0.05)
+            outbox.insert(first)
+            outbox.insert(second)
+            first.commit()
+            sent(2)
+            second.commit()
+            sent(3)
 
 
 def test_a_decision_of_an_operator_wakes_the_relay(outbox: Outbox, server: ServerProcess) -> None:
     """No row is inserted then."""
-
-    async def work(relay: Relay) -> None:
-        def decide() -> None:
-            with outbox.engine.begin() as connection:
-                name = outbox.insert(connection)
-                connection.execute(half_message.update().values(relayed=2).where(half_message.c.relayed == 0))
-                refused.note(connection, "relay", [Refusal(name, "g", outbox.topic, 1, 422, "c", "d")])
-            with outbox.engine.begin() as connection:
-                refused.retry(connection, [name], "mended")
-
-        await asyncio.to_thread(decide)
-        await sent(relay, 2)
-
-    relaying(outbox, server.url, work)
+    with relaying(outbox, server.url) as sent:
+        with outbox.engine.begin() as connection:
+            name = outbox.insert(connection)
+            connection.execute(half_message.update().values(relayed=2).where(half_message.c.relayed == 0))
+            refused.note(connection, "relay", [Refusal(name, "g", outbox.topic, 1, 422, "c", "d")])
+        with outbox.engine.begin() as connection:
+            refused.retry(connection, [name], "mended")
+        sent(2)
 
 
 @pytest.mark.long
@@ -208,17 +180,15 @@ def test_with_a_long_interval_no_session_is_kept(
     monkeypatch.setattr(relays, "QUIET_SECONDS", 0.5)
     pool: Any = outbox.relays.pool
 
-    async def work(relay: Relay) -> None:
-        def sessions() -> int:
-            with outbox.engine.connect() as connection:
-                others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                return int(connection.exec_driver_sql(f"SELECT count(*) {others}").scalar() or 0)
+    def sessions() -> int:
+        with outbox.engine.connect() as connection:
+            others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            return int(connection.exec_driver_sql(f"SELECT count(*) {others}").scalar() or 0)
 
-        await eventually_async(lambda: sessions() == 0, "the relay to end its sessions")
-        await asyncio.to_thread(outbox.send)
-        await sent(relay, 2)
-
-    relaying(outbox, server.url, work, interval=2.0)
+    with relaying(outbox, server.url, interval=2.0) as sent:
+        eventually(lambda: sessions() == 0, "the relay to end its sessions")
+        outbox.send()
+        sent(2)
     assert pool.checkedout() == 0
 
 
@@ -272,9 +242,6 @@ def test_a_partition_in_another_schema_wakes_the_relay(outbox: Outbox, server: S
         connection.exec_driver_sql("DROP TABLE old CASCADE")
     with outbox.engine.begin() as connection:
         create_tables(connection)
-
-    async def work(relay: Relay) -> None:
-        await asyncio.to_thread(outbox.send)
-        await sent(relay, 2)
-
-    relaying(outbox, server.url, work)
+    with relaying(outbox, server.url) as sent:
+        outbox.send()
+        sent(2)

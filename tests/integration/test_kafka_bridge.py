@@ -15,12 +15,15 @@ from notify.binlog_bridge.refusals import Refusals
 from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest
 from notify.movers.refused import Refusal, retry
+from notify.movers.relay.relay import Relay
+from notify.movers.relay.rows import Rows
 from notify.movers.sinks.kafka import KafkaSink
 from notify.protocol import ids
 from notify.protocol.wire import Bridged, PackedBridgeBatch
 from notify.runtime.clock import wall_clock
-from tests.support.bridges import outbox
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.background import in_background
+from tests.support.bridges import move, outbox
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.kafka import KafkaNode, committed
 
 pytest.importorskip("confluent_kafka")
@@ -57,12 +60,6 @@ def numbers(url: str, topic: str, wanted: int) -> list[int]:
     return sorted(json.loads(m.value())["n"] for m in committed(url, topic, wanted))
 
 
-def move(binlog_url: str, url: str, **options: object) -> Bridge:
-    bridge = Bridge([binlog_url], url)
-    asyncio.run(asyncio.wait_for(bridge.run(once=True, **options), PATIENCE_SECONDS))  # type: ignore[arg-type]
-    return bridge
-
-
 def move_until_nothing_is_listed(binlog_url: str, url: str, source: sa.Engine) -> None:
     """Run a bridge until it has sent all that a person has had tried again."""
 
@@ -70,16 +67,8 @@ def move_until_nothing_is_listed(binlog_url: str, url: str, source: sa.Engine) -
         with source.connect() as connection:
             return bool(connection.scalars(sa.select(r.transaction_id)).all())
 
-    async def run() -> None:
-        task = asyncio.ensure_future(Bridge([binlog_url], url).run())
-        try:
-            await eventually_async(lambda: task.done() or not listed(), "the list to be empty")
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    with in_background(Bridge([binlog_url], url).run()) as bridging:
+        bridging.until(lambda: not listed(), "the list to be empty")
 
 
 def refuse_one(source: sa.Engine, topic: str) -> str:
@@ -245,3 +234,31 @@ def _copy_oldest(source: sa.Engine, topic: str, number: int) -> None:
         row = connection.execute(sa.select(half_message).where(t.topic == topic).order_by(t.created_at)).mappings()
         values = dict(row.first() or {}) | {"transaction_id": ids.to_text(ids.new_id())}
         connection.execute(half_message.insert().values(values | {"body": json.dumps({"n": number}).encode()}))
+
+
+@pytest.mark.long
+def test_a_bridge_goes_on_where_its_relay_has_died(
+    url: str, wal_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay published rows and died before it marked them: the bridge of PostgreSQL does not publish them again."""
+    outbox(wal_url, unique, range(3))
+    engine = sa.create_engine(wal_url)
+
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as planted:
+        planted.setattr(Rows, "note", dies)
+        with pytest.raises(Killed):
+            asyncio.run(Relay(engine, url).run(once=True))
+    with engine.connect() as connection:
+        assert set(connection.scalars(sa.select(t.relayed))) == {0}
+    outbox(wal_url, unique, range(4, 6))
+    move(wal_url, url)
+    outbox(wal_url, unique, range(8, 10))
+    assert move(wal_url, url).totals.rows == 2
+    assert numbers(url, unique, 7) == [0, 1, 2, 4, 5, 8, 9]
+    with pytest.raises(InvalidRequest, match="a bridge has taken this source over"):
+        asyncio.run(Relay(engine, url).run(once=True))
+    assert numbers(url, unique, 7) == [0, 1, 2, 4, 5, 8, 9]
+    engine.dispose()

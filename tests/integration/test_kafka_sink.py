@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge.bridge import Bridge
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_refused
 from notify.errors import InvalidRequest, Unavailable
@@ -24,9 +23,9 @@ from notify.movers.sinks.sink import Sink, running_beside
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Bridged, BridgedTransaction, PackedBridgeBatch, PackedMessage
-from tests.support.background import repeated
-from tests.support.bridges import outbox
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.background import in_background, repeated
+from tests.support.bridges import move
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.kafka import KafkaNode, Wrapped, committed, open_transaction, patient_sink
 from tests.support.shop import make_engine
@@ -125,14 +124,18 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
     async def work(sink: Sink) -> None:
         epoch, _ = await sink.claim(unique)
         await append(sink, unique, epoch, "1")
-        make_topics(Cluster.of(url), [f"{POSITIONS}.{other}"], compacted=True)
-        others = open_transaction(url, f"0-{unique}", f"{POSITIONS}.{other}", other, '{"epoch": 9, "position": "x"}')
+        make_topics(Cluster.of(url), [POSITIONS, f"{POSITIONS}.{other}"], compacted=True)
+        open_ones = [
+            open_transaction(url, f"{n}-{unique}", topic, other, '{"epoch": 9, "position": "x"}')
+            for n, topic in enumerate((POSITIONS, f"{POSITIONS}.{other}"))
+        ]
         await append(sink, unique, epoch, "2")
         again = patient_sink(url)
         assert await again.position(unique) == "2"
         assert await again.claim(unique) == (epoch + 1, "2")
         await again.close()
-        others.abort_transaction(PATIENCE_SECONDS)
+        for producer in open_ones:
+            producer.abort_transaction(PATIENCE_SECONDS)
 
     use(url, work)
 
@@ -179,6 +182,24 @@ def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pyt
 
     eventually(is_newest, "the newest position")
     assert Counting.records < 1100
+
+
+@pytest.mark.long
+def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique: str) -> None:
+    """A transaction that is open there when a source is claimed may be in front of its newest position."""
+    make_topics(Cluster.of(url), [POSITIONS], compacted=True)
+    other = open_transaction(url, f"other-{unique}", POSITIONS, "other", '{"epoch": 1, "position": "x"}')
+    own = open_transaction(url, f"own-{unique}", POSITIONS, unique, '{"epoch": 5, "position": "7"}')
+    own.commit_transaction(PATIENCE_SECONDS)
+
+    async def work(sink: Sink) -> None:
+        claiming = asyncio.ensure_future(sink.claim(unique))
+        await asyncio.to_thread(other.commit_transaction, PATIENCE_SECONDS)
+        assert await claiming == (6, "7")
+        await append(sink, unique, 6, "8")
+        assert await sink.claim(unique) == (7, "8")
+
+    use(url, work)
 
 
 @pytest.mark.long
@@ -300,6 +321,20 @@ def test_a_refusal_of_the_client_concerns_only_its_record(
     assert [m.value() for m in committed(url, unique, 2)] == [b"a", b"b"]
 
 
+@pytest.fixture(params=["relay", "bridge"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[sa.Engine, Callable[[str], int]]]:
+    """A database with an outbox, and a function that moves it to Kafka and says how many transactions were refused."""
+    if request.param == "relay":
+        with postgresql(request.getfixturevalue("database_urls"), tmp_path) as engine:
+            yield engine, lambda url: asyncio.run(Relay(engine, url).run(once=True)).refused
+        return
+    database: str = request.getfixturevalue("binlog_url")
+    engine = sa.create_engine(database)
+    create_tables(engine)
+    yield engine, lambda url: move(database, url).totals.refused
+    engine.dispose()
+
+
 def poison(engine: sa.Engine, topic: str) -> set[str]:
     """Outbox rows that Kafka never takes, among others that it takes; the ids of the first."""
     add(engine, topic, "first")
@@ -313,13 +348,6 @@ def poison(engine: sa.Engine, topic: str) -> set[str]:
     add(engine, topic, b"z" * (1 << 20))
     add(engine, topic, "last")
     return never
-
-
-def check_poison(url: str, engine: sa.Engine, topic: str, never: set[str]) -> None:
-    assert [(text[:5], len(text)) for text in texts(url, topic, 4)] == [
-        ("first", 5), ("yyyyy", 1_000_000), ("zzzzz", 1 << 20), ("last", 4),
-    ]  # fmt: skip
-    assert refused_codes(engine).keys() == never
 
 
 @pytest.mark.long
@@ -356,14 +384,17 @@ def test_a_topic_is_read_to_its_end_while_it_is_written(url: str, unique: str, m
 
 
 @pytest.mark.long
-def test_messages_that_kafka_refuses_are_listed_and_the_relay_continues(
-    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path
+def test_messages_that_kafka_refuses_are_listed_and_the_others_go_on(
+    url: str, source: tuple[sa.Engine, Callable[[str], int]], unique: str
 ) -> None:
-    with postgresql(database_urls, tmp_path) as engine:
-        never = poison(engine, f"order.{unique}")
-        done = asyncio.run(Relay(engine, url).run(once=True))
-        assert (done.sent, done.refused) == (4, 4)
-        check_poison(url, engine, f"order.{unique}", never)
+    engine, move = source
+    topic = f"order.{unique}"
+    never = poison(engine, topic)
+    assert move(url) == 4
+    assert [(text[:5], len(text)) for text in texts(url, topic, 4)] == [
+        ("first", 5), ("yyyyy", 1_000_000), ("zzzzz", 1 << 20), ("last", 4),
+    ]  # fmt: skip
+    assert refused_codes(engine).keys() == never
 
 
 @pytest.mark.long
@@ -402,40 +433,6 @@ def test_neighbours_of_a_refused_record_are_stored(url: str, unique: str) -> Non
 
 
 @pytest.mark.long
-def test_messages_that_kafka_refuses_are_listed_and_the_bridge_continues(
-    url: str, binlog_url: str, unique: str
-) -> None:
-    outbox(binlog_url, "none", range(0))
-    engine = sa.create_engine(binlog_url)
-    never = poison(engine, f"order.{unique}")
-    bridge = Bridge([binlog_url], url)
-    asyncio.run(bridge.run(once=True))
-    assert bridge.totals.refused == 4
-    check_poison(url, engine, f"order.{unique}", never)
-    engine.dispose()
-
-
-@pytest.mark.long
-def test_a_transaction_larger_than_a_batch_is_published_whole(url: str, binlog_url: str, unique: str) -> None:
-    outbox(binlog_url, "none", range(0))
-    engine = sa.create_engine(binlog_url)
-    row = {
-        "message_no": 0, "producer_group": "g", "mode": "outbox", "state": "COMMITTED", "shards": "", "topic": unique,
-        "key": "k", "relayed": 0, "created_at": datetime.now(UTC).replace(tzinfo=None),
-    }  # fmt: skip
-    with engine.begin() as connection:
-        for n in range(12):
-            body = f"{n:02}".encode() + b"x" * 900_000
-            connection.execute(
-                half_message.insert().values(row | {"transaction_id": ids.to_text(ids.new_id()), "body": body})
-            )
-    for _ in range(2):
-        asyncio.run(Bridge([binlog_url], url).run(once=True))
-    assert [text[:2] for text in texts(url, unique, 12)] == [f"{n:02}" for n in range(12)]
-    engine.dispose()
-
-
-@pytest.mark.long
 def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: str) -> None:
     own = {"notify-topic": "elsewhere", "notify-expires": "never", "notify-own-x": "1", "notify-id": "no", "a": "b"}
 
@@ -454,31 +451,40 @@ def test_a_messages_own_headers_are_never_taken_for_notifys(url: str, unique: st
 @pytest.mark.long
 @pytest.mark.parametrize("headers", ['["a", "b"]', "[]", "0", '"text"', '{"a": 1}'])
 def test_headers_of_a_row_that_are_no_texts_by_name_are_refused(
-    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, headers: str
+    url: str, source: tuple[sa.Engine, Callable[[str], int]], unique: str, headers: str
 ) -> None:
     """A JSON list ended the relay at every start, since no list has `items`."""
-    with postgresql(database_urls, tmp_path) as engine:
-        bad = add(engine, unique, "bad", headers=headers)
-        add(engine, unique, "good")
-        done = asyncio.run(Relay(engine, url).run(once=True))
-        assert (done.sent, done.refused) == (1, 1)
-        assert refused_codes(engine) == {bad: "invalid_headers"}
-    assert texts(url, unique, 1) == ["good"]
-
-
-@pytest.mark.long
-def test_headers_of_a_row_that_are_no_texts_by_name_do_not_end_a_bridge(url: str, binlog_url: str, unique: str) -> None:
-    outbox(binlog_url, "none", range(0))
-    engine = sa.create_engine(binlog_url)
-    bad = add(engine, unique, "bad", headers='["a", "b"]')
+    engine, move = source
+    bad = add(engine, unique, "bad", headers=headers)
     add(engine, unique, "good")
-    asyncio.run(Bridge([binlog_url], url).run(once=True))
+    assert move(url) == 1
     assert refused_codes(engine) == {bad: "invalid_headers"}
     assert texts(url, unique, 1) == ["good"]
-    engine.dispose()
 
 
 # --- relays ---------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """Stands for the death of a process."""
+
+
+@pytest.mark.long
+def test_a_relay_marks_what_was_published_before_it_died(
+    url: str, database_urls: Mapping[str, str], unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        raise Killed
+
+    with postgresql(database_urls, tmp_path) as engine:
+        for n in range(30):
+            add(engine, unique, f"{n:02}", key=f"k{n % 5}")
+        with monkeypatch.context() as planted:
+            planted.setattr(Rows, "note", dies)
+            with pytest.raises(Killed):
+                asyncio.run(Relay(engine, url).run(once=True))
+        assert asyncio.run(Relay(engine, url).run(once=True)).sent == 0
+    assert sorted(texts(url, unique, 30)) == [f"{n:02}" for n in range(30)]
 
 
 @pytest.mark.long
@@ -505,13 +511,8 @@ def test_a_marking_that_fails_publishes_nothing_twice(
                 waiting = sa.select(sa.func.count()).where(half_message.c.relayed == 0)
                 return int(connection.scalar(waiting) or 0)
 
-        async def run() -> None:
-            task = asyncio.ensure_future(Relay(engine, url).run())
-            await eventually_async(lambda: not left() or task.done(), "everything to be marked")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        asyncio.run(run())
+        with in_background(Relay(engine, url).run()) as relaying:
+            relaying.until(lambda: not left(), "everything to be marked")
         own.dispose()
     assert texts(url, unique, 20) == [f"{n:02}" for n in range(20)]
 
@@ -535,27 +536,17 @@ def test_a_second_relay_stands_by_and_takes_over(
         def moved() -> int:
             return sum(relay.total.sent for relay in relays)
 
-        async def all_moved(count: int, tasks: list[asyncio.Future[Any]]) -> None:
-            await eventually_async(lambda: moved() == count or any(t.done() for t in tasks), "all to be moved")
-
-        async def run() -> None:
-            tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(relay.run()) for relay in relays]
-            await eventually_async(lambda: present() == 2, "both relays to be there")
+        with in_background(relays[0].run()) as first, in_background(relays[1].run()) as second:
+            eventually(lambda: present() == 2, "both relays to be there")
             for rows in (range(20), range(20, 40)):  # the first move may come before the shares are given back
                 for n in rows:
                     add(engine, unique, f"{n:02}", key=f"k{n}")
-                await all_moved(rows.stop, tasks)
-            busy = 0 if relays[0].total.sent else 1
-            assert relays[1 - busy].total.sent == 0, "one publishes, the other stands by"
-            tasks[busy].cancel()
-            await asyncio.gather(tasks[busy], return_exceptions=True)
+                eventually(lambda rows=rows: moved() == rows.stop, "all to be moved")  # type: ignore[misc]
+            assert 0 in (relays[0].total.sent, relays[1].total.sent), "one publishes, the other stands by"
+            (first if relays[0].total.sent else second).stop()
             for n in range(40, 60):
                 add(engine, unique, f"{n:02}", key=f"k{n}")
-            await all_moved(60, [tasks[1 - busy]])
-            tasks[1 - busy].cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        asyncio.run(run())
+            eventually(lambda: moved() == 60, "all to be moved")
         other.dispose()
     assert sorted(texts(url, unique, 60)) == [f"{n:02}" for n in range(60)]
 

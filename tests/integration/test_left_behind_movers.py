@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,20 +38,11 @@ from notify.runtime.databases import LEFT_BEHIND, REFUSED, RELAYED, within_schem
 from notify.runtime.schemas import found_in
 from notify.storage.sql import schema as server_schema
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually, eventually_async
+from tests.support.background import in_background
+from tests.support.clock import eventually
 from tests.support.commands import Command, cli
 from tests.support.http import ask
 from tests.support.left_behind import auto, delivered, leave_and_die, of_key, rows, send
-from tests.support.servers import stop_if_running
-
-
-@pytest.fixture
-def away(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that is not running yet, but whose address is known."""
-    made = ServerProcess(tmp_path / "data")
-    made.url = f"http://127.0.0.1:{made._port}"
-    yield made
-    stop_if_running(made)
 
 
 def states(engine: sa.Engine) -> set[int]:
@@ -89,20 +78,14 @@ def test_a_relay_that_runs_notices_rows_and_a_server_that_comes_back(
     away: ServerProcess, engine: sa.Engine, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relays, "LOOK_SECONDS", 0.2)
-
-    async def run() -> None:
-        relay = Relay(engine, away.url)
-        task = asyncio.create_task(relay.run(interval=0.05))
-        await asyncio.to_thread(leave_and_die, away.url, unique, engine.url, of_key("k", "a", "b"))
-        await asyncio.to_thread(leave_and_die, away.url, f"{unique}-2", engine.url, of_key("k", "c"))
-        await asyncio.to_thread(away.start)
-        await eventually_async(lambda: task.done() or states(engine) == {RELAYED}, "the rows to be sent")
-        await asyncio.to_thread(eventually, lambda: not shown(away), "the report that nothing waits")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert relay.total.sent == 3
-
-    asyncio.run(run())
+    relay = Relay(engine, away.url)
+    with in_background(relay.run(interval=0.05)) as relaying:
+        leave_and_die(away.url, unique, engine.url, of_key("k", "a", "b"))
+        leave_and_die(away.url, f"{unique}-2", engine.url, of_key("k", "c"))
+        away.start()
+        relaying.until(lambda: states(engine) == {RELAYED}, "the rows to be sent")
+        relaying.until(lambda: not shown(away), "the report that nothing waits")
+    assert relay.total.sent == 3
     assert delivered(away.url, unique) == ["a", "b"] and delivered(away.url, f"{unique}-2") == ["c"]
 
 
@@ -137,21 +120,15 @@ def test_relays_producers_and_notify_check_send_the_same_rows_once(
     bodies = [str(number) for number in range(300)]
     leave_and_die(away.url, unique, engine.url, of_key("k", *bodies))
     dsn = engine.url.render_as_string(hide_password=False)
-
-    async def run() -> None:
-        tasks = [asyncio.create_task(Relay(engine, away.url).run(interval=0.05)) for _ in range(2)]
-        await asyncio.to_thread(away.start)
-        await eventually_async(lambda: any(t.done() for t in tasks) or states(engine) == {RELAYED}, "the rows")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     with (
         auto(away, engine, unique) as producer,
         closing(Command("check", "--dsn", dsn, "--group", unique, "--url", away.url).start()),
+        in_background(Relay(engine, away.url).run(interval=0.05)) as relaying,
+        in_background(Relay(engine, away.url).run(interval=0.05)),
     ):
         producer.outgoing.start()
-        asyncio.run(run())
+        away.start()
+        relaying.until(lambda: states(engine) == {RELAYED}, "the rows")
     assert delivered(away.url, unique) == bodies
 
 

@@ -28,6 +28,7 @@ from notify.storage.members import Member
 from notify.storage.sql import registry
 from notify.storage.sql.engines import open_engine
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.commands import cli
 from tests.support.databases import empty_database
@@ -156,13 +157,8 @@ def test_a_server_without_queues_says_who_has_them(three: Started, tmp_path: Pat
             others = {(m["kind"], m["detail"].get("group")) for m in members if m["kind"] != "server"}
             return roles == {("transactions",), ("queue",)} and others == {("relay", None), ("consumer", "points")}
 
-        async def relay_until_everybody_is_there() -> None:
-            relaying = asyncio.create_task(Relay(engine, queue.url).run())
-            await asyncio.to_thread(eventually, everybody_is_there, "servers, relay and consumer among the members")
-            relaying.cancel()
-            await asyncio.gather(relaying, return_exceptions=True)
-
-        asyncio.run(relay_until_everybody_is_there())
+        with in_background(Relay(engine, queue.url).run()) as relaying:
+            relaying.until(everybody_is_there, "servers, relay and consumer among the members")
     finally:
         engine.dispose()
         queue.stop()

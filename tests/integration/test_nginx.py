@@ -12,20 +12,21 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client import Consumer, Message, TransactionProducer, create_tables
+from notify.client import Consumer, Message, TransactionProducer
 from notify.client.transport.servers import Servers
 from notify.errors import TransactionRefused
 from notify.movers.relay.relay import Relay
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.background import in_background
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.groups import drain, is_subscribed, lag, publish, running, subscribe
 from tests.support.http import ask
 from tests.support.nginx import Nginx
 from tests.support.servers import Started, make_storage
-from tests.support.shop import Base, Order, make_engine
+from tests.support.shop import Order, items
 
 MEBIBYTE = 1 << 20
 
@@ -46,12 +47,10 @@ def before(stack: ExitStack, directory: Path, *targets: str, http: str = "", loc
 
 
 def test_a_message_above_its_bound_is_refused_before_the_commit(
-    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, sqlite_engine: sa.Engine, unique: str
 ) -> None:
     proxy = before(proxies, tmp_path, server.url)
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    Base.metadata.create_all(engine)
+    engine = sqlite_engine
     with TransactionProducer(proxy.url, group=unique, engine=engine) as producer:
         with pytest.raises(TransactionRefused, match=r"nginx/1.*client_max_body_size"), Session(engine) as session:
             session.add(Order(item="large"))
@@ -60,10 +59,8 @@ def test_a_message_above_its_bound_is_refused_before_the_commit(
         with Session(engine) as session, session.begin():
             session.add(Order(item="small"))
             producer.send(session, Message(unique, "small"))
-        with Session(engine) as session:
-            assert list(session.scalars(sa.select(Order.item))) == ["small"]
+    assert items(engine) == ["small"]
     assert [message["body"] for message in drain_all(server, unique, 1)] == ["small"]
-    engine.dispose()
 
 
 def drain_all(server: ServerProcess, topic: str, count: int) -> list[dict[str, str]]:
@@ -73,12 +70,11 @@ def drain_all(server: ServerProcess, topic: str, count: int) -> list[dict[str, s
 
 @pytest.mark.long
 def test_a_relay_makes_smaller_requests_and_lets_others_go_on(
-    server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str
+    server: ServerProcess, proxies: ExitStack, tmp_path: Path, sqlite_engine: sa.Engine, unique: str
 ) -> None:
     """Forty messages of 100,000 bytes are four requests instead of one; one above nginx's bound waits alone."""
     proxy = before(proxies, tmp_path, server.url)
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
+    engine = sqlite_engine
     bodies = [str(n % 10) * 100_000 for n in range(40)]
     large = "x" * (MEBIBYTE - 10)
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
@@ -86,19 +82,13 @@ def test_a_relay_makes_smaller_requests_and_lets_others_go_on(
             with Session(engine) as session, session.begin():
                 producer.send(session, Message(unique, body, key=key))
 
-    async def run() -> None:
-        relay = Relay(engine, proxy.url)
-        task = asyncio.ensure_future(relay.run(interval=0.02))
-        await eventually_async(lambda: task.done() or relay.total.sent == 40, "all but two")
+    relay = Relay(engine, proxy.url)
+    with in_background(relay.run(interval=0.02)) as relaying:
+        relaying.until(lambda: relay.total.sent == 40, "all but two")
         proxy.configure(server.url, location="client_max_body_size 10m;")
         proxy.reload()
-        await eventually_async(lambda: task.done() or relay.total.sent == 42, "all of them")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert (relay.total.sent, relay.total.refused) == (42, 0)
-
-    asyncio.run(run())
-    engine.dispose()
+        relaying.until(lambda: relay.total.sent == 42, "all of them")
+    assert relay.total.refused == 0
     found = drain_all(server, unique, 42)
     assert [m["body"] for m in found if m["key"] == "k"] == bodies
     assert [m["body"] for m in found if m["key"] == "l"] == [large, "after"]

@@ -21,7 +21,8 @@ from notify.storage.sql.engines import visitor_engine
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.background import in_background
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
@@ -135,17 +136,12 @@ def test_a_relay_is_woken_in_session_mode_and_refuses_transaction_mode(
         with Session(engine) as session, session.begin():
             producer.send(session, Message(unique, body))
 
-    async def run(through: sa.Engine) -> None:
-        relay = Relay(through, server.url)
-        task = asyncio.create_task(relay.run(interval=300.0))
-        for n in range(3):
-            await asyncio.to_thread(send, str(n))
-            await eventually_async(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     session_mode, transaction_mode = (sa.create_engine(pooled(mode)) for mode in (SESSION, TRANSACTION))
-    asyncio.run(run(session_mode))
+    relay = Relay(session_mode, server.url)
+    with in_background(relay.run(interval=300.0)) as relaying:
+        for n in range(3):
+            send(str(n))
+            relaying.until(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
     assert bodies(drain(server.url, unique, unique, 3)) == ["0", "1", "2"]
     send("3")
     with pytest.raises(InvalidRequest, match="pool_mode = session"):

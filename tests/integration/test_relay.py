@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -17,20 +18,18 @@ from notify.client.tables.definitions import half_message
 from notify.errors import Unavailable, WrongRole
 from notify.movers.relay.leases import BUCKETS, PostgreSqlLeases
 from notify.movers.relay.relay import Relay
-from notify.protocol import ids
-from notify.protocol.wire import Payload, encode_msgpack
-from notify.runtime.clock import wall_clock
 from notify.runtime.databases import UNSENT
-from notify.storage.records import NewMessage, NewTransaction, State
-from notify.storage.sql.store import SqlStore
+from notify.storage.sql.engines import opened
 from notify.storage.sql.tables import server_half_message
 from notify.testing.process import ServerProcess
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.background import in_background
+from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import call
 from tests.support.servers import Started, make_storage, stop_if_running
 from tests.support.shop import Base, Order, make_engine
+from tests.support.sql_storage import published, put, put_in_every_state
 
 NEVER = 300.0
 """An interval between two looks, in seconds, so long that only a notification makes a relay move a message; the longest
@@ -93,27 +92,24 @@ def test_several_relays_share_the_keys_and_keep_their_order(
     outbox = Outbox(engines[0], unique)
     relays = [Relay(engine, server.url) for engine in engines[1:]]
 
-    async def until_these_send(*some: Relay) -> None:
+    def until_these_send(*some: Relay) -> None:
         before = [relay.total.sent for relay in some]
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while any(relay.total.sent <= sent for relay, sent in zip(some, before, strict=True)):
-                await asyncio.to_thread(outbox.send, 20, 20)
 
-    async def run() -> None:
-        first, second, third = relays
-        tasks = [asyncio.create_task(relay.run(interval=0.05)) for relay in (first, second)]
-        await until_these_send(first, second)
-        tasks.append(asyncio.create_task(third.run(interval=0.05)))
-        await until_these_send(first, second, third)
-        tasks[0].cancel()  # the others take over its buckets
-        await until_these_send(second, third)
-        # The totals lack what the cancelled relay's thread marked afterwards.
-        await asyncio.to_thread(eventually, lambda: not outbox.waiting(), "all to be relayed")
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        def have_sent() -> bool:
+            outbox.send(20, 20)
+            return all(relay.total.sent > sent for relay, sent in zip(some, before, strict=True))
 
-    asyncio.run(run())
+        eventually(have_sent, "each of them to send")
+
+    first, second, third = relays
+    with in_background(first.run(interval=0.05)) as relaying, in_background(second.run(interval=0.05)):
+        until_these_send(first, second)
+        with in_background(third.run(interval=0.05)):
+            until_these_send(first, second, third)
+            relaying.stop()  # the others take over its buckets
+            until_these_send(second, third)
+            # The totals lack what the stopped relay's thread marked afterwards.
+            eventually(lambda: not outbox.waiting(), "all to be relayed")
     outbox.close()
     by_key: dict[str, list[int]] = defaultdict(list)
     for body in bodies(drain(server.url, unique, unique, outbox.sent)):
@@ -139,17 +135,11 @@ def test_buckets_are_shared_and_come_back(engines: list[sa.Engine]) -> None:
 def test_a_commit_wakes_the_relay(engines: list[sa.Engine], server: ServerProcess, unique: str) -> None:
     subscribe(server.url, unique, unique)
     outbox = Outbox(engines[0], unique)
-
-    async def run() -> None:
-        relay = Relay(engines[1], server.url)
-        task = asyncio.create_task(relay.run(interval=NEVER))
+    relay = Relay(engines[1], server.url)
+    with in_background(relay.run(interval=NEVER)) as relaying:
         for n in range(5):
-            await asyncio.to_thread(outbox.send, 1, 1)
-            await eventually_async(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # it does not wait for its interval
-
-    asyncio.run(run())
+            outbox.send(1, 1)
+            relaying.until(lambda n=n: relay.total.sent == n + 1, "the relay to be woken")  # type: ignore[misc]
     outbox.close()
     assert len(drain(server.url, unique, unique, 5)) == 5
 
@@ -167,17 +157,10 @@ def test_a_relay_goes_on_when_the_session_that_waits_is_ended(
         with engines[0].connect() as connection:
             return bool(connection.exec_driver_sql(f"SELECT count(pg_terminate_backend(pid)) {waiting} {own}").scalar())
 
-    async def run() -> None:
-        task = asyncio.create_task(Relay(engines[1], server.url).run(interval=NEVER))
-        await asyncio.to_thread(eventually, end_the_session, "the relay to wait")
-        await asyncio.to_thread(outbox.send, 1, 1)
-        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
-        assert len(came) == 1
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    with in_background(Relay(engines[1], server.url).run(interval=NEVER)) as relaying:
+        relaying.until(end_the_session, "the relay to wait")
+        outbox.send(1, 1)
+        assert len(drain(server.url, unique, unique, 1)) == 1
     outbox.close()
 
 
@@ -249,30 +232,16 @@ def test_making_the_tables_again_waits_for_nobody(engines: list[sa.Engine]) -> N
 
 
 @pytest.mark.long
-def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, unique: str, tmp_path: Path) -> None:
+def test_the_servers_table_is_relayed(engine_url: str, server: ServerProcess, unique: str) -> None:
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
-    payload = encode_msgpack(Payload(unique, b"body", "k", "t", {"h": "v"}))
-    halves = [NewTransaction(ids.new_id(), "g", [NewMessage(unique, payload, "k", "t")] * 2) for _ in range(30)]
-    states = (State.COMMITTED, State.ROLLED_BACK, None)
-
-    async def run(relay: Relay) -> None:
-        store = SqlStore(engine_url)
-        await store.open(wall_clock())
-        await store.put(halves, wall_clock())
-        outcomes = [(half.id, "g", state) for n, half in enumerate(halves) if (state := states[n % 3]) is not None]
-        await store.decide(outcomes, wall_clock())
-        for _ in range(2):  # there is nothing left for the second
-            total = await relay.run(once=True)
-            assert (total.sent, total.refused) == (10, 0)
-        await store.close()
-
-    with ExitStack() as stack:
-        engine = make_engine(engine_url)
-        stack.callback(engine.dispose)
-        asyncio.run(run(Relay(engine, server.url)))
-    messages = drain(server.url, unique, unique, 20)
-    assert {(m["body"], m["key"], m["tag"], m["headers"]["h"]) for m in messages} == {("body", "k", "t", "v")}
+    committed = put_in_every_state(engine_url, unique)
+    with opened(engine_url) as engine:
+        totals = [asyncio.run(Relay(engine, server.url).run(once=True)) for _ in range(2)]
+    assert [(total.sent, total.refused) for total in totals] == [(20, 0), (0, 0)]
+    messages = drain(server.url, unique, unique, 40)
+    assert sorted(json.loads(m["body"])["n"] for m in messages) == sorted(committed)
+    assert {(m["key"], m["tag"], m["headers"]["h"]) for m in messages} == {("k", "t", "ü")}
 
 
 @pytest.mark.long
@@ -282,24 +251,11 @@ def test_messages_published_without_a_transaction_are_relayed(
     """A row without a producer group is relayed. It ended the relay, and with it the way of every other message."""
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
-
-    async def run(relay: Relay) -> None:
-        store = SqlStore(engine_url)
-        await store.open(wall_clock())
-        for group in ("", "g", ""):
-            payload = encode_msgpack(Payload(unique, group.encode()))
-            message = NewMessage(unique, payload)
-            await store.put([NewTransaction(ids.new_id(), group, [message], committed=True)], wall_clock())
-        for _ in range(2):  # there is nothing left for the second
-            total = await relay.run(once=True)
-            assert (total.sent, total.refused) == (3, 0)
-        await store.close()
-
-    with ExitStack() as stack:
-        engine = make_engine(engine_url)
-        stack.callback(engine.dispose)
-        asyncio.run(run(Relay(engine, server.url)))
-    assert sorted(m["body"] for m in drain(server.url, unique, unique, 3)) == ["", "", "g"]
+    put(engine_url, [*published(unique, "a"), *published(unique, "of a group", group="g"), *published(unique, "b")])
+    with opened(engine_url) as engine:
+        totals = [asyncio.run(Relay(engine, server.url).run(once=True)) for _ in range(2)]
+    assert [(total.sent, total.refused) for total in totals] == [(3, 0), (0, 0)]
+    assert sorted(bodies(drain(server.url, unique, unique, 3))) == ["a", "b", "of a group"]
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from notify.runtime.databases import KEEPALIVE
 from notify.storage.sql import engines
 from notify.storage.sql.tables import server_member
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import outbox
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import subscribe
@@ -55,26 +55,20 @@ def test_a_relay_goes_on_when_its_databases_machine_was_gone(
     monkeypatch.setattr(engines, "VISITOR_READ_SECONDS", 1)
     subscribe(server.url, unique, unique)
     outbox(text(mariadb), unique, range(1))
-
-    async def run(relay: Relay, proxy: Proxy) -> None:
-        task = asyncio.ensure_future(relay.run(interval=0.05))
-        await eventually_async(lambda: relay.total.sent == 1 or task.done(), "the first to be sent")
-        proxy.drop_answers = True
-        await eventually_async(lambda: "again in" in caplog.text or task.done(), "the relay to notice it")
-        proxy.drop_answers = False
-        await asyncio.to_thread(outbox, text(mariadb), unique, range(1, 2))
-        await eventually_async(lambda: relay.total.sent == 2 or task.done(), "the second to be sent")
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     with (
         caplog.at_level(logging.INFO, "notify.relay"),
         Proxy(str(mariadb.host), mariadb.port or 3306) as proxy,
         opened(text(mariadb.set(host="127.0.0.1", port=proxy.port))) as engine,
     ):
         # A lease so long that the database does not end its silent session: one that is gone never does.
-        asyncio.run(run(Relay(engine, server.url, lease_seconds=600), proxy))
+        relay = Relay(engine, server.url, lease_seconds=600)
+        with in_background(relay.run(interval=0.05)) as relaying:
+            relaying.until(lambda: relay.total.sent == 1, "the first to be sent")
+            proxy.drop_answers = True
+            relaying.until(lambda: "again in" in caplog.text, "the relay to notice it")
+            proxy.drop_answers = False
+            outbox(text(mariadb), unique, range(1, 2))
+            relaying.until(lambda: relay.total.sent == 2, "the second to be sent")
     assert caplog.text.count(f"to {server.url}") == 2  # at first, and when it continues
 
 
@@ -218,22 +212,16 @@ def test_tables_that_are_made_later_are_relayed(
     make_storage(engine_url)
     subscribe(server.url, unique, unique)
 
-    async def run() -> None:
-        with opened(engine_url) as engine:
-            relay = Relay(engine, server.url)
-            task = asyncio.ensure_future(relay.run(interval=0.05))
-            await eventually_async(lambda: relay_is_there(engine) or task.done(), "the relay to say that it is there")
-            await asyncio.to_thread(outbox, engine_url, unique, range(1))
-            await eventually_async(lambda: relay.total.sent == 1 or task.done(), "the row of the new table to be sent")
-            assert not task.done()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     def relay_is_there(engine: sa.Engine) -> bool:
         with engine.connect() as connection:
             return connection.scalar(sa.select(server_member.c.name).where(server_member.c.kind == "relay")) is not None
 
-    asyncio.run(run())
+    with opened(engine_url) as engine:
+        relay = Relay(engine, server.url)
+        with in_background(relay.run(interval=0.05)) as relaying:
+            relaying.until(lambda: relay_is_there(engine), "the relay to say that it is there")
+            outbox(engine_url, unique, range(1))
+            relaying.until(lambda: relay.total.sent == 1, "the row of the new table to be sent")
 
 
 def test_a_relay_goes_on_when_a_column_gets_another_type(
@@ -241,27 +229,14 @@ def test_a_relay_goes_on_when_a_column_gets_another_type(
 ) -> None:
     """PostgreSQL refuses a statement that the session prepared before: the relay ended."""
     subscribe(server.url, unique, unique)
-
-    async def run(url: str, engine: sa.Engine) -> None:
-        relay = Relay(engine, server.url)
-        task = asyncio.ensure_future(relay.run(interval=0.05))
-        for count in range(1, OFTEN + 2):
-            if count > OFTEN:
-                await asyncio.to_thread(alter, url)
-            await asyncio.to_thread(outbox, url, unique, range(4 * count, 4 * count + 1))
-            await eventually_async(partial(has_sent, relay, count, task), "the row to be sent")
-            assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    def has_sent(relay: Relay, count: int, task: asyncio.Future[Any]) -> bool:
-        return relay.total.sent == count or task.done()
-
-    def alter(url: str) -> None:
-        # psycopg forgets what it has prepared in a session that alters something.
-        with opened(url) as other, other.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE half_message ALTER COLUMN transaction_id TYPE text")
-
     with empty_database("postgresql", database_urls, tmp_path) as url, opened(url) as engine:
         create_tables(engine)
-        asyncio.run(run(url, engine))
+        relay = Relay(engine, server.url)
+        with in_background(relay.run(interval=0.05)) as relaying:
+            for count in range(1, OFTEN + 2):
+                if count > OFTEN:
+                    # psycopg forgets what it has prepared in a session that alters something.
+                    with opened(url) as other, other.begin() as connection:
+                        connection.exec_driver_sql("ALTER TABLE half_message ALTER COLUMN transaction_id TYPE text")
+                outbox(url, unique, range(4 * count, 4 * count + 1))
+                relaying.until(lambda count=count: relay.total.sent == count, "the row to be sent")  # type: ignore[misc]

@@ -8,8 +8,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,22 @@ from notify.movers.relay.relay import Relay
 from notify.movers.sinks.queue_server import QueueSink
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
-from notify.protocol.wire import Payload, encode_msgpack
-from notify.runtime.clock import wall_clock
 from notify.runtime.databases import REFUSED
-from notify.storage.records import NewMessage, NewTransaction
-from notify.storage.sql.store import SqlStore
 from notify.testing import forked
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.background import Background, in_background
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, publish, subscribe
 from tests.support.http import admin
+from tests.support.kafka import committed
+from tests.support.returned import DAYS, bring_back
 from tests.support.servers import make_storage
 from tests.support.shop import make_engine
+from tests.support.sql_storage import published, put
 
 START = datetime(2026, 11, 1)
 
@@ -270,35 +270,12 @@ def test_a_relay_finds_a_list_that_is_made_while_it_runs(
         notify_refused.drop(connection)
     ensure, may_not = refused.ensure, [True]
     monkeypatch.setattr(refused, "ensure", lambda engine: not may_not and ensure(engine))
-
-    async def run() -> None:
-        moving = Relay(outbox.engine, server.url)
-        task = asyncio.ensure_future(moving.run(interval=0.01))
-        await eventually_async(lambda: task.done() or moving.total.refused, "the refusal")
+    moving = Relay(outbox.engine, server.url)
+    with in_background(moving.run(interval=0.01)) as relaying:
+        relaying.until(lambda: moving.total.refused, "the refusal")
         may_not.clear()
-        await eventually_async(lambda: task.done() or moving.listed, "the refusal to be listed")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert moving.listed == 1
-
-    asyncio.run(run())
-
-
-@pytest.mark.long
-def test_more_than_one_request_at_once_is_cut(outbox: Outbox, server: ServerProcess, unique: str) -> None:
-    """9 MB of transactions are several requests. They were one, which no server takes: the relay always ended."""
-    for n in range(450):
-        outbox.add(f"{n:03}" + "x" * 20_000)
-    assert relay_once(outbox, server.url) == (450, 0)
-    assert [body[:3] for body in bodies(drain(server.url, unique, unique, 450))] == [f"{n:03}" for n in range(450)]
-
-
-@pytest.mark.long
-def test_the_order_per_key_is_kept_over_producer_groups(outbox: Outbox, server: ServerProcess, unique: str) -> None:
-    for n in range(12):
-        outbox.add(str(n), producer_group="gh"[n % 2])
-    assert relay_once(outbox, server.url) == (12, 0)
-    assert bodies(drain(server.url, unique, unique, 12)) == [str(n) for n in range(12)]
+        relaying.until(lambda: moving.listed, "the refusal to be listed")
+    assert moving.listed == 1
 
 
 @pytest.mark.long
@@ -320,17 +297,10 @@ def test_a_topic_that_takes_nothing_holds_up_no_other(
         connection.execute(half_message.update().where(t.body == b"of both").values(topic=unique))
     outbox.add("behind the mixed one", key="a")
     outbox.add("other")
-
-    async def run() -> None:
-        relay = Relay(outbox.engine, server.url)
-        task = asyncio.create_task(relay.run(interval=0.05))
-        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
-        assert bodies(came) == ["other"] and not task.done() and relay.total.refused == 0
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
+    relay = Relay(outbox.engine, server.url)
     try:
-        asyncio.run(run())
+        with in_background(relay.run(interval=0.05)):
+            assert bodies(drain(server.url, unique, unique, 1)) == ["other"] and relay.total.refused == 0
     finally:
         admin(server.url, "PUT", "limits", {})
 
@@ -348,20 +318,45 @@ def test_an_outbox_that_waits_holds_up_no_other_of_its_database(
     for n in range(2):
         outbox.add(str(n), topic=full, key=None)
 
-    async def run() -> None:
-        store = SqlStore(engine_url)
-        await store.open(wall_clock())
-        message = NewMessage(unique, encode_msgpack(Payload(unique, b"of the server's table")))
-        await store.put([NewTransaction(ids.new_id(), "g", [message], committed=True)], wall_clock())
-        await store.close()
-        relay = Relay(outbox.engine, server.url)
-        task = asyncio.create_task(relay.run(interval=0.05))
-        came = await asyncio.to_thread(drain, server.url, unique, unique, 1)
-        assert bodies(came) == ["of the server's table"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    put(engine_url, published(unique, "of the server's table", group="g"))
+    with in_background(Relay(outbox.engine, server.url).run(interval=0.05)):
+        assert bodies(drain(server.url, unique, unique, 1)) == ["of the server's table"]
 
-    asyncio.run(run())
+
+# --- rows that a dump brings back: what a target may have already is listed, and an operator releases it -------------
+
+
+def test_rows_of_weeks_ago_wait_for_an_operator(outbox: Outbox, server: ServerProcess, unique: str) -> None:
+    """The queue had forgotten their ids: they were published a second time."""
+    old = [bring_back(outbox.engine, unique, age_seconds=age * DAYS, body=b"%d" % age) for age in (20, 8)]
+    bring_back(outbox.engine, unique, age_seconds=6 * DAYS, body=b"young")
+    assert relay_once(outbox, server.url) == (1, 2)
+    assert {name: code for name, code, _ in outbox.listed()} == dict.fromkeys(old, "returned")
+    with outbox.engine.begin() as connection:
+        refused.retry(connection, [old[1]], "it was never sent")
+        refused.drop(connection, [old[0]], "it was sent then")
+    assert relay_once(outbox, server.url) == (1, 0)
+    assert sorted(bodies(drain(server.url, unique, unique, 2))) == ["8", "young"]
+    assert [name for name, _, _ in outbox.listed()] == [old[0]]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_over_kafka_what_is_older_than_what_was_sent_waits(outbox: Outbox, kafka_url: str, unique: str) -> None:
+    """Kafka knows no ids. A relay that was stopped for weeks sends what waits: nothing newer was sent before it."""
+    bring_back(outbox.engine, unique, age_seconds=30 * DAYS, body=b"first")
+    bring_back(outbox.engine, unique, age_seconds=20 * DAYS, body=b"second")
+    assert relay_once(outbox, kafka_url) == (2, 0)
+    bring_back(outbox.engine, unique, age_seconds=20 * DAYS + 1800, body=b"committed late")
+    old = bring_back(outbox.engine, unique, age_seconds=20 * DAYS + 7200, body=b"old")
+    bring_back(outbox.engine, unique, age_seconds=10 * DAYS, body=b"third")
+    assert relay_once(outbox, kafka_url) == (2, 1)
+    assert [(name, code) for name, code, _ in outbox.listed()] == [(old, "returned")]
+    with outbox.engine.begin() as connection:
+        refused.retry(connection, [old], "it was never sent")
+    assert relay_once(outbox, kafka_url) == (1, 0)
+    came = [message.value() for message in committed(kafka_url, unique, 5)]
+    assert sorted(came) == [b"committed late", b"first", b"old", b"second", b"third"]
 
 
 # --- the database's failures --------------------------------------------------------------------------------------
@@ -381,14 +376,12 @@ def postgresql() -> Iterator[PostgreSqlServer]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def while_relaying(outbox: Outbox, url: str, work: Callable[[Relay], Awaitable[None]]) -> None:
+@contextmanager
+def relaying(outbox: Outbox, url: str) -> Iterator[tuple[Relay, Background]]:
     engine = make_engine(outbox.url)  # its own: it disposes of its sessions where the database is another one
     relay = Relay(engine, url)
-    task = asyncio.create_task(relay.run(interval=300))
-    await work(relay)
-    assert not task.done(), "the relay has ended by itself"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    with in_background(relay.run(interval=300)) as running:
+        yield relay, running
     engine.dispose()
 
 
@@ -399,9 +392,6 @@ def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
     """After a failover the address may be a standby's for a while: the relay waits until it can write again."""
     subscribe(server.url, unique, unique)
     outbox = Outbox(postgresql.url, unique)
-
-    async def sends(relay: Relay, count: int) -> None:
-        await eventually_async(lambda: relay.total.sent == count, f"{count} to be sent")
 
     def writing(*statements: str) -> None:
         with outbox.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -417,28 +407,23 @@ def test_an_idle_relay_outlives_a_restart_of_postgresql_and_a_standby(
         writing(f"ALTER SYSTEM SET default_transaction_read_only = {state}", "SELECT pg_reload_conf()")
         eventually(lambda: is_read_only() == (state == "on"), "the setting to hold")
 
-    async def work(relay: Relay) -> None:
-        await asyncio.to_thread(outbox.add, "a")
-        await sends(relay, 1)
-        await asyncio.to_thread(postgresql.stop)
-        await asyncio.to_thread(postgresql.start)
-        outbox.engine.dispose()
-        await asyncio.to_thread(outbox.add, "b")
-        await sends(relay, 2)
-        await asyncio.to_thread(outbox.add, "c", relayed=3)
-        await asyncio.to_thread(become, "on")
-        waits = "UPDATE half_message SET relayed = 0 WHERE relayed = 3"
-        await asyncio.to_thread(writing, waits, "NOTIFY notify_outbox")
-        await eventually_async(lambda: any("read-only" in text for text in said), "the relay to meet a standby")
-        assert relay.total.sent == 2
-        await asyncio.to_thread(become, "off")
-        await sends(relay, 3)
-
     said: list[str] = []
-    with ExitStack() as stack:
-        stack.callback(outbox.engine.dispose)
-        stack.enter_context(warnings_in(said))
-        asyncio.run(while_relaying(outbox, server.url, work))
+    with warnings_in(said), relaying(outbox, server.url) as (relay, running):
+        outbox.add("a")
+        running.until(lambda: relay.total.sent == 1, "the first to be sent")
+        postgresql.stop()
+        postgresql.start()
+        outbox.engine.dispose()
+        outbox.add("b")
+        running.until(lambda: relay.total.sent == 2, "the second to be sent")
+        outbox.add("c", relayed=3)
+        become("on")
+        writing("UPDATE half_message SET relayed = 0 WHERE relayed = 3", "NOTIFY notify_outbox")
+        running.until(lambda: any("read-only" in text for text in said), "the relay to meet a standby")
+        assert relay.total.sent == 2
+        become("off")
+        running.until(lambda: relay.total.sent == 3, "the third to be sent")
+    outbox.engine.dispose()
     assert set(bodies(drain(server.url, unique, unique, 3))) == {"a", "b", "c"}
 
 
@@ -543,23 +528,18 @@ def test_another_goes_on_for_a_relay_process_that_is_stopped(
         process.start()
         assert process.pid is not None
 
-        async def run() -> None:
-            other = Relay(outbox.engine, server.url, lease_seconds=1)
-            task = asyncio.create_task(other.run(interval=0.05))
-            await eventually_async(lambda: not waiting(), "the other relay to move what the stopped one held")
-            os.kill(process.pid or 0, signal.SIGCONT)
-            for n in range(20, 30):
-                await asyncio.to_thread(outbox.add, str(n), key=f"k{n % 3}")
-            await eventually_async(lambda: not waiting(), "both to move what came then")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            for n in range(30, 40):
-                await asyncio.to_thread(outbox.add, str(n), key=f"k{n % 3}")
-            await eventually_async(lambda: not waiting(), "the one that woke to move the rest")
-
         try:
             eventually(is_stopped, "the relay to stop")
-            asyncio.run(run())
+            other = Relay(outbox.engine, server.url, lease_seconds=1)
+            with in_background(other.run(interval=0.05)) as relaying:
+                relaying.until(lambda: not waiting(), "the other relay to move what the stopped one held")
+                os.kill(process.pid, signal.SIGCONT)
+                for n in range(20, 30):
+                    outbox.add(str(n), key=f"k{n % 3}")
+                relaying.until(lambda: not waiting(), "both to move what came then")
+            for n in range(30, 40):
+                outbox.add(str(n), key=f"k{n % 3}")
+            eventually(lambda: not waiting(), "the one that woke to move the rest")
         finally:
             process.kill()
             process.join(PATIENCE_SECONDS)

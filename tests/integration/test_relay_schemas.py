@@ -7,6 +7,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from notify.protocol import ids
 from notify.runtime.databases import database_now, within_schema
 from notify.runtime.schemas import AT_ONCE
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually_async
+from tests.support.background import in_background
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.groups import bodies, drain, subscribe
@@ -136,21 +138,11 @@ def postgresql(database_urls: Mapping[str, str], tmp_path: Path, unique: str) ->
         yield made
 
 
-async def until(running: Sequence[Relay], check: Callable[[], bool], waiting_for: str) -> None:
+def until(running: Sequence[Relay], check: Callable[[], bool], waiting_for: str) -> None:
     """Run relays until something holds."""
-    tasks = [asyncio.create_task(relay.run(interval=0.05)) for relay in running]
-
-    try:
-        await eventually_async(
-            lambda: any(task.done() for task in tasks) or check(), waiting_for, seconds=LONGEST_SECONDS
-        )
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    with ExitStack() as stack:
+        relaying = [stack.enter_context(in_background(relay.run(interval=0.05))) for relay in running]
+        eventually(lambda: any(r.has_ended for r in relaying) or check(), waiting_for, seconds=LONGEST_SECONDS)
 
 
 def check_order(came: Sequence[str], expected: Mapping[str, int]) -> None:
@@ -173,7 +165,7 @@ def two_services(tenants: Tenants, server: ServerProcess, topic: str, count: int
         list(threads.map(lambda schema: tenants.send(schema, topic, count), (one, other)))
     engines = [tenants.within(schema) for schema in (one, other)]
     relays_of_each = [Relay(engines[0], server.url), Relay(engines[1], server.url)]
-    asyncio.run(until(relays_of_each, lambda: not tenants.waiting(), "both to be moved"))
+    until(relays_of_each, lambda: not tenants.waiting(), "both to be moved")
     for engine in engines:
         engine.dispose()
     check_order(bodies(drain(server.url, topic, topic, 2 * count)), {one: count, other: count})
@@ -187,7 +179,7 @@ def many_tenants(tenants: Tenants, server: ServerProcess, topic: str, schemas: i
     for name, its_count in counts.items():
         tenants.send(name, topic, its_count)
     relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}t*")
-    asyncio.run(until([relay], lambda: not tenants.waiting(names[1:]), "the small ones to be moved"))
+    until([relay], lambda: not tenants.waiting(names[1:]), "the small ones to be moved")
     assert large <= 500 or tenants.waiting(names[:1]), "the others waited until the large one was moved"
     total = asyncio.run(relay_once(tenants, server.url))
     assert total.refused == 0
@@ -227,26 +219,20 @@ def test_tenants_come_and_go(
     monkeypatch.setattr(relays, "LOOK_SECONDS", 0.05)
     subscribe(server.url, unique, unique)
     first, dropped = tenants.add("a", "b")
-
-    async def run() -> None:
-        relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}*")
-        task = asyncio.create_task(relay.run(interval=0.05))
-        await asyncio.to_thread(tenants.send, first, unique, 3)
-        await asyncio.to_thread(tenants.send, dropped, unique, 2)
-        await eventually_async(lambda: relay.total.sent == 5 or task.done(), "both to be moved")
-        await asyncio.to_thread(tenants.drop, dropped)
-        (later,) = await asyncio.to_thread(tenants.add, "c")
-        await asyncio.to_thread(tenants.send, later, unique, 4)
-        await eventually_async(lambda: relay.total.sent == 9 or task.done(), "the new one to be moved")
+    relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}*")
+    with in_background(relay.run(interval=0.05)) as relaying:
+        tenants.send(first, unique, 3)
+        tenants.send(dropped, unique, 2)
+        relaying.until(lambda: relay.total.sent == 5, "both to be moved")
+        tenants.drop(dropped)
+        (later,) = tenants.add("c")
+        tenants.send(later, unique, 4)
+        relaying.until(lambda: relay.total.sent == 9, "the new one to be moved")
         # A schema that is made again is another one: its locks are those of the new one.
-        (again,) = await asyncio.to_thread(tenants.add, "b")
-        await asyncio.to_thread(tenants.send, again, unique, 1)
-        await eventually_async(lambda: relay.total.sent == 10 or task.done(), "the one made again to be moved")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert relay.total.refused == 0
-
-    asyncio.run(run())
+        (again,) = tenants.add("b")
+        tenants.send(again, unique, 1)
+        relaying.until(lambda: relay.total.sent == 10, "the one made again to be moved")
+    assert relay.total.refused == 0
 
 
 @pytest.mark.long

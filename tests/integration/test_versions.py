@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.fixtures import life
+from tests.support.background import in_background
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, subscribe
 from tests.support.http import admin, ask, post
@@ -177,13 +177,8 @@ def test_a_services_database_of_an_earlier_version_is_as_it_was(
     with engine.begin() as connection:  # rows older than a server's memory of ids are put on a list instead
         connection.execute(half_message.update().values(created_at=database_now()))
 
-    async def relay() -> None:
-        relaying = asyncio.create_task(Relay(engine, notify_server.url).run())
-        await asyncio.to_thread(notify_server.wait_for, "outbox", 3, PATIENCE_SECONDS)
-        relaying.cancel()
-        await asyncio.gather(relaying, return_exceptions=True)
-
-    asyncio.run(relay())
+    with in_background(Relay(engine, notify_server.url).run()):
+        notify_server.wait_for("outbox", 3, PATIENCE_SECONDS)
     assert [m.text for m in notify_server.messages("outbox")] == [f"Grüße {n}" for n in range(3)]
     engine.dispose()
 

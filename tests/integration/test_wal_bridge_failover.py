@@ -33,7 +33,7 @@ from notify.testing.reachable import NotAvailable
 from tests.support.bridges import move, numbers, outbox
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import postgresql18_programs
-from tests.support.groups import drain, subscribe
+from tests.support.groups import subscribe
 
 SETTINGS = ("wal_level=logical", "max_slot_wal_keep_size=1GB")
 
@@ -139,7 +139,6 @@ def test_a_bridge_goes_on_at_a_new_primary_that_has_its_slot(
     asyncio.run(asyncio.wait_for(bridge.run(once=True), PATIENCE_SECONDS))
     assert bridge.totals.rows == 7
     assert sorted(numbers(server, unique, 10)) == [*(n for n in range(12) if n % 4 != 3), 100]
-    assert drain(server.url, unique, unique, 0) == []
 
 
 @pytest.mark.long
@@ -170,7 +169,6 @@ def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_
     outbox(standby.url, unique, range(12, 16))
     assert move(standby.url, server).totals.rows == 3
     assert sorted(numbers(server, unique, 12)) == [n for n in range(16) if n % 4 != 3]
-    assert drain(server.url, unique, unique, 0) == []
     engine.dispose()
     primary.start()
     outbox(primary.url, unique, range(16, 20))

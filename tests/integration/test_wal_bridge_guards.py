@@ -23,8 +23,9 @@ from notify.storage.sql import schema
 from notify.testing.postgresql_server import PostgreSqlServer
 from notify.testing.process import ServerProcess
 from notify.testing.reachable import NotAvailable
+from tests.support.background import in_background
 from tests.support.bridges import move, move_until, numbers, outbox, poison
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.databases import drop_slots, empty_database
 from tests.support.groups import drain, subscribe
@@ -161,17 +162,13 @@ def test_a_publication_without_all_rows_stops_a_bridge_that_runs(
     move(url, server)
     with engine.connect() as connection:
         name = connection.exec_driver_sql("SELECT pubname FROM pg_publication").scalar()
-
-    async def run() -> None:
-        bridge = Bridge([url], server.url)
-        task = asyncio.ensure_future(bridge.run())
-        await eventually_async(lambda: bridge.totals.connections, "the bridge to read")
+    bridge = Bridge([url], server.url)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.connections, "the bridge to read")
         away, back = (f'ALTER PUBLICATION "{name}" {which} TABLE half_message' for which in ("DROP", "ADD"))
-        await asyncio.to_thread(execute, engine, statement.format(name=f'"{name}"', away=away, back=back))
+        execute(engine, statement.format(name=f'"{name}"', away=away, back=back))
         with pytest.raises(Unfit, match=f"{what}.*--backfill"):
-            await asyncio.wait_for(task, PATIENCE_SECONDS)
-
-    asyncio.run(run())
+            bridging.result()
 
 
 @pytest.mark.long
@@ -358,18 +355,15 @@ def test_it_waits_for_a_lock_that_another_session_holds(
 ) -> None:
     """VACUUM and migrations hold such locks, and end."""
     outbox(url, unique, range(2))
-
-    async def run() -> Bridge:
-        bridge = Bridge([url], server.url)
-        with engine.connect() as other:
-            other.exec_driver_sql("LOCK TABLE half_message IN SHARE UPDATE EXCLUSIVE MODE")
-            task = asyncio.ensure_future(bridge.run(once=True))
-            await eventually_async(lambda: task.done() or "waits for a lock" in caplog.text, "the bridge to wait")
-            assert not task.done(), task.result()
-        await asyncio.wait_for(task, PATIENCE_SECONDS)
-        return bridge
-
-    assert asyncio.run(run()).totals.stored == 2
+    bridge = Bridge([url], server.url)
+    with engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE half_message IN SHARE UPDATE EXCLUSIVE MODE")
+        with in_background(bridge.run(once=True)) as bridging:
+            bridging.until(lambda: "waits for a lock" in caplog.text, "the bridge to wait")
+            assert not bridging.has_ended
+            other.rollback()
+            bridging.result()
+    assert bridge.totals.stored == 2
 
 
 def encoded(server: PostgreSqlServer, encoding: str) -> sa.URL:

@@ -20,8 +20,8 @@ from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
-from tests.support.background import repeated
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.background import in_background, repeated
+from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import drain, subscribe
 from tests.support.shop import Base, Order, make_engine
 from tests.support.stranger import Stranger
@@ -49,10 +49,15 @@ def outbox(url: str, topic: str, numbers: range, **options: Any) -> None:
     engine.dispose()
 
 
-def move(url: str, server: ServerProcess | Stranger, **options: Any) -> Bridge:
-    bridge = Bridge([url], server.url)
-    asyncio.run(bridge.run(once=True, **options))
+def once(bridge: Bridge, **options: Any) -> Bridge:
+    """Run a bridge until everything is moved."""
+    asyncio.run(asyncio.wait_for(bridge.run(once=True, **options), 2 * PATIENCE_SECONDS))
     return bridge
+
+
+def move(url: str, to: ServerProcess | Stranger | str, **options: Any) -> Bridge:
+    """Run a bridge from a database until everything is moved. `to`: a server, or an address."""
+    return once(Bridge([url], to if isinstance(to, str) else to.url), **options)
 
 
 def move_while_written(url: str, server: ServerProcess, write: Callable[[], object]) -> Bridge:
@@ -102,20 +107,10 @@ def end_once_while_written(url: str, server: ServerProcess, topic: str, what: st
 
 def move_until(url: str, server: ServerProcess, is_done: Callable[[], object], **options: Any) -> Bridge:
     """Run a bridge until something is so; the bridge's error where it ends before."""
-
-    async def run() -> Bridge:
-        bridge = Bridge([url], server.url)
-        task = asyncio.ensure_future(bridge.run(**options))
-        try:
-            await eventually_async(lambda: task.done() or is_done(), "the bridge to have done it")
-            if task.done():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        return bridge
-
-    return asyncio.run(run())
+    bridge = Bridge([url], server.url)
+    with in_background(bridge.run(**options)) as bridging:
+        bridging.until(is_done, "the bridge to have done it")
+    return bridge
 
 
 def poison(engine: sa.Engine, **values: Any) -> str:

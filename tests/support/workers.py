@@ -31,7 +31,6 @@ TOGETHER = {
     ),
     "Kafka's sinks, consumers and delays": (
         _KAFKA,
-        "tests/integration/test_kafka.py",
         "tests/integration/test_layouts.py",
         "tests/integration/test_auto_everywhere.py",
         "tests/contract/test_sinks",
