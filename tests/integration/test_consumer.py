@@ -1,16 +1,14 @@
-"""Consumers: handlers, retries, dead letters, renewal, the inbox; with threads and with asyncio."""
+"""Consumers of a queue server: handlers, renewal, the inbox, batches; with threads and with asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -28,26 +26,20 @@ from notify.client import (
     ReceivedMessage,
     TransactionProducer,
     create_tables,
-    use_explicit_begin,
 )
-from notify.client.handling.hand import IN_HAND_BYTES
+from notify.client.consumer import session
+from notify.client.consumer.session import Session as ConsumerSession
+from notify.client.handling.hand import CAUTIOUS, IN_HAND_BYTES
 from notify.client.transport.http import HttpClient
 from notify.errors import BindingRefused, DeadLetter, InvalidRequest, Unavailable
 from notify.protocol.limits import LIMITS
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import bodies, drain, lag, outlast_a_lease, publish, running, subscribe
+from tests.support.groups import Caller, bodies, drain, lag, outlast_a_lease, publish, run, running, subscribe, taken_by
 from tests.support.http import admin, metric, post
-from tests.support.odd_failures import fail_oddly
-from tests.support.shop import Base, Order
+from tests.support.shop import Base, Order, make_async_engine
 from tests.support.transactions import half_request
-
-
-@pytest.fixture
-def producer(server: ServerProcess, unique: str) -> Iterator[TransactionProducer]:
-    with TransactionProducer(server.url, group=unique) as producer:
-        yield producer
 
 
 def test_a_slow_handler_keeps_its_lease(frozen_server: InMemoryServer, unique: str) -> None:
@@ -99,69 +91,6 @@ def test_a_thousand_large_messages_are_not_in_memory_at_a_time(notify_server: In
         is_full.set()
         eventually(lambda: consumer.handled == 49, "all messages")
     assert IN_HAND_BYTES <= in_hand <= IN_HAND_BYTES + LIMITS.reply_bytes
-
-
-@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
-def test_a_handler_that_exits_ends_its_consumer(
-    notify_server: InMemoryServer, kind: type[Consumer] | type[AsyncConsumer]
-) -> None:
-    """Handled messages are settled first, and another consumer gets its message. It was only tried again."""
-    url = notify_server.url
-    publish(url, "t", ["exits", "goes on"])
-    consumer = kind(url, group="g", concurrency=2)
-    both, handled = threading.Barrier(2), []
-
-    def handle(message: ReceivedMessage) -> None:
-        both.wait(PATIENCE_SECONDS)
-        if message.text == "exits":
-            raise SystemExit(3)
-        handled.append(message.text)
-
-    if isinstance(consumer, Consumer):
-        consumer.subscribe("t", start="earliest", retry_min=0.01)(handle)
-        run: Any = functools.partial(consumer.run, signals=False)
-    else:
-
-        async def handle_in_thread(message: ReceivedMessage) -> None:
-            await asyncio.to_thread(handle, message)
-
-        consumer.subscribe("t", start="earliest", retry_min=0.01)(handle_in_thread)
-        run = lambda: asyncio.run(consumer.run())  # noqa: E731
-    with pytest.raises(SystemExit) as left:
-        run()
-    assert (left.value.code, consumer.failed, consumer.handled, handled) == (3, 1, 1, ["goes on"])
-    assert lag(url, "g") == 1
-    again: list[tuple[str, int]] = []
-    other = Consumer(url, group="g")
-    other.subscribe("t", retry_min=0.01)(lambda message: again.append((message.text, message.attempt)))
-    with running(other):
-        eventually(lambda: again, "the message to come again")
-    assert again == [("exits", 2)]
-
-
-def test_a_handler_in_which_something_is_cancelled_has_failed(notify_server: InMemoryServer) -> None:
-    """An inner task that somebody cancelled raises CancelledError into the handler: the message came back only when
-    its lease was over."""
-    url = notify_server.url
-    publish(url, "t", ["a"])
-    attempts: list[int] = []
-
-    async def run() -> None:
-        consumer = AsyncConsumer(url, group="g", lease=600)
-
-        @consumer.subscribe("t", start="earliest", retry_min=0.01)
-        async def handle(message: ReceivedMessage) -> None:
-            attempts.append(message.attempt)
-            if len(attempts) == 1:
-                inner = asyncio.ensure_future(asyncio.Event().wait())
-                asyncio.get_running_loop().call_soon(inner.cancel)
-                await inner
-            consumer.stop()
-
-        await asyncio.wait_for(consumer.run(), PATIENCE_SECONDS)
-
-    asyncio.run(run())
-    assert attempts == [1, 2]
 
 
 def test_stopping_while_the_server_is_away_asks_for_nothing_more(
@@ -223,86 +152,11 @@ def test_a_server_that_answers_again_is_logged(
     assert waits[1] == 0 < waits[2], "the first answer after the outage is one to a request that does not wait"
 
 
-def test_an_error_that_is_no_text_fails_no_ack_beside_it(
-    notify_server: InMemoryServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A handler's error with a lone surrogate, as `os.fsdecode` makes it, fails no ack of the same request."""
-    caplog.set_level(logging.CRITICAL, "notify.consumer")  # a pytest worker can report only UTF-8
-    url, names = notify_server.url, [*"abcdefgh"]
-    subscribe(url, "g", "t")
-    publish(url, "t", names)
-    consumer = Consumer(url, group="g", concurrency=len(names))
-    together = threading.Barrier(len(names))
-
-    @consumer.subscribe("t", retry_min=100)
-    def handle(message: ReceivedMessage) -> None:
-        together.wait(PATIENCE_SECONDS)
-        fail_oddly(message.text)
-
-    with running(consumer):
-        eventually(lambda: lag(url, "g") == 3, "5 of 8 messages to be settled")
-        eventually(lambda: admin(url, "GET", "groups/g")["queues"][0]["retries"] == 3, "the retries of the other 3")
-    assert consumer.handled == len(names) - 4
-    letters = admin(url, "GET", "groups/g/dead-letters")["messages"]
-    assert [letter["headers"]["notify-dead-letter-reason"] for letter in letters] == ["never \\udcff"]
-
-
-def test_the_inbox_makes_a_redelivery_harmless(
-    engine: sa.Engine, server: ServerProcess, producer: TransactionProducer, unique: str
-) -> None:
-    """The effect commits and the ack is lost: the message comes again, and has no second effect."""
-    Base.metadata.create_all(engine)
-    inbox = Inbox(engine)
-    message = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", unique, 0, 0, b"x", None, None, {}, 1, "")
-
-    def effect(message: ReceivedMessage, session: Session) -> None:
-        session.add(Order(item=message.text))
-
-    def failing(message: ReceivedMessage, session: Session) -> None:
-        effect(message, session)
-        raise ValueError("after the effect")
-
-    with pytest.raises(ValueError, match="after"):
-        inbox.run(unique, message, failing)
-    assert inbox.run(unique, message, effect)
-    assert not inbox.run(unique, message, effect)
-    assert inbox.run(unique + "x", message, effect)
-    with Session(engine) as session:
-        assert session.scalar(sa.select(sa.func.count()).select_from(Order)) == 2
-
-
-def test_consumer_with_inbox(
-    engine: sa.Engine, server: ServerProcess, producer: TransactionProducer, unique: str
-) -> None:
-    Base.metadata.create_all(engine)
-    consumer = Consumer(server.url, group=unique, inbox=Inbox(engine), concurrency=4)
-
-    @consumer.subscribe(unique, start="earliest", retry_min=0.1)
-    def handle(message: ReceivedMessage, session: Session) -> None:
-        session.add(Order(item=message.json()["item"]))
-        if message.attempt == 1 and message.json()["item"] == "3":
-            raise ValueError("first time fails after its effect")
-
-    for n in range(8):
-        producer.publish(Message(unique, {"item": str(n)}))
-    with running(consumer):
-        eventually(lambda: consumer.handled == 8, "8 effects")
-    with Session(engine) as session:
-        assert sorted(session.scalars(sa.select(Order.item))) == [str(n) for n in range(8)]
-
-
-ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-
-
 def test_async_producer_and_consumer(engine_url: str, server: ServerProcess, unique: str) -> None:
     """AsyncSession, savepoints, AsyncConnection and AsyncConsumer with an inbox work, and none blocks the loop."""
-    url = sa.make_url(engine_url)
-    url = url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()])
 
     async def run() -> list[str]:
-        engine = create_async_engine(url)
-        if url.get_backend_name() == "sqlite":
-            use_explicit_begin(engine)
+        engine = make_async_engine(engine_url)
         async with engine.begin() as connection:
             await connection.run_sync(create_tables)
             await connection.run_sync(Base.metadata.create_all)
@@ -353,20 +207,6 @@ def test_sync_and_async_do_not_mix(server: ServerProcess, unique: str) -> None:
         TransactionProducer(server.url, group=unique, engine=create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
     with pytest.raises(BindingRefused, match="TransactionProducer"):
         AsyncTransactionProducer(server.url, group=unique, engine=sa.create_engine("sqlite://"))
-
-
-def test_prepare_without_a_database(server: ServerProcess, unique: str) -> None:
-    subscribe(server.url, unique, unique)
-
-    async def run() -> None:
-        async with AsyncTransactionProducer(server.url, group=unique) as producer:
-            good = await producer.prepare([Message(unique, "good")])
-            bad = await producer.prepare([Message(unique, "bad")])
-            assert (await good.commit(), await bad.rollback()) == ("COMMITTED", "ROLLED_BACK")
-            assert await good.commit() == "COMMITTED"
-
-    asyncio.run(run())
-    assert bodies(drain(server.url, unique, unique, 1)) == ["good"]
 
 
 def test_a_producer_survives_a_fork(engine: sa.Engine, server: ServerProcess, unique: str) -> None:
@@ -422,40 +262,22 @@ def test_threads_that_are_first_at_once_share_one_loop(server: ServerProcess, un
             assert sum(thread.name == name for thread in threading.enumerate()) == 1
 
 
-def test_a_consumer_that_runs_is_not_run_again(notify_server: InMemoryServer, unique: str) -> None:
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_a_consumer_that_runs_is_not_run_again(
+    notify_server: InMemoryServer, unique: str, kind: type[Consumer] | type[AsyncConsumer]
+) -> None:
     """Threads that shared one consumer mixed up what they had in hand, and a stop reached only the last of them."""
-    consumer = Consumer(notify_server.url, group=unique)
+    consumer = kind(notify_server.url, group=unique)
     handled: list[str] = []
-    consumer.subscribe(unique, start="earliest")(lambda message: handled.append(message.text))
+    consumer.subscribe(unique, start="earliest")(taken_by(consumer, lambda message: handled.append(message.text)))
     with running(consumer, subscribed=True):
         with pytest.raises(InvalidRequest, match="running already"):
-            consumer.run(signals=False)
+            run(consumer)
         publish(notify_server.url, unique, ["a"])
         eventually(lambda: handled == ["a"], "the message")
     publish(notify_server.url, unique, ["b"])
     with running(consumer):
         eventually(lambda: handled == ["a", "b"], "the message after a second run")
-
-
-def test_an_async_consumer_that_runs_is_not_run_again(notify_server: InMemoryServer, unique: str) -> None:
-    consumer = AsyncConsumer(notify_server.url, group=unique)
-    handled: list[str] = []
-
-    @consumer.subscribe(unique, start="earliest")
-    async def handle(message: ReceivedMessage) -> None:
-        handled.append(message.text)
-
-    async def run() -> None:
-        first = asyncio.ensure_future(consumer.run())
-        await asyncio.sleep(0)  # lets it begin
-        with pytest.raises(InvalidRequest, match="running already"):
-            await consumer.run()
-        await asyncio.to_thread(publish, notify_server.url, unique, ["a"])
-        await eventually_async(lambda: handled == ["a"], "the message")
-        consumer.stop()
-        await first
-
-    asyncio.run(run())
 
 
 def test_a_consumer_that_runs_takes_no_further_topic(notify_server: InMemoryServer, unique: str) -> None:
@@ -479,13 +301,100 @@ def test_a_dead_letter_of_a_task_group_is_one(notify_server: InMemoryServer, uni
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(charge())
 
-    async def run() -> None:
-        running = asyncio.ensure_future(consumer.run())
-        await eventually_async(lambda: consumer.failed, "the failure")
-        consumer.stop()
-        await running
-
     publish(notify_server.url, unique, ["a"])
-    asyncio.run(run())
+    with running(consumer):
+        eventually(lambda: consumer.failed, "the failure")
     (letter,) = admin(notify_server.url, "GET", f"groups/{unique}/dead-letters")["messages"]
     assert letter["headers"]["notify-dead-letter-reason"] == "an order without an item"
+
+
+# --- batches: leases of long ones, and how much is taken from a server that may give all --------------------------
+
+
+def test_a_batch_longer_than_its_lease_stays_with_its_consumer(notify_server: InMemoryServer) -> None:
+    """Also the messages that wait behind it, beside a second instance that is idle."""
+    notify_server.freeze()
+    url = notify_server.url
+    attempts: list[int] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+    consumers = [Consumer(url, group="g", lease=1, concurrency=1) for _ in range(2)]
+
+    def handle(messages: list[ReceivedMessage]) -> None:
+        attempts.extend([m.attempt for m in messages])
+        has_begun.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    for consumer in consumers:
+        consumer.subscribe("t", start="earliest", batch=10)(handle)
+    with running(*consumers, subscribed=True):
+        publish(url, "t", [str(n) for n in range(40)])
+        assert has_begun.wait(PATIENCE_SECONDS)
+        outlast_a_lease(notify_server, "g", 1)
+        may_end.set()
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    assert attempts == [1] * 40
+
+
+def test_a_consumer_of_batches_takes_few_at_first(notify_server: InMemoryServer) -> None:
+    """Until it is known that they do not come again: each message in hand counts an attempt where its process dies."""
+    url = notify_server.url
+    publish(url, "t", [str(n) for n in range(300)])
+    subscribe(url, "g", "t", start="earliest")
+    calls: list[list[int]] = []
+    consumer = Consumer(url, group="g", concurrency=1)
+    consumer.subscribe("t", batch=200)(lambda messages: calls.append([m.attempt for m in messages]))
+    with running(consumer):
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    assert len(calls[0]) <= CAUTIOUS < max(map(len, calls)) <= 200
+
+
+def test_messages_whose_consumer_died_are_handled_alone(notify_server: InMemoryServer) -> None:
+    notify_server.freeze()
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", [str(n) for n in range(100)])
+    assert len(Caller(url, "g", "dead").receive("t", max=100)) == 100
+    notify_server.advance(31)
+    publish(url, "t", [str(n) for n in range(100, 103)])
+    calls: list[list[tuple[int, int]]] = []
+    consumer = Consumer(url, group="g", concurrency=1)
+    consumer.subscribe("t", batch=200)(lambda messages: calls.append([(int(m.text), m.attempt) for m in messages]))
+    with running(consumer):
+        eventually(lambda: lag(url, "g") == 0, "everything to be settled")
+    again = [call for call in calls if call[0][1] == 2]
+    assert sorted(again) == [[(n, 2)] for n in range(100)]
+    assert sorted(n for call in calls for n, attempt in call if attempt == 1) == [100, 101, 102]
+
+
+def test_returned_messages_go_to_another_consumer(
+    notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not into the long poll of the one that ends, where nobody would handle it before its lease runs out."""
+    receive = ConsumerSession._receive
+
+    async def receive_a_little_longer(session: ConsumerSession, *asked: Any) -> list[Any]:
+        polling = asyncio.ensure_future(receive(session, *asked))
+        try:
+            return await asyncio.shield(polling)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.3)  # a server hears late that nobody waits for its answer any more
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+            raise
+
+    monkeypatch.setattr(ConsumerSession, "_receive", receive_a_little_longer)
+    monkeypatch.setattr(session, "GIVE_BACK_SECONDS", PATIENCE_SECONDS)
+    url = notify_server.url
+    subscribe(url, "g", "t")
+    publish(url, "t", ["0", "1", "2"])
+    consumer = Consumer(url, group="g", concurrency=1)
+
+    @consumer.subscribe("t", batch=4)
+    def handle(messages: list[ReceivedMessage]) -> None:
+        if len(messages) > 1:  # the first request brings one, which may be alone
+            raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        consumer.run(signals=False)
+    again = Caller(url, "g", "other").receive("t", max=10)
+    assert {m["body"] for m in again} >= {"1", "2"} and {m["attempt"] for m in again} == {1}

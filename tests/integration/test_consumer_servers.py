@@ -14,7 +14,7 @@ from notify.client.transport.servers import Servers
 from notify.errors import Conflict, NotifyError
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
-from tests.support.groups import Caller, is_subscribed, lag, outlast_a_lease, publish, running, subscribe
+from tests.support.groups import Caller, is_subscribed, lag, outlast_a_lease, publish, running, subscribe, taken_by
 
 
 class Registry:
@@ -91,14 +91,10 @@ def test_an_ack_reaches_a_server_that_left_the_registry(notify_server: InMemoryS
 
 def test_nothing_is_asked_of_a_server_that_left(notify_server: InMemoryServer, registry: Registry) -> None:
     """The poll ends with its server. It was repeated for ever on the closed client, and its task was lost."""
-    url = notify_server.url
 
     async def run() -> list[str]:
-        consumer = AsyncConsumer(url, group="g")
-
-        @consumer.subscribe("t")
-        async def handle(message: ReceivedMessage) -> None: ...
-
+        consumer = AsyncConsumer(notify_server.url, group="g")
+        consumer.subscribe("t")(taken_by(consumer, print))
         consuming = asyncio.ensure_future(consumer.run())
         await eventually_async(lambda: notify_server.under_way("/v1/groups/g/receive") == 1, "the poll")
         registry.named = ()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -21,7 +20,6 @@ from notify.client import (
     Consumer,
     Message,
     TransactionProducer,
-    create_tables,
 )
 from notify.client.producer.packing import pack
 from notify.client.producer.transactions import HALVES, OUTCOMES
@@ -29,17 +27,25 @@ from notify.client.transport.foreign_answers import PollTime
 from notify.errors import ForeignAnswer, TooLarge, Unavailable
 from notify.movers.relay.relay import Relay
 from notify.protocol import ids
+from notify.protocol.wire import Item, Items, encode_msgpack
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
+from tests.support.background import in_background
 from tests.support.bridges import move, numbers, outbox
-from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
-from tests.support.groups import lag, publish, running, subscribe
-from tests.support.shop import make_engine
-from tests.support.stranger import FEW, PAGES, Stranger, stranger
+from tests.support.groups import lag, publish, running, subscribe, taken_by
+from tests.support.stranger import FEW, PAGES, Stranger, page, stranger
 
 SHORT_SECONDS = 0.4
 SOME = [pytest.param(PAGES[name], id=name, marks=[] if name in FEW else pytest.mark.long) for name in PAGES]
+OF_ANOTHER_REQUEST = [
+    pytest.param(page("200 OK", "application/msgpack", encode_msgpack(Items(items))), id=name)
+    for name, items in (
+        ("of another request", [Item(id=ids.to_text(ids.new_id()), status=201, state="PREPARED")]),
+        ("of no item", []),
+    )
+]
 
 
 @pytest.fixture
@@ -49,16 +55,14 @@ def between(memory: InMemoryServer) -> Iterator[Stranger]:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    yield engine
-    engine.dispose()
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    return sqlite_engine
 
 
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", SOME)
+@pytest.mark.parametrize("answer", [*SOME, *OF_ANOTHER_REQUEST])
 def test_a_producer_sends_until_the_server_answers(
     between: Stranger, memory: InMemoryServer, unique: str, answer: bytes
 ) -> None:
@@ -156,25 +160,14 @@ def test_a_consumer_goes_on(between: Stranger, memory: InMemoryServer, unique: s
 @pytest.mark.parametrize("name", ["404", "413", "301", "401", "200 with a login page"])
 def test_an_async_consumer_goes_on(between: Stranger, memory: InMemoryServer, unique: str, name: str) -> None:
     got: list[str] = []
-
-    async def run() -> None:
-        consumer = AsyncConsumer(between.url, group=unique)
-
-        @consumer.subscribe(unique)
-        async def handle(message: object) -> None:
-            got.append(message.text)  # type: ignore[attr-defined]
-
-        between.answer(PAGES[name], "/v1/(groups|members)", times=6)
-        task = asyncio.ensure_future(consumer.run())
-        await eventually_async(lambda: between.is_done or task.done(), "six answers")
-        await asyncio.to_thread(publish, memory.url, unique, ["1"])
-        await eventually_async(lambda: got or task.done(), "the message")
-        consumer.stop()
-        await task
-
+    consumer = AsyncConsumer(between.url, group=unique)
+    consumer.subscribe(unique)(taken_by(consumer, lambda message: got.append(message.text)))
     subscribe(memory.url, unique, unique)
-    asyncio.run(run())
-    assert got == ["1"]
+    between.answer(PAGES[name], "/v1/(groups|members)", times=6)
+    with running(consumer):
+        eventually(lambda: between.is_done, "six answers")
+        publish(memory.url, unique, ["1"])
+        eventually(lambda: got == ["1"], "the message")
 
 
 @pytest.mark.parametrize("name", ["404", "502", "200 with JSON"])
@@ -205,23 +198,17 @@ def test_a_poll_is_shorter_than_a_proxy_waits() -> None:
 # --- movers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", SOME)
+@pytest.mark.parametrize("answer", [*SOME, *OF_ANOTHER_REQUEST])
 def test_a_relay_refuses_nothing_and_keeps_the_order(
     between: Stranger, memory: InMemoryServer, unique: str, engine: sa.Engine, answer: bytes
 ) -> None:
     """Eleven of a hundred good ones were refused, and later ones of their keys overtook them."""
     outbox(str(engine.url), unique, range(12))
     between.answer(answer, f"POST {HALVES}", times=3)
-
-    async def run() -> None:
-        relay = Relay(engine, between.url)
-        task = asyncio.ensure_future(relay.run(interval=0.02))
-        await eventually_async(lambda: task.done() or relay.total.sent == 9, "the relay to have moved all")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert (relay.total.sent, relay.total.refused) == (9, 0) and between.is_done
-
-    asyncio.run(run())
+    relay = Relay(engine, between.url)
+    with in_background(relay.run(interval=0.02)) as relaying:
+        relaying.until(lambda: relay.total.sent == 9, "the relay to have moved all")
+    assert relay.total.refused == 0 and between.is_done
     assert [message.json()["n"] for message in memory.messages(unique)] == [n for n in range(12) if n % 4 != 3]
 
 
@@ -233,32 +220,19 @@ def test_only_the_item_that_a_proxy_blocks_waits(
     """Others continue, and later ones of its key do not overtake it; it follows once the proxy lets it pass."""
     large = "x" * 100_000
     with TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox") as producer:
-        create_tables(engine)
         for key, body in (("a", "a0"), ("b", large), ("b", "b1"), ("a", "a1"), ("b", "b2"), ("c", "c0")):
             with Session(engine) as session, session.begin():
                 producer.send(session, Message(unique, body, key=key))
     between.answer(PAGES[name], f"POST {HALVES}", times=None, from_bytes=90_000)
-
-    async def run() -> None:
-        relay = Relay(engine, between.url)
-        task = asyncio.ensure_future(relay.run(interval=0.02))
-        await eventually_async(lambda: task.done() or relay.total.sent == 3, "the others")
-        assert _texts(memory, unique) == {"a0", "a1", "c0"} and relay.total.refused == 0
-        given = between.given
-        assert given < 12
+    relay = Relay(engine, between.url)
+    with in_background(relay.run(interval=0.02)) as relaying:
+        relaying.until(lambda: relay.total.sent == 3, "the others")
+        assert {m.text for m in memory.messages(unique)} == {"a0", "a1", "c0"} and between.given < 12
         between.stop()
-        await eventually_async(lambda: task.done() or relay.total.sent == 6, "the large one")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert relay.total.refused == 0
-
-    asyncio.run(run())
+        relaying.until(lambda: relay.total.sent == 6, "the large one")
+    assert relay.total.refused == 0
     texts = [message.text for message in memory.messages(unique)]
     assert [text for text in texts if text in (large, "b1", "b2")] == [large, "b1", "b2"]
-
-
-def _texts(memory: InMemoryServer, topic: str) -> set[str]:
-    return {message.text for message in memory.messages(topic)}
 
 
 @pytest.mark.long

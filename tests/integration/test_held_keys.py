@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,18 +17,9 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import Caller, bodies, is_subscribed, publish, running, subscribe
 from tests.support.http import admin, ask, metric, refusal
-from tests.support.servers import stop_if_running
 from tests.support.shipping import shipped
 
 HOLD: dict[str, Any] = {"max_attempts": 2, "on_exhausted": "hold", "retry_min": 0.01, "retry_max": 0.01}
-
-
-@pytest.fixture(scope="module")
-def killed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that tests kill and start again."""
-    server = ServerProcess(tmp_path_factory.mktemp("killed")).start()
-    yield server
-    stop_if_running(server)
 
 
 def held(url: str, group: str) -> list[dict[str, Any]]:
@@ -307,14 +296,8 @@ def test_an_async_consumer_asks_for_it(notify_server: InMemoryServer, unique: st
         raise LookupError("no such account")
 
     publish(notify_server.url, unique, ["a1"], key=True)
-
-    async def go() -> None:
-        task = asyncio.create_task(consumer.run())
-        await asyncio.to_thread(eventually, lambda: holds_some(notify_server.url, unique), "the key to be held")
-        consumer.stop()
-        await task
-
-    asyncio.run(go())
+    with running(consumer):
+        eventually(lambda: holds_some(notify_server.url, unique), "the key to be held")
     assert [row["key"] for row in held(notify_server.url, unique)] == ["a"]
 
 
@@ -326,10 +309,6 @@ def test_a_consumer_refuses_what_no_server_takes(options: dict[str, Any]) -> Non
 
 def test_kafka_refuses_in_one_sentence() -> None:
     consumer = Consumer("kafka://127.0.0.1:1", group="g")
-
-    @consumer.subscribe("t", mode="ordered", on_exhausted="hold")
-    def handle(message: ReceivedMessage) -> None:
-        pass
-
+    consumer.subscribe("t", mode="ordered", on_exhausted="hold")(print)
     with pytest.raises(InvalidRequest, match="needs the queues of a Notify server"):
         consumer.run(signals=False)

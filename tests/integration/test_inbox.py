@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,20 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.client import Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
+from notify.client.inbox.rows import ASKED_AT_ONCE
+from notify.client.tables.definitions import notify_inbox
 from notify.errors import DeadLetter, InboxUnavailable, InvalidRequest
+from notify.protocol.message import FIRST_ID
 from notify.testing import InMemoryServer
 from notify.testing.statements import execute
 from tests.support.clock import PATIENCE_SECONDS
-from tests.support.shop import Base, Order, items, make_engine
+from tests.support.databases import empty_database
+from tests.support.inboxes import ASYNC, ASYNC_BATCH, BATCH, SINGLE, Way, each_way
+from tests.support.shop import Base, Order, items, make_async_engine, make_engine
 
 MESSAGE = ReceivedMessage("01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d.0", "t", 0, 0, b"x", None, None, {}, 1, "")
 
@@ -33,18 +37,14 @@ def effect(message: ReceivedMessage, session: Session) -> None:
 # --- SQLite's transactions --------------------------------------------------------------------------------------
 
 
-def implicit(tmp_path: Path) -> sa.Engine:
-    """An engine as `create_engine` makes it, without `use_explicit_begin`."""
+def test_sqlite_that_begins_late_is_refused(tmp_path: Path, notify_server: InMemoryServer) -> None:
+    """Such an engine's first released savepoint would commit the claim alone: a retry would then have no effect."""
     engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
     create_tables(engine)
     Base.metadata.create_all(engine)
-    return engine
-
-
-def test_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
-    """Such an engine's first released savepoint would commit the claim alone: a retry would then have no effect."""
-    engine = implicit(tmp_path)
     inbox = Inbox(engine)
+    consumer = Consumer(notify_server.url, group="g", inbox=inbox)
+    consumer.subscribe("t")(effect)
 
     def failing(message: ReceivedMessage, session: Session) -> None:
         raise ValueError("the handler fails after the claim")
@@ -53,21 +53,12 @@ def test_sqlite_that_begins_late_is_refused(tmp_path: Path) -> None:
         inbox.run("g", MESSAGE, failing)
     with pytest.raises(InvalidRequest, match="use_explicit_begin"):
         inbox.check()
+    with pytest.raises(InvalidRequest, match="use_explicit_begin"):
+        consumer.run(signals=False)
     use_explicit_begin(engine)
     engine.dispose()
     inbox.check()
     assert inbox.run("g", MESSAGE, effect) and len(items(engine)) == 1
-    engine.dispose()
-
-
-def test_sqlite_that_begins_late_is_refused_as_the_consumer_starts(
-    tmp_path: Path, notify_server: InMemoryServer
-) -> None:
-    engine = implicit(tmp_path)
-    consumer = Consumer(notify_server.url, group="g", inbox=Inbox(engine))
-    consumer.subscribe("t")(effect)
-    with pytest.raises(InvalidRequest, match="use_explicit_begin"):
-        consumer.run(signals=False)
     engine.dispose()
 
 
@@ -120,8 +111,7 @@ def test_threads_take_turns_at_sqlites_writer(tmp_path: Path) -> None:
 
 def test_coroutines_take_turns_at_sqlites_writer(tmp_path: Path) -> None:
     async def run() -> None:
-        engine = create_async_engine(**impatient(f"sqlite+aiosqlite:///{tmp_path}/shop.db"))
-        use_explicit_begin(engine)
+        engine = make_async_engine(**impatient(f"sqlite:///{tmp_path}/shop.db"))
         async with engine.begin() as connection:
             await connection.run_sync(create_tables)
             await connection.run_sync(Base.metadata.create_all)
@@ -170,16 +160,14 @@ def test_a_missing_table_is_refused_as_the_consumer_starts(engine_url: str, noti
     engine.dispose()
 
 
-@pytest.mark.parametrize("level", [None, pytest.param("REPEATABLE READ", marks=pytest.mark.long)])
-def test_processes_that_make_the_tables_at_once_all_succeed(engine_url: str, level: str | None) -> None:
-    """A service's first processes start together on an empty database: each of them finds the tables missing. At
-    REPEATABLE READ some failed on PostgreSQL, and did not see the others' tables."""
+def test_threads_that_make_the_tables_at_once_all_succeed(engine_url: str) -> None:
+    """At REPEATABLE READ some failed on PostgreSQL, and did not see the others' tables."""
     gate = threading.Barrier(4)
 
-    def make() -> str:
+    def make(_: object) -> str:
         engine = make_engine(engine_url)
-        if level and engine.dialect.name != "sqlite":
-            engine = engine.execution_options(isolation_level=level)
+        if engine.dialect.name != "sqlite":
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
         try:
             gate.wait(PATIENCE_SECONDS)
             return create_tables(engine)
@@ -187,11 +175,7 @@ def test_processes_that_make_the_tables_at_once_all_succeed(engine_url: str, lev
             engine.dispose()
 
     with ThreadPoolExecutor(4) as threads:
-        sources = [made.result() for made in [threads.submit(make) for _ in range(4)]]
-    assert len(set(sources)) == 1
-    engine = make_engine(engine_url)
-    Inbox(engine).check()
-    engine.dispose()
+        assert len(set(threads.map(make, range(4)))) == 1
 
 
 # --- the handler's transaction ----------------------------------------------------------------------------------
@@ -217,6 +201,10 @@ def commit_its_transaction(session: Session) -> None:
     transaction.commit()
 
 
+def roll_back(session: Session) -> None:
+    session.rollback()
+
+
 def commit_in_sql(session: Session) -> None:
     session.flush()
     session.execute(sa.text("COMMIT"))
@@ -235,8 +223,11 @@ def roll_back_the_driver(session: Session) -> None:
 COMMITS = [commit, commit_the_transaction, commit_the_connection, commit_its_transaction]
 
 
+@each_way(SINGLE, ASYNC)
 @pytest.mark.parametrize("how", COMMITS)
-def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how: Callable[[Session], None]) -> None:
+def test_a_handler_that_commits_by_itself_is_refused(
+    shop_engine: sa.Engine, how: Callable[[Session], None], way: Way
+) -> None:
     """A commit inside the handler is refused: if the handler failed after it, the retry would meet the claim."""
 
     def committing(message: ReceivedMessage, session: Session) -> None:
@@ -245,27 +236,16 @@ def test_a_handler_that_commits_by_itself_is_refused(shop_engine: sa.Engine, how
         raise ValueError("after the commit")
 
     with pytest.raises(InvalidRequest, match="must not commit"):
-        Inbox(shop_engine).run("g", MESSAGE, committing)
+        way.run(shop_engine, "g", MESSAGE, committing)
     assert len(items(shop_engine)) == 0
-    assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
+    assert [way.run(shop_engine, "g", MESSAGE, effect) for _ in range(2)] == [True, False]
+    assert len(items(shop_engine)) == 1
 
 
-def test_a_handler_that_rolls_back_and_returns_is_refused(shop_engine: sa.Engine) -> None:
-    """A rollback inside the handler takes the claim along: the message is not handled."""
-
-    def rolling_back(message: ReceivedMessage, session: Session) -> None:
-        effect(message, session)
-        session.rollback()
-
-    with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
-        Inbox(shop_engine).run("g", MESSAGE, rolling_back)
-    assert Inbox(shop_engine).run("g", MESSAGE, effect) and len(items(shop_engine)) == 1
-
-
-@pytest.mark.parametrize("in_batches", [False, True])
-@pytest.mark.parametrize("how", [commit_in_sql, roll_back_in_sql, roll_back_the_driver])
-def test_a_transaction_that_ends_behind_the_session_is_noticed(
-    shop_engine: sa.Engine, how: Callable[[Session], None], in_batches: bool
+@each_way(SINGLE, BATCH)
+@pytest.mark.parametrize("how", [commit_in_sql, roll_back, roll_back_in_sql, roll_back_the_driver])
+def test_a_transaction_that_the_handler_ends_is_noticed(
+    shop_engine: sa.Engine, how: Callable[[Session], None], way: Way
 ) -> None:
     """After a rollback the message counted as handled, and neither its effect nor its row was there."""
 
@@ -273,34 +253,26 @@ def test_a_transaction_that_ends_behind_the_session_is_noticed(
         effect(message, session)
         how(session)
 
-    inbox = Inbox(shop_engine)
     with pytest.raises(InvalidRequest, match="ended the inbox's transaction"):
-        if in_batches:
-            inbox.run_batch("g", [MESSAGE], lambda messages, session: ending(messages[0], session))
-        else:
-            inbox.run("g", MESSAGE, ending)
-    assert inbox.run("g", MESSAGE, effect) is (how is not commit_in_sql)
+        way.run(shop_engine, "g", MESSAGE, ending)
+    assert way.run(shop_engine, "g", MESSAGE, effect) is (how is not commit_in_sql)
     assert len(items(shop_engine)) == 1
 
 
-@pytest.mark.parametrize("in_batches", [False, True])
-def test_a_replay_that_rolls_back_by_itself_is_tried_again(shop_engine: sa.Engine, in_batches: bool) -> None:
+@each_way(SINGLE, BATCH)
+def test_a_replay_that_rolls_back_by_itself_is_tried_again(shop_engine: sa.Engine, way: Way) -> None:
     """It became a dead letter: the claim of the first delivery was taken for the replay's."""
-    inbox = Inbox(shop_engine)
-    assert inbox.run("g", MESSAGE, effect)
+    assert way.run(shop_engine, "g", MESSAGE, effect)
     replayed = replace(MESSAGE, replay=1)
 
-    def ending(session: Session) -> None:
+    def ending(message: ReceivedMessage, session: Session) -> None:
         roll_back_in_sql(session)
         raise ValueError("after the rollback")
 
     with pytest.raises(Exception) as failure:
-        if in_batches:
-            inbox.run_batch("g", [replayed], lambda messages, session: ending(session))
-        else:
-            inbox.run("g", replayed, lambda message, session: ending(session))
+        way.run(shop_engine, "g", replayed, ending)
     assert not isinstance(failure.value, DeadLetter)
-    assert inbox.run("g", replayed, effect) and len(items(shop_engine)) == 2
+    assert way.run(shop_engine, "g", replayed, effect) and len(items(shop_engine)) == 2
 
 
 def commit_by_the_driver(session: Session) -> None:
@@ -318,11 +290,11 @@ def fail(message: ReceivedMessage, session: Session) -> None:
     raise ValueError("after the commit")
 
 
-@pytest.mark.parametrize("in_batches", [False, True])
+@each_way(SINGLE, BATCH, ASYNC, pytest.param(ASYNC_BATCH, marks=pytest.mark.long))
 @pytest.mark.parametrize("then", [fail, effect])
 @pytest.mark.parametrize("how", [commit_in_sql, commit_by_the_driver, define])
 def test_a_part_of_an_effect_that_a_handler_commits_does_not_count_as_all_of_it(
-    shop_engine: sa.Engine, how: Callable[[Session], None], then: Callable[..., None], in_batches: bool
+    shop_engine: sa.Engine, how: Callable[[Session], None], then: Callable[..., None], way: Way
 ) -> None:
     """The claim stands then: an attempt that followed was acknowledged, although the rest was never done."""
 
@@ -331,23 +303,17 @@ def test_a_part_of_an_effect_that_a_handler_commits_does_not_count_as_all_of_it(
         how(session)
         then(message, session)
 
-    def run() -> None:
-        if in_batches:
-            inbox.run_batch("g", [MESSAGE], lambda messages, session: committing(messages[0], session))
-        else:
-            inbox.run("g", MESSAGE, committing)
-
-    inbox = Inbox(shop_engine)
     kind = shop_engine.dialect.name
     if how is define and kind not in ("mysql", "mariadb"):
-        with contextlib.ExitStack() as stack:
-            if then is fail:
-                stack.enter_context(pytest.raises(ValueError, match="after the commit"))
-            run()
+        if then is effect:
+            assert way.run(shop_engine, "g", MESSAGE, committing)
+        else:
+            with pytest.raises(ValueError, match="after the commit"):
+                way.run(shop_engine, "g", MESSAGE, committing)
         assert len(items(shop_engine)) == (0 if then is fail else 2)
     else:
         with pytest.raises(DeadLetter, match="a part of its effect may be committed"):
-            run()
+            way.run(shop_engine, "g", MESSAGE, committing)
         # SQLite commits each later statement by itself.
         assert len(items(shop_engine)) == (2 if then is effect and kind == "sqlite" else 1)
 
@@ -365,7 +331,8 @@ def test_a_rollback_that_a_statement_follows_is_noticed(shop_engine: sa.Engine) 
     assert len(items(shop_engine)) == (2 if shop_engine.dialect.name == "sqlite" else 1)
 
 
-def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: sa.Engine, engine_url: str) -> None:
+@each_way(SINGLE, ASYNC)
+def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: sa.Engine, way: Way) -> None:
     """PostgreSQL aborts the transaction then, and its COMMIT is a rollback without an error: the message counted as
     handled, and nothing was done."""
 
@@ -375,27 +342,12 @@ def test_an_error_that_a_handler_catches_does_not_lose_the_effect(shop_engine: s
         with pytest.raises(sa.exc.DBAPIError):
             session.execute(sa.text("SELECT nothing FROM nowhere"))
 
-    async def carelessly(message: ReceivedMessage, session: Any) -> None:
-        await session.run_sync(lambda session: careless(message, session))
-
-    async def run_async() -> bool:
-        url = sa.make_url(engine_url)
-        engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
-        if url.get_backend_name() == "sqlite":
-            use_explicit_begin(engine)
-        try:
-            return await Inbox(engine).run_async("async", MESSAGE, carelessly)
-        finally:
-            await engine.dispose()
-
-    runs = (lambda: Inbox(shop_engine).run("g", MESSAGE, careless), lambda: asyncio.run(run_async()))
-    for number, run in enumerate(runs, 1):
-        if shop_engine.dialect.name == "postgresql":
-            with pytest.raises(InvalidRequest, match="was aborted"):
-                run()
-            assert len(items(shop_engine)) == 0
-        else:
-            assert run() and len(items(shop_engine)) == number
+    if shop_engine.dialect.name == "postgresql":
+        with pytest.raises(InvalidRequest, match="was aborted"):
+            way.run(shop_engine, "g", MESSAGE, careless)
+        assert len(items(shop_engine)) == 0
+    else:
+        assert way.run(shop_engine, "g", MESSAGE, careless) and len(items(shop_engine)) == 1
 
 
 SESSION_OF = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT CONNECTION_ID()"}
@@ -444,29 +396,16 @@ def test_the_transaction_has_the_isolation_level_of_its_engine(engine_url: str) 
     engine.dispose()
 
 
-def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path) -> None:
+@each_way(SINGLE, ASYNC)
+def test_sqlites_lock_is_an_error_of_sqlalchemy(tmp_path: Path, way: Way) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
-    holding, waiting = make_engine(url), sa.create_engine(url, connect_args={"timeout": 0})
+    impatient: Any = {"connect_args": {"timeout": 0}}
+    holding, waiting = make_engine(url), sa.create_engine(url, **impatient)
     use_explicit_begin(waiting)
     create_tables(holding)
-    with holding.begin():
-        with pytest.raises(InboxUnavailable, match="locked") as locked:
-            Inbox(waiting).run("g", MESSAGE, effect)
-        assert isinstance(locked.value.__cause__, sa.exc.OperationalError)
-
-        async def unused(message: ReceivedMessage, session: Any) -> None: ...
-
-        async def run_async() -> None:
-            engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 0})
-            use_explicit_begin(engine)
-            try:
-                await Inbox(engine).run_async("g", MESSAGE, unused)
-            finally:
-                await engine.dispose()
-
-        with pytest.raises(InboxUnavailable, match="locked") as locked:
-            asyncio.run(run_async())
-        assert isinstance(locked.value.__cause__, sa.exc.OperationalError)
+    with holding.begin(), pytest.raises(InboxUnavailable, match="locked") as locked:
+        way.run(waiting, "g", MESSAGE, effect, **impatient)
+    assert isinstance(locked.value.__cause__, sa.exc.OperationalError)
     for engine in (holding, waiting):
         engine.dispose()
 
@@ -485,62 +424,6 @@ def test_a_handler_may_use_savepoints(shop_engine: sa.Engine) -> None:
     assert Inbox(shop_engine).run("g", MESSAGE, careful)
     assert not Inbox(shop_engine).run("g", MESSAGE, careful)
     assert len(items(shop_engine)) == 2
-
-
-ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-
-
-@pytest.mark.parametrize("how", COMMITS)
-def test_an_asynchronous_handler_that_commits_by_itself_is_refused(
-    shop_engine: sa.Engine, engine_url: str, how: Callable[[Session], None]
-) -> None:
-    url = sa.make_url(engine_url)
-
-    async def committing(message: ReceivedMessage, session: Any) -> None:
-        session.add(Order(item=message.text))
-        await session.run_sync(how)
-
-    async def good(message: ReceivedMessage, session: Any) -> None:
-        session.add(Order(item=message.text))
-
-    async def run(engine: AsyncEngine) -> list[bool]:
-        with pytest.raises(InvalidRequest, match="must not commit"):
-            await Inbox(engine).run_async("g", MESSAGE, committing)
-        done = [await Inbox(engine).run_async("g", MESSAGE, good) for _ in range(2)]
-        await engine.dispose()
-        return done
-
-    engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
-    if url.get_backend_name() == "sqlite":
-        use_explicit_begin(engine)
-    assert asyncio.run(run(engine)) == [True, False]
-    assert len(items(shop_engine)) == 1
-
-
-def test_an_asynchronous_handler_that_commits_a_part_of_its_effect(shop_engine: sa.Engine, engine_url: str) -> None:
-    url = sa.make_url(engine_url)
-
-    async def committing(message: ReceivedMessage, session: Any) -> None:
-        session.add(Order(item=message.text))
-        await session.run_sync(commit_in_sql)
-        session.add(Order(item="the rest"))
-
-    async def in_a_batch(messages: list[ReceivedMessage], session: Any) -> None:
-        await committing(messages[0], session)
-        raise ValueError("after the commit")
-
-    async def run(engine: AsyncEngine) -> None:
-        with pytest.raises(DeadLetter, match="ended the inbox's transaction"):
-            await Inbox(engine).run_async("g", MESSAGE, committing)
-        with pytest.raises(DeadLetter, match="after the commit"):
-            await Inbox(engine).run_batch_async("h", [MESSAGE], in_a_batch)
-        await engine.dispose()
-
-    engine = create_async_engine(url.set(drivername=ASYNC_DRIVERS[url.get_backend_name()]))
-    if url.get_backend_name() == "sqlite":
-        use_explicit_begin(engine)
-    asyncio.run(run(engine))
-    assert len(items(shop_engine)) == (3 if url.get_backend_name() == "sqlite" else 2)
 
 
 BEFORE_EACH_ROW = {
@@ -565,13 +448,166 @@ def test_a_row_that_breaks_another_constraint_is_not_taken_for_a_repetition(shop
             column = "name VARCHAR(127) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY"
             connection.exec_driver_sql(f"CREATE TABLE strangers ({column})")
         connection.exec_driver_sql(BEFORE_EACH_ROW[kind])
-    inbox = Inbox(shop_engine)
-    with pytest.raises(sa.exc.IntegrityError):
-        inbox.run("g", MESSAGE, effect)
-    with pytest.raises(sa.exc.IntegrityError):
-        inbox.run_batch("g", [MESSAGE], lambda messages, session: effect(messages[0], session))
+    for way in (SINGLE, BATCH):
+        with pytest.raises(sa.exc.IntegrityError):
+            way.run(shop_engine, "g", MESSAGE, effect)
     assert len(items(shop_engine)) == 0
     with shop_engine.begin() as connection:
         connection.exec_driver_sql(AFTERWARDS[kind])
-    assert [inbox.run("g", MESSAGE, effect) for _ in range(2)] == [True, False]
+    assert [SINGLE.run(shop_engine, "g", MESSAGE, effect) for _ in range(2)] == [True, False]
     assert len(items(shop_engine)) == 1
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+TRANSACTION = "01a1fc5e-3817-71f6-bdb9-9ebd1a8e445d"
+
+
+def message(number: int, **changed: Any) -> ReceivedMessage:
+    name = f"{TRANSACTION}.{number}"
+    plain = ReceivedMessage(name, "t", 0, number, f"{number:04}".encode(), None, None, {}, 1, "")
+    return replace(plain, **changed)
+
+
+def again(number: int, of: int) -> ReceivedMessage:
+    """A message that is sent again under a new id."""
+    return message(number, headers={FIRST_ID: f"{TRANSACTION}.{of}"})
+
+
+class Effects:
+    """A handler that orders an item for each message, under the test's own name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls: list[list[str]] = []
+
+    def __call__(self, messages: list[ReceivedMessage], session: Session) -> None:
+        self.calls.append([m.text for m in messages])
+        session.add_all([Order(item=f"{self.name} {m.text}") for m in messages])
+        session.flush()
+
+    def committed(self, engine: sa.Engine) -> list[str]:
+        with Session(engine) as session:
+            named = session.scalars(sa.select(Order.item).where(Order.item.startswith(self.name)))
+            return sorted(item.rpartition(" ")[2] for item in named)
+
+
+def rows(engine: sa.Engine, group: str) -> int:
+    """How many inbox rows a group has."""
+    with engine.connect() as connection:
+        own = notify_inbox.c.consumer_group == group
+        return connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox).where(own)) or 0
+
+
+@pytest.mark.long
+def test_a_batch_takes_effect_once(shared_engine: sa.Engine, unique: str) -> None:
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    size = ASKED_AT_ONCE + 1
+    batch = [message(n) for n in range(size)]
+    assert inbox.run_batch(unique, batch, effects) == size
+    assert inbox.run_batch(unique, batch, effects) == 0
+    assert inbox.run_batch(unique, [*batch[:3], message(size), *batch[3:5], message(size + 1)], effects) == 2
+    assert [len(call) for call in effects.calls] == [size, 2], "nothing to handle is no call"
+    assert effects.committed(shared_engine) == [f"{n:04}" for n in range(size + 2)]
+    assert rows(shared_engine, unique) == size + 2
+
+
+def test_single_messages_and_batches_know_each_other(shared_engine: sa.Engine, unique: str) -> None:
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    assert inbox.run(unique, message(1), lambda m, session: effects([m], session))
+    assert inbox.run_batch(unique, [message(0), message(1), message(2)], effects) == 2
+    assert not inbox.run(unique, message(2), lambda m, session: effects([m], session))
+    assert effects.committed(shared_engine) == ["0000", "0001", "0002"]
+
+
+def test_a_batch_that_fails_leaves_nothing(shared_engine: sa.Engine, unique: str) -> None:
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+
+    def fail(messages: list[ReceivedMessage], session: Session) -> None:
+        effects(messages, session)
+        raise ValueError("after its effect")
+
+    def commit(messages: list[ReceivedMessage], session: Session) -> None:
+        effects(messages, session)
+        session.commit()
+
+    with pytest.raises(ValueError, match="after its effect"):
+        inbox.run_batch(unique, [message(0), message(1)], fail)
+    with pytest.raises(InvalidRequest, match="must not commit"):
+        inbox.run_batch(unique, [message(0), message(1)], commit)
+    assert rows(shared_engine, unique) == 0 and effects.committed(shared_engine) == []
+
+
+def test_a_message_twice_in_a_batch_is_handled_once(shared_engine: sa.Engine, unique: str) -> None:
+    """The same message, or one that was dead beside itself under its new id; other replays are other effects."""
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    batch = [message(0), message(0), again(7, of=0), again(8, of=3), message(3), message(0, replay=1)]
+    assert inbox.run_batch(unique, batch, effects) == 3
+    assert effects.calls == [["0000", "0008", "0000"]]
+    assert rows(shared_engine, unique) == 5, "0, 7, 8, 3, and the replay of 0: an audit counts each id's effect"
+    assert inbox.run_batch(unique, batch, effects) == 0
+
+
+def test_an_effect_that_stands_under_either_id_stands(shared_engine: sa.Engine, unique: str) -> None:
+    """Also where a row has been purged, or was inserted by a version that knew one id."""
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    assert inbox.run_batch(unique, [message(3), message(7)], effects) == 2
+    for one in (again(7, of=0), again(8, of=3)):
+        assert not inbox.run(unique, one, lambda m, session: effects([m], session))
+    assert inbox.run_batch(unique, [again(7, of=1), again(9, of=3)], effects) == 0
+    assert effects.committed(shared_engine) == ["0003", "0007"]
+
+
+def test_two_transactions_with_the_same_messages(shared_engine: sa.Engine, unique: str) -> None:
+    """The second waits for the first, and handles what that one has not."""
+    inbox, effects = Inbox(shared_engine), Effects(unique)
+    has_claimed, may_end = threading.Event(), threading.Event()
+
+    def slow(messages: list[ReceivedMessage], session: Session) -> None:
+        effects(messages, session)
+        has_claimed.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(inbox.run_batch, unique, [message(n) for n in (1, 2, 3)], slow)
+        assert has_claimed.wait(PATIENCE_SECONDS)
+        second = pool.submit(inbox.run_batch, unique, [message(n) for n in (4, 3, 2, 0)], effects)
+        assert not second.done()
+        may_end.set()
+        assert (first.result(PATIENCE_SECONDS), second.result(PATIENCE_SECONDS)) == (3, 2)
+    assert effects.calls == [["0001", "0002", "0003"], ["0004", "0000"]]
+    assert effects.committed(shared_engine) == [f"{n:04}" for n in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "mysql"])
+def test_a_claim_that_is_seen_and_not_committed_is_no_effect(
+    kind: str, database_urls: Mapping[str, str], tmp_path: Path, unique: str
+) -> None:
+    """At READ UNCOMMITTED a consumer sees the claim of another one, whose handler then fails."""
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url, isolation_level="READ UNCOMMITTED")
+        create_tables(engine)
+        Base.metadata.create_all(engine)
+        inbox, effects = Inbox(engine), Effects(unique)
+        has_claimed, may_fail = threading.Event(), threading.Event()
+
+        def fail(messages: list[ReceivedMessage], session: Session) -> None:
+            has_claimed.set()
+            assert may_fail.wait(PATIENCE_SECONDS)
+            raise ValueError("after the other one has looked")
+
+        @sa.event.listens_for(engine, "after_cursor_execute")
+        def looked(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+            if has_claimed.is_set() and statement.startswith("SELECT") and "notify_inbox" in statement:
+                may_fail.set()
+
+        assert inbox.run_batch(unique, [message(0)], effects) == 1
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(inbox.run_batch, unique, [message(1)], fail)
+            assert has_claimed.wait(PATIENCE_SECONDS)
+            assert inbox.run_batch(unique, [message(0), message(1)], effects) == 1
+            with pytest.raises(ValueError, match="has looked"):
+                first.result(PATIENCE_SECONDS)
+        assert effects.committed(engine) == ["0000", "0001"]
+        engine.dispose()

@@ -71,7 +71,6 @@ RESET = {"topic": "t", "to": "earliest"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_reset_to_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
@@ -95,7 +94,6 @@ def test_a_reset_to_before_a_purge_is_refused(shop_engine: sa.Engine, notify_ser
     assert len(items(shop_engine)) == 2
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_redrive_of_letters_from_before_a_purge_is_refused(
     shop_engine: sa.Engine, notify_server: InMemoryServer
 ) -> None:
@@ -114,7 +112,6 @@ def test_a_redrive_of_letters_from_before_a_purge_is_refused(
     assert len(items(shop_engine)) == 1
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_messages_handled_before_the_inbox_are_not_redelivered_unasked(
     shop_engine: sa.Engine, notify_server: InMemoryServer
 ) -> None:
@@ -129,7 +126,6 @@ def test_messages_handled_before_the_inbox_are_not_redelivered_unasked(
     assert refusal(url, "POST", "groups/g/reset", **RESET) == BEFORE_INBOX
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_letters_age_is_by_the_servers_clock(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """A letter's age is by the server's clock: its id has the time of the producer, which may be hours behind."""
     url = notify_server.url
@@ -155,7 +151,6 @@ def test_telling_takes_the_right_to_consume() -> None:
         assert ask(guarded.url, "PUT", path.replace("/t/", "/u/"), told, own)[0] == 403
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_new_group_may_go_back_to_what_it_never_had(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """A group that began at `latest` may be reset to the earliest message: it handled none of them."""
     url = notify_server.url
@@ -165,7 +160,6 @@ def test_a_new_group_may_go_back_to_what_it_never_had(shop_engine: sa.Engine, no
     assert consume(url, shop_engine) == 2
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server: InMemoryServer) -> None:
     """This happens to a group that was dropped, and in a database that another group's purge has emptied."""
     url = notify_server.url
@@ -182,7 +176,6 @@ def test_a_start_before_a_purge_is_refused(shop_engine: sa.Engine, notify_server
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_reported_purge_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
@@ -201,7 +194,6 @@ def test_a_reported_purge_survives_a_restart(shop_engine: sa.Engine, tmp_path: P
         server.stop()
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_running_consumer_tells_of_a_purge(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +250,6 @@ def test_old_rows_are_purged_by_the_consumer(
     assert deleted[:3] == [(True, 10), (True, 10), (True, 5)]
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_purging_can_be_switched_off(
     shop_engine: sa.Engine, notify_server: InMemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -374,27 +374,6 @@ def test_a_group_begins_at_an_offset_or_an_instant(kafka: str, unique: str) -> N
         assert sorted(seen.texts) == sorted(expected)
 
 
-@pytest.mark.long
-def test_patterns_tags_and_filters(kafka: str, unique: str) -> None:
-    make_topic(kafka, f"{unique}.a")
-    produce(kafka, f"{unique}.a", ["before"])
-    seen, tagged = Seen(), Seen()
-    consumer = Consumer(kafka, group=unique)
-    consumer.subscribe(f"{unique}.*", filter='headers.region == "eu"')(seen)
-    consumer.subscribe(f"{unique}.tagged", tags=["vip"])(tagged)
-    with running(consumer):
-        eventually(lambda: is_assigned(kafka, unique), "the partitions")
-        produce(kafka, f"{unique}.a", ["eu"], headers={"region": "eu"})
-        produce(kafka, f"{unique}.a", ["us"], headers={"region": "us"})
-        produce(kafka, f"{unique}.tagged", ["vip"], headers={"notify-tag": "vip"})
-        produce(kafka, f"{unique}.tagged", ["other"], headers={"notify-tag": "other"})
-        make_topic(kafka, f"{unique}.later")
-        produce(kafka, f"{unique}.later", ["first"], headers={"region": "eu"})
-        eventually(lambda: sorted(seen.texts) == ["eu", "first"], "a topic made later, from its first record on")
-        eventually(lambda: done(kafka, unique, f"{unique}.a", 3), "records that are left out to be done")
-        eventually(lambda: tagged.texts == ["vip"], "the tagged one")
-
-
 # --- one owner ------------------------------------------------------------------------------------------------
 
 

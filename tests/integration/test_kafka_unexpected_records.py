@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
 import pytest
 
-from notify.client import AsyncConsumer, Consumer
+from notify.client import Consumer
 from notify.errors import Conflict
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
@@ -143,29 +142,3 @@ def test_a_second_consumer_with_the_name_of_an_instance_is_refused(
         eventually(lambda: sorted(seen) == [*"abcdef"], "all messages")
     with running(second):  # the first one has left
         eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the second consumer")
-
-
-@pytest.mark.long
-def test_a_handler_in_which_something_is_cancelled_has_failed(kafka_url: str, unique: str) -> None:
-    """An inner task that somebody cancelled raises CancelledError into the handler: the message is tried again."""
-    make_topic(kafka_url, unique)
-    produce(kafka_url, unique, ["a"])
-    attempts: list[int] = []
-
-    async def run() -> None:
-        consumer = AsyncConsumer(kafka_url, group=unique)
-
-        @consumer.subscribe(unique, start="earliest", retry_min=0.1, retry_max=0.1)
-        async def handle(message: Any) -> None:
-            attempts.append(message.attempt)
-            if len(attempts) == 1:
-                inner = asyncio.ensure_future(asyncio.Event().wait())
-                asyncio.get_running_loop().call_soon(inner.cancel)
-                await inner
-
-        task = asyncio.create_task(consumer.run())
-        await asyncio.to_thread(eventually, lambda: attempts == [1, 2], "the second attempt")
-        consumer.stop()
-        await task
-
-    asyncio.run(run())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
-import threading
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,12 +11,10 @@ import pytest
 
 from notify.client import AsyncConsumer, Consumer
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import lag, publish, subscribe
+from tests.support.clock import eventually
+from tests.support.groups import lag, publish, running, subscribe, taken_by
 from tests.support.http import ask, post
 from tests.support.proxy import Proxy
-
-Got = list[tuple[str, int]]
 
 
 @pytest.fixture
@@ -30,41 +25,26 @@ def proxy(frozen_server: InMemoryServer) -> Iterator[Proxy]:
         yield proxy
 
 
-@contextlib.contextmanager
-def consuming(url: str, group: str, got: Got, *, is_async: bool, batch: int | None) -> Iterator[None]:
-    """A consumer of an ordered topic, whose handler notes bodies and attempts."""
+@pytest.mark.parametrize("batch", [None, 10])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_an_ordered_key_goes_on_after_a_lost_answer(
+    frozen_server: InMemoryServer,
+    proxy: Proxy,
+    unique: str,
+    kind: type[Consumer] | type[AsyncConsumer],
+    batch: int | None,
+) -> None:
+    """Before, the key stood still until the end of a lease, and the message came as a second attempt."""
+    publish(frozen_server.url, unique, ["a1", "a2"], key=True)
+    got: list[tuple[str, int]] = []
 
     def note(messages: Any) -> None:
         got.extend([(m.text, m.attempt) for m in (messages if batch else [messages])])
 
-    async def note_async(messages: Any) -> None:
-        note(messages)
-
-    consumer: Any = (AsyncConsumer if is_async else Consumer)(url, group=group)
-    subscription = consumer.subscribe(group, mode="ordered", start="earliest", batch=batch)
-    subscription(note_async if is_async else note)
-    thread = threading.Thread(
-        target=(lambda: asyncio.run(consumer.run())) if is_async else (lambda: consumer.run(signals=False)), daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        consumer.stop()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("batch", [None, 10])
-@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
-def test_an_ordered_key_goes_on_after_a_lost_answer(
-    frozen_server: InMemoryServer, proxy: Proxy, unique: str, is_async: bool, batch: int | None
-) -> None:
-    """Before, the key stood still until the end of a lease, and the message came as a second attempt."""
-    publish(frozen_server.url, unique, ["a1", "a2"], key=True)
-    got: Got = []
     proxy.cut_at(rb"/receive", answer=True)
-    with consuming(f"http://127.0.0.1:{proxy.port}", unique, got, is_async=is_async, batch=batch):
+    consumer = kind(f"http://127.0.0.1:{proxy.port}", group=unique)
+    consumer.subscribe(unique, mode="ordered", start="earliest", batch=batch)(taken_by(consumer, note))
+    with running(consumer):
         eventually(lambda: len(got) == 2, "both messages")
         publish(frozen_server.url, unique, ["a3"], key=True)
         eventually(lambda: len(got) == 3, "the next one of the key")

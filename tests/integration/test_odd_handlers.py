@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from notify.client import AsyncConsumer, Consumer, Message, ReceivedMessage
 from notify.client.handling.hand import TURN_SECONDS
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import running
+from tests.support.groups import running, taken_by
 from tests.support.queues import LONG_OVER_KAFKA, Queue
 
 
@@ -29,25 +28,8 @@ class Panic(BaseException):
 def consume(queue: Queue, unique: str, kind: Any, handle: Callable[[ReceivedMessage], None], **options: Any) -> Any:
     """A consumer of either kind with a handler that is a plain function."""
     consumer = kind(queue.url, group=unique)
-    subscribe = consumer.subscribe(unique, start="earliest", retry_min=0.01, retry_max=0.01, **options)
-    if kind is Consumer:
-        subscribe(handle)
-        return consumer
-
-    async def handle_on_the_loop(message: Any) -> None:
-        handle(message)
-
-    subscribe(handle_on_the_loop)
+    consumer.subscribe(unique, start="earliest", retry_min=0.01, retry_max=0.01, **options)(taken_by(consumer, handle))
     return consumer
-
-
-@contextmanager
-def run(consumer: Any) -> Iterator[None]:
-    """Run a consumer of either kind."""
-    if isinstance(consumer, AsyncConsumer):
-        consumer.run_async, consumer.run = consumer.run, lambda signals: asyncio.run(consumer.run_async())  # type: ignore
-    with running(consumer):
-        yield
 
 
 @LONG_OVER_KAFKA
@@ -65,7 +47,7 @@ def test_an_error_that_is_no_exception_is_a_failure(queue: Queue, unique: str, k
 
     queue.sender.send(*(Message(unique, text) for text in ("panics", "panics in a task", "good")))
     consumer = consume(queue, unique, kind, handle, max_attempts=2)
-    with run(consumer):
+    with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
     assert sorted(seen) == [
         ("good", 1), ("panics", 1), ("panics", 2), ("panics in a task", 1), ("panics in a task", 2),
@@ -85,7 +67,7 @@ def test_an_error_that_is_no_exception_fails_a_batch(queue: Queue, unique: str, 
 
     queue.sender.send(*(Message(unique, text) for text in ("a", "panics", "b")))
     consumer = consume(queue, unique, kind, handle, max_attempts=1, batch=10)
-    with run(consumer):
+    with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
     assert (sorted(handled), consumer.failed) == (["a", "b"], 1)
 
@@ -119,7 +101,7 @@ def test_a_log_that_fails_holds_up_no_message(queue: Queue, unique: str, batch: 
     texts = [f"bad {n}" if n % 3 == 0 else f"good {n}" for n in range(30)]
     queue.sender.send(*(Message(unique, text) for text in texts))
     consumer = consume(queue, unique, Consumer, handle, max_attempts=2, batch=batch)
-    with run(consumer):
+    with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
     assert (consumer.handled, consumer.failed) == (20, 20)
 
@@ -227,30 +209,25 @@ def test_a_handler_that_swallows_a_cancellation_changes_nothing_for_the_next(que
     async def fail() -> None:
         raise ValueError("in a task")
 
-    async def main() -> None:
-        consumer = AsyncConsumer(queue.url, group=unique, concurrency=1)
+    consumer = AsyncConsumer(queue.url, group=unique, concurrency=1)
 
-        @consumer.subscribe(unique, start="earliest", mode="ordered", retry_min=0.01, max_attempts=2)
-        async def handle(message: ReceivedMessage) -> None:
-            seen.append((message.text, message.attempt))
-            if message.text == "swallows":
-                current = asyncio.current_task()
-                assert current is not None
-                current.cancel()
-                try:
-                    await asyncio.sleep(0)  # a task is cancelled at its next step
-                except asyncio.CancelledError:
-                    return
-            if message.text == "fails":
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(fail())
-
-        task = asyncio.create_task(consumer.run())
-        await asyncio.to_thread(eventually, lambda: queue.is_settled(unique), "all to be settled")
-        consumer.stop()
-        await task
-        assert (consumer.handled, consumer.failed) == (2, 2)
+    @consumer.subscribe(unique, start="earliest", mode="ordered", retry_min=0.01, max_attempts=2)
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append((message.text, message.attempt))
+        if message.text == "swallows":
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            try:
+                await asyncio.sleep(0)  # a task is cancelled at its next step
+            except asyncio.CancelledError:
+                return
+        if message.text == "fails":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
 
     queue.sender.send(*(Message(unique, text, key="k") for text in ("swallows", "fails", "good")))
-    asyncio.run(main())
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "all to be settled")
+    assert (consumer.handled, consumer.failed) == (2, 2)
     assert seen == [("swallows", 1), ("fails", 1), ("fails", 2), ("good", 1)]

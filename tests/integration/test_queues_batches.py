@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.client import (
@@ -24,8 +19,6 @@ from notify.client import (
     Inbox,
     Message,
     ReceivedMessage,
-    create_tables,
-    use_explicit_begin,
 )
 from notify.client.tables.definitions import notify_inbox
 from notify.protocol import ids
@@ -34,31 +27,16 @@ from notify.protocol.message import encode_body
 from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.dying import POINTS_OF_BATCHES, consume_and_die
-from tests.support.groups import running
+from tests.support.groups import running, taken_by
 from tests.support.http import admin, ask
 from tests.support.queues import LONG_OVER_KAFKA, Queue
-from tests.support.shop import Base, Order, items
+from tests.support.shop import Order, items, make_async_engine
 
 
 @dataclasses.dataclass
 class Placed:
     item: str
     price: int
-
-
-@pytest.fixture
-def inbox_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/inbox.db"
-
-
-@pytest.fixture
-def inbox_engine(inbox_url: str) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(inbox_url)
-    use_explicit_begin(engine)
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    yield engine
-    engine.dispose()
 
 
 def letters(queue: Queue, group: str) -> dict[str, tuple[str, str]]:
@@ -93,9 +71,9 @@ def test_a_handler_gets_lists(queue: Queue, unique: str) -> None:
     assert max(map(len, calls)) == 8 and consumer.handled == len(sent)
 
 
-@pytest.mark.parametrize("kind", ["threads", pytest.param("coroutines", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [Consumer, pytest.param(AsyncConsumer, marks=pytest.mark.long)])
 def test_a_poison_message_fails_alone(
-    queue: Queue, unique: str, kind: str, inbox_engine: sa.Engine, inbox_url: str
+    queue: Queue, unique: str, kind: type[Consumer] | type[AsyncConsumer], sqlite_engine: sa.Engine
 ) -> None:
     """Its batch is split; the others take effect once, and none of them counts an attempt."""
     queue.make_topic(unique)
@@ -103,7 +81,9 @@ def test_a_poison_message_fails_alone(
     send(queue, unique, *sent)
     calls: list[list[tuple[str, int]]] = []
 
-    def judge(messages: list[ReceivedMessage]) -> None:
+    def handle(messages: list[ReceivedMessage], session: Session) -> None:
+        session.add_all([Order(item=m.text) for m in messages])
+        session.flush()
         calls.append([(m.text, m.attempt) for m in messages])
         for message in messages:
             if message.text == "fails" or (message.text == "once more" and message.attempt == 1):
@@ -111,56 +91,19 @@ def test_a_poison_message_fails_alone(
             if message.text == "never":
                 raise DeadLetter("cannot be")
 
-    def handle(messages: list[ReceivedMessage], session: Session) -> None:
-        session.add_all([Order(item=m.text) for m in messages])
-        session.flush()
-        judge(messages)
-
-    options: dict[str, Any] = {"start": "earliest", "batch": 8, "max_attempts": 2, "retry_min": 0.1}
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
-    consumer.subscribe(unique, **options)(handle)
-    is_async = kind == "coroutines"
-    with running_async(queue, unique, inbox_url, judge, options) if is_async else running(consumer):
+    inbox = Inbox(sqlite_engine if kind is Consumer else make_async_engine(sqlite_engine.url))
+    consumer = kind(queue.url, group=unique, inbox=inbox)
+    consumer.subscribe(unique, start="earliest", batch=8, max_attempts=2, retry_min=0.1)(taken_by(consumer, handle))
+    with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
-    assert sorted(items(inbox_engine)) == ["a", "b", "c", "d", "e", "once more"]
+    assert sorted(items(sqlite_engine)) == ["a", "b", "c", "d", "e", "once more"]
     dead = eventually(lambda: len(letters(queue, unique)) == 2 and letters(queue, unique), "both dead letters")
     assert dead["never"] == ("cannot be", "1")
     reason, attempts = dead["fails"]
-    assert reason.startswith("ValueError: fails (at ") and "judge" in reason and attempts == "2", reason
+    assert reason.startswith("ValueError: fails (at ") and "handle" in reason and attempts == "2", reason
     assert max(map(len, calls)) > 1
     again = [call for call in calls if any(attempt > 1 for _, attempt in call)]
     assert sorted(again) == [[("fails", 2)], [("once more", 2)]], "only what failed alone comes again, and alone"
-
-
-@contextmanager
-def running_async(
-    queue: Queue, group: str, url: str, judge: Callable[[list[ReceivedMessage]], None], options: dict[str, Any]
-) -> Iterator[None]:
-    """Run an AsyncConsumer with an inbox in a thread; `judge` raises what its handler raises after its effect."""
-    engine = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
-    use_explicit_begin(engine.sync_engine)
-    consumer = AsyncConsumer(queue.url, group=group, inbox=Inbox(engine))
-
-    @consumer.subscribe(group, **options)
-    async def handle(messages: list[ReceivedMessage], session: Any) -> None:
-        session.add_all([Order(item=m.text) for m in messages])
-        await session.flush()
-        judge(messages)
-
-    async def consume() -> None:
-        try:
-            await consumer.run()
-        finally:
-            await engine.dispose()
-
-    thread = threading.Thread(target=lambda: asyncio.run(consume()), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        consumer.stop()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive(), "a consumer did not stop"
 
 
 @pytest.mark.long
@@ -195,7 +138,7 @@ def test_in_order_a_failure_in_a_batch_holds_up_its_key_and_no_other(queue: Queu
     assert done.index("y1") < done.index("x2"), "another key waits for nobody"
 
 
-def test_a_duplicate_within_a_batch_takes_effect_once(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+def test_a_duplicate_within_a_batch_takes_effect_once(queue: Queue, unique: str, sqlite_engine: sa.Engine) -> None:
     """A queue server knows ids; Kafka has the message twice, and the inbox takes it once."""
     queue.make_topic(unique)
     body, headers = encode_body(Message(unique, "twice"))
@@ -204,7 +147,7 @@ def test_a_duplicate_within_a_batch_takes_effect_once(queue: Queue, unique: str,
     queue.sender.again(transaction, transaction)
     send(queue, unique, "a", "b")
     queue.sender.again(transaction)
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine))
 
     @consumer.subscribe(unique, start="earliest", batch=10)
     def handle(messages: list[ReceivedMessage], session: Session) -> None:
@@ -212,7 +155,7 @@ def test_a_duplicate_within_a_batch_takes_effect_once(queue: Queue, unique: str,
 
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "all to be settled")
-    assert sorted(items(inbox_engine)) == ["a", "b", "twice"]
+    assert sorted(items(sqlite_engine)) == ["a", "b", "twice"]
 
 
 @pytest.mark.parametrize("mode", ["exclusive", pytest.param("failover", marks=pytest.mark.long), "broadcast"])
@@ -239,11 +182,11 @@ def test_every_mode_has_batches(queue: Queue, unique: str, mode: Mode) -> None:
 
 
 @LONG_OVER_KAFKA
-def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+def test_a_reset_gives_batches_again(queue: Queue, unique: str, sqlite_engine: sa.Engine) -> None:
     """With an inbox they take no effect again; on a queue server a reset may say that they do."""
     queue.make_topic(unique)
     send(queue, unique, "a", "b", "c")
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine))
 
     @consumer.subscribe(unique, start="earliest", batch=10)
     def handle(messages: list[ReceivedMessage], session: Session) -> None:
@@ -256,10 +199,10 @@ def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa
         eventually(lambda: queue.is_settled(unique), "everything to be settled")
         reset()
         eventually(lambda: consumer.handled == 6, "everything again")
-        assert sorted(items(inbox_engine)) == ["a", "b", "c"]
+        assert sorted(items(sqlite_engine)) == ["a", "b", "c"]
         if not queue.is_kafka:
             reset(replay_effects=True)
-            eventually(lambda: sorted(items(inbox_engine)) == ["a", "a", "b", "b", "c", "c"], "the effects again")
+            eventually(lambda: sorted(items(sqlite_engine)) == ["a", "a", "b", "b", "c", "c"], "the effects again")
 
 
 # --- the end ------------------------------------------------------------------------------------------------------
@@ -268,15 +211,15 @@ def test_a_reset_gives_batches_again(queue: Queue, unique: str, inbox_engine: sa
 @pytest.mark.long
 @pytest.mark.parametrize("point", POINTS_OF_BATCHES)
 def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
-    queue: Queue, unique: str, point: str, inbox_engine: sa.Engine, inbox_url: str
+    queue: Queue, unique: str, point: str, sqlite_engine: sa.Engine
 ) -> None:
     queue.make_topic(unique)
     sent = [f"{n:02}" for n in range(20)]
     send(queue, unique, *sent)
-    assert consume_and_die(queue.url, unique, inbox_url, point, 10) == -signal.SIGKILL
-    before = items(inbox_engine)
+    assert consume_and_die(queue.url, unique, str(sqlite_engine.url), point, 10) == -signal.SIGKILL
+    before = items(sqlite_engine)
     assert before or point != "after the commit"
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine), lease=1)
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine), lease=1)
     handled: list[str] = []
 
     @consumer.subscribe(unique, start="earliest", batch=10)
@@ -286,8 +229,8 @@ def test_a_process_killed_in_a_batch_loses_and_doubles_nothing(
 
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "everything to be settled")
-    assert sorted(items(inbox_engine)) == sent and sorted(before + handled) == sent
-    with inbox_engine.connect() as connection:
+    assert sorted(items(sqlite_engine)) == sent and sorted(before + handled) == sent
+    with sqlite_engine.connect() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(notify_inbox)) == len(sent)
     assert letters(queue, unique) == {}
 
@@ -433,8 +376,8 @@ def test_a_body_that_does_not_fit_is_a_dead_letter_at_once(queue: Queue, unique:
     assert "price" in dead['{"item":"map","price":"much"}'][0]
 
 
-def test_a_typed_handler_of_single_messages(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine))
+def test_a_typed_handler_of_single_messages(queue: Queue, unique: str, sqlite_engine: sa.Engine) -> None:
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine))
 
     @consumer.subscribe(unique, start="earliest")
     def handle(placed: Placed, session: Session) -> None:
@@ -443,7 +386,7 @@ def test_a_typed_handler_of_single_messages(queue: Queue, unique: str, inbox_eng
     queue.sender.send(Message(unique, Placed("book", 5)), Message(unique, {"item": "map"}))
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "both to be settled")
-    assert items(inbox_engine) == ["book"]
+    assert items(sqlite_engine) == ["book"]
     dead = eventually(lambda: letters(queue, unique), "the dead letter")
     ((reason, attempts),) = dead.values()
     assert attempts == "1" and "missing required field `price`" in reason

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,29 +19,17 @@ from notify.client import (
     Inbox,
     Message,
     ReceivedMessage,
-    create_tables,
-    use_explicit_begin,
 )
 from notify.errors import InvalidRequest
 from notify.protocol import ids
 from notify.protocol.message import encode_body
 from notify.protocol.wire import BridgedTransaction, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import running
+from tests.support.groups import run, running
 from tests.support.http import ask
 from tests.support.odd_failures import fail_oddly
 from tests.support.queues import LONG_OVER_KAFKA, Queue
-from tests.support.shop import Base, Order, items
-
-
-@pytest.fixture
-def inbox_engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(f"sqlite:///{tmp_path}/inbox.db")
-    use_explicit_begin(engine)
-    create_tables(engine)
-    Base.metadata.create_all(engine)
-    yield engine
-    engine.dispose()
+from tests.support.shop import Order, items
 
 
 def letters(queue: Queue, group: str) -> list[dict[str, Any]]:
@@ -133,7 +118,7 @@ def test_the_wait_doubles_up_to_its_bound(queue: Queue, unique: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("with_inbox", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
-    queue: Queue, unique: str, with_inbox: bool, inbox_engine: sa.Engine
+    queue: Queue, unique: str, with_inbox: bool, sqlite_engine: sa.Engine
 ) -> None:
     """A plain function that returns a coroutine, as a lambda may, fails."""
     done: list[str] = []
@@ -141,7 +126,7 @@ def test_a_handler_that_returns_its_work_undone_has_not_handled_the_message(
     async def work(message: ReceivedMessage, session: Any = None) -> None:
         done.append(message.text)
 
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine) if with_inbox else None)
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine) if with_inbox else None)
     consumer.subscribe(unique, start="earliest", max_attempts=2, retry_min=0.01)(lambda *given: work(*given))
     queue.sender.send(Message(unique, "an order"))
     with running(consumer):
@@ -200,8 +185,8 @@ def test_an_error_that_is_no_text_fails_no_ack_beside_it(
     assert dead["c"].startswith("Mute: (the text of the error is unavailable: RuntimeError)") and len(dead["d"]) <= 500
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [pytest.param(Consumer, marks=pytest.mark.long), AsyncConsumer])
+@LONG_OVER_KAFKA
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
 def test_a_handler_that_exits_ends_its_consumer(
     queue: Queue, unique: str, kind: type[Consumer] | type[AsyncConsumer]
 ) -> None:
@@ -217,18 +202,13 @@ def test_a_handler_that_exits_ends_its_consumer(
             raise SystemExit(3)
         handled.append(message.text)
 
-    if isinstance(consumer, Consumer):
-        consumer.subscribe(unique, start="earliest", retry_min=0.01)(handle)
-        run: Any = functools.partial(consumer.run, signals=False)
-    else:
+    async def handle_in_thread(message: ReceivedMessage) -> None:
+        await asyncio.to_thread(handle, message)
 
-        async def handle_in_thread(message: ReceivedMessage) -> None:
-            await asyncio.to_thread(handle, message)
-
-        consumer.subscribe(unique, start="earliest", retry_min=0.01)(handle_in_thread)
-        run = lambda: asyncio.run(consumer.run())  # noqa: E731
+    subscription: Any = consumer.subscribe(unique, start="earliest", retry_min=0.01)
+    subscription(handle if kind is Consumer else handle_in_thread)
     with pytest.raises(SystemExit) as left:
-        run()
+        run(consumer)
     assert (left.value.code, consumer.failed, consumer.handled, handled) == (3, 1, 1, ["goes on"])
     again: list[tuple[str, int]] = []
     other = Consumer(queue.url, group=unique)
@@ -236,6 +216,28 @@ def test_a_handler_that_exits_ends_its_consumer(
     with running(other):
         eventually(lambda: queue.is_settled(unique), "the message to be handled")
     assert again == [("exits", 2)]
+
+
+@LONG_OVER_KAFKA
+def test_a_handler_in_which_something_is_cancelled_has_failed(queue: Queue, unique: str) -> None:
+    """An inner task that somebody cancelled raises CancelledError into the handler: the message came back only when
+    its lease was over, if at all."""
+    attempts: list[int] = []
+    consumer = AsyncConsumer(queue.url, group=unique, lease=600)
+
+    @consumer.subscribe(unique, start="earliest", retry_min=0.1, retry_max=0.1)
+    async def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        if len(attempts) == 1:
+            inner = asyncio.ensure_future(asyncio.Event().wait())
+            asyncio.get_running_loop().call_soon(inner.cancel)
+            await inner
+
+    queue.make_topic(unique)
+    queue.sender.send(Message(unique, "a"))
+    with running(consumer):
+        eventually(lambda: queue.is_settled(unique), "the message to be settled")
+    assert attempts == [1, 2]
 
 
 @pytest.mark.long
@@ -339,13 +341,13 @@ def test_at_most_so_many_handlers_run_at_once(queue: Queue, unique: str) -> None
 # --- the inbox ------------------------------------------------------------------------------------------------
 
 
-def test_with_an_inbox_each_message_has_one_effect(queue: Queue, unique: str, inbox_engine: sa.Engine) -> None:
+def test_with_an_inbox_each_message_has_one_effect(queue: Queue, unique: str, sqlite_engine: sa.Engine) -> None:
     """An attempt that fails after its effect leaves none, and a message that is published again has no second one."""
     transaction = BridgedTransaction(ids.to_text(ids.new_id()), "senders", [_packed(Message(unique, "twice"))])
     queue.sender.again(transaction)
     queue.sender.again(transaction)
     queue.sender.send(*(Message(unique, str(n)) for n in range(4)))
-    consumer = Consumer(queue.url, group=unique, inbox=Inbox(inbox_engine), concurrency=4)
+    consumer = Consumer(queue.url, group=unique, inbox=Inbox(sqlite_engine), concurrency=4)
     attempts: list[tuple[str, int]] = []
 
     @consumer.subscribe(unique, start="earliest", retry_min=0.1)
@@ -357,7 +359,7 @@ def test_with_an_inbox_each_message_has_one_effect(queue: Queue, unique: str, in
 
     with running(consumer):
         eventually(lambda: queue.is_settled(unique), "the effects")
-    assert sorted(items(inbox_engine)) == ["0", "1", "2", "3", "twice"]
+    assert sorted(items(sqlite_engine)) == ["0", "1", "2", "3", "twice"]
     assert ("3", 2) in attempts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.commands import cli
-from tests.support.groups import Caller, bodies, is_subscribed, publish, running, subscribe
+from tests.support.groups import Caller, bodies, publish, running, subscribe, taken_by
 from tests.support.http import admin, ask, metric, post, refusal
 from tests.support.servers import stop_if_running
 
@@ -136,18 +135,9 @@ def test_consumers_ask_for_it(notify_server: InMemoryServer, unique: str) -> Non
 
 def test_an_async_consumer_asks_for_it(notify_server: InMemoryServer, unique: str) -> None:
     consumer = AsyncConsumer(notify_server.url, group=unique)
-
-    @consumer.subscribe(unique, mode="ordered", fair_by="key")
-    async def handle(message: ReceivedMessage) -> None:
+    consumer.subscribe(unique, mode="ordered", fair_by="key")(taken_by(consumer, print))
+    with running(consumer, subscribed=True):
         pass
-
-    async def go() -> None:
-        task = asyncio.create_task(consumer.run())
-        await asyncio.to_thread(eventually, lambda: is_subscribed(notify_server.url, unique), "the subscription")
-        consumer.stop()
-        await task
-
-    asyncio.run(go())
     (subscription,) = admin(notify_server.url, "GET", f"groups/{unique}")["subscriptions"]
     assert (subscription["mode"], subscription["fair_by"]) == ("ordered", "key")
 
@@ -160,10 +150,6 @@ def test_a_consumer_refuses_what_no_server_takes(options: dict[str, Any]) -> Non
 
 def test_kafka_refuses_in_one_sentence() -> None:
     consumer = Consumer("kafka://127.0.0.1:1", group="g")
-
-    @consumer.subscribe("t", fair_by="key")
-    def handle(message: ReceivedMessage) -> None:
-        pass
-
+    consumer.subscribe("t", fair_by="key")(print)
     with pytest.raises(InvalidRequest, match="needs the queues of a Notify server"):
         consumer.run(signals=False)

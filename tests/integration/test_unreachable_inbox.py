@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +12,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables, use_explicit_begin
+from notify.client import AsyncConsumer, Consumer, Inbox, ReceivedMessage, create_tables
 from notify.client.consumer import consumer as consumers
 from notify.errors import InboxUnavailable
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import lag, publish, running
+from tests.support.groups import lag, publish, running, taken_by
 from tests.support.http import admin
 from tests.support.proxy import Proxy, unencrypted
-from tests.support.shop import make_engine
+from tests.support.shop import make_async_engine, make_engine
 
 Got = list[tuple[str, int]]
 
@@ -35,30 +34,13 @@ def proxied(engine: sa.Engine) -> Iterator[tuple[Proxy, sa.URL]]:
         yield proxy, unencrypted(engine.url).set(host="127.0.0.1", port=proxy.port)
 
 
-@contextlib.contextmanager
-def consuming(consumer: Any) -> Iterator[None]:
-    """Run a consumer of either kind in a thread, and close its inbox's engine at the end."""
-    engine = consumer._inbox.engine
-    if isinstance(consumer, Consumer):
-        with running(consumer):
-            yield
-        engine.dispose()
-        return
+Kind = type[Consumer] | type[AsyncConsumer]
 
-    async def run() -> None:
-        try:
-            await consumer.run()
-        finally:
-            await engine.dispose()
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        consumer.stop()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
+def consumer_of(kind: Kind, server: InMemoryServer, group: str, url: sa.URL, **options: Any) -> Any:
+    """A consumer with an inbox in the database at `url`; `options` are its engine's."""
+    engine = sa.create_engine(url, **options) if kind is Consumer else make_async_engine(url, **options)
+    return kind(server.url, group=group, inbox=Inbox(engine))
 
 
 def dead_letters(url: str, group: str) -> Any:
@@ -71,13 +53,13 @@ def warned(caplog: pytest.LogCaptureFixture) -> bool:
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("batch", [None, pytest.param(10, marks=pytest.mark.long)])
-@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
 def test_waiting_for_an_unreachable_inbox_makes_no_dead_letters(
     notify_server: InMemoryServer,
     proxied: tuple[Proxy, sa.URL],
     unique: str,
     caplog: pytest.LogCaptureFixture,
-    is_async: bool,
+    kind: Kind,
     batch: int | None,
 ) -> None:
     """Each try counted as a failed attempt: an outage made dead letters of messages that no handler ever had, and later
@@ -85,27 +67,14 @@ def test_waiting_for_an_unreachable_inbox_makes_no_dead_letters(
     proxy, url = proxied
     got: Got = []
 
-    def note(messages: Any) -> None:
+    def handle(messages: Any, session: Any) -> None:
         got.extend([(m.text, m.attempt) for m in (messages if batch else [messages])])
 
-    def handle(messages: Any, session: Any) -> None:
-        note(messages)
-
-    async def handle_async(messages: Any, session: Any) -> None:
-        note(messages)
-
-    if is_async:
-        drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-        engine: Any = create_async_engine(
-            url.set(drivername=drivers[url.get_backend_name()]).difference_update_query(["ssl_disabled"])
-        )
-    else:
-        engine = sa.create_engine(url)
-    consumer: Any = (AsyncConsumer if is_async else Consumer)(notify_server.url, group=unique, inbox=Inbox(engine))
+    consumer = consumer_of(kind, notify_server, unique, url)
     options: Any = {"mode": "ordered", "start": "earliest", "batch": batch, "max_attempts": 1}
-    consumer.subscribe(unique, **options)(handle_async if is_async else handle)
+    consumer.subscribe(unique, **options)(taken_by(consumer, handle))
     publish(notify_server.url, unique, ["a0", "b0"], key=True)
-    with consuming(consumer):
+    with running(consumer):
         eventually(lambda: consumer.handled == 2, "the first messages to be committed")
         proxy.close()
         publish(notify_server.url, unique, ["a1", "a2", "b1"], key=True)
@@ -125,9 +94,9 @@ READ_ONLY = {
 }
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "coroutines"])
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
 def test_sessions_with_a_former_primary_are_not_used_again(
-    notify_server: InMemoryServer, engine: sa.Engine, unique: str, is_async: bool
+    notify_server: InMemoryServer, engine: sa.Engine, unique: str, kind: Kind
 ) -> None:
     """They stay open and refuse writes, and the pool gave them to each message again and again: all messages waited
     until the service was restarted (sidorares/node-mysql2#2050, brettwooldridge/HikariCP#1971)."""
@@ -138,15 +107,8 @@ def test_sessions_with_a_former_primary_are_not_used_again(
     def handle(message: Any, session: Any) -> None:
         got.append((message.text, message.attempt))
 
-    async def handle_async(message: Any, session: Any) -> None:
-        handle(message, session)
-
-    alone = {"pool_size": 1, "max_overflow": 0}
-    if is_async:
-        drivers = {"postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-        pool: Any = create_async_engine(engine.url.set(drivername=drivers[engine.url.get_backend_name()]), **alone)
-    else:
-        pool = sa.create_engine(engine.url, **alone)
+    consumer = consumer_of(kind, notify_server, unique, engine.url, pool_size=1, max_overflow=0)
+    pool = consumer._inbox.engine
 
     @sa.event.listens_for(getattr(pool, "sync_engine", pool), "connect")
     def fail_over(driver: Any, record: object) -> None:
@@ -157,10 +119,9 @@ def test_sessions_with_a_former_primary_are_not_used_again(
         sessions.append(driver)
 
     sessions: list[Any] = []
-    consumer: Any = (AsyncConsumer if is_async else Consumer)(notify_server.url, group=unique, inbox=Inbox(pool))
-    consumer.subscribe(unique, start="earliest", max_attempts=1)(handle_async if is_async else handle)
+    consumer.subscribe(unique, start="earliest", max_attempts=1)(taken_by(consumer, handle))
     publish(notify_server.url, unique, ["a", "b"])
-    with consuming(consumer):
+    with running(consumer):
         eventually(lambda: consumer.handled == 2, "the messages to be handled")
     assert sorted(got) == [("a", 1), ("b", 1)] and consumer.failed == 0
 
@@ -204,7 +165,7 @@ def test_a_message_that_waited_for_long_is_given_to_another_instance(
     cut_off, other = sa.create_engine(url), make_engine(engine.url.render_as_string(hide_password=False))
     got: Got = []
 
-    def consumer_of(database: sa.Engine) -> Consumer:
+    def started_with(database: sa.Engine) -> Consumer:
         consumer = Consumer(notify_server.url, group=unique, inbox=Inbox(database))
 
         @consumer.subscribe(unique, start="earliest", max_attempts=1)
@@ -214,12 +175,12 @@ def test_a_message_that_waited_for_long_is_given_to_another_instance(
         return consumer
 
     publish(notify_server.url, unique, ["a"])
-    first = consumer_of(cut_off)
+    first = started_with(cut_off)
     with running(first):
         eventually(lambda: first.handled, "the first message to be committed")
         proxy.close()
         publish(notify_server.url, unique, ["b"])
-        with running(consumer_of(other)):
+        with running(started_with(other)):
             eventually(lambda: lag(notify_server.url, unique) == 0, "the second message to be handled")
     assert got == [("a", 1), ("b", 1)] and first.failed == 0
     cut_off.dispose()
@@ -284,8 +245,7 @@ def test_another_inbox_that_a_handler_uses_fails_the_handler(
 
 def test_another_inbox_that_a_coroutine_uses_fails_it(tmp_path: Path) -> None:
     async def run() -> InboxUnavailable:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-        use_explicit_begin(engine)
+        engine = make_async_engine(f"sqlite:///{tmp_path}/shop.db")
         async with engine.begin() as connection:
             await connection.run_sync(create_tables)
         other = Inbox(create_async_engine("mysql+aiomysql://127.0.0.1:1/nothing_listens_here"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from notify.client import Consumer
+from notify.client import AsyncConsumer, Consumer
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, post
@@ -102,10 +103,40 @@ def redrive(url: str, group: str, **body: Any) -> Any:
     return admin(url, "POST", f"groups/{group}/dead-letters/redrive", body)["result"]
 
 
+def taken_by(consumer: Consumer | AsyncConsumer, handle: Callable[..., object]) -> Any:
+    """A handler as this consumer takes it: for AsyncConsumer a coroutine that calls the function on its loop."""
+    if isinstance(consumer, Consumer):
+        return handle
+
+    async def on_the_loop(given: Any, session: Any = None) -> None:
+        if session is None:
+            handle(given)
+        else:
+            await session.run_sync(lambda session: handle(given, session))
+
+    return on_the_loop
+
+
+def run(consumer: Consumer | AsyncConsumer) -> None:
+    """Run a consumer of either kind, and close the connections of its inbox, which belong to its loop."""
+
+    async def on_a_loop(consumer: AsyncConsumer) -> None:
+        try:
+            await consumer.run()
+        finally:
+            if consumer._inbox is not None:
+                await consumer._inbox.engine.dispose()
+
+    if isinstance(consumer, Consumer):
+        consumer.run(signals=False)
+    else:
+        asyncio.run(on_a_loop(consumer))
+
+
 @contextmanager
-def running(*consumers: Consumer, subscribed: bool = False) -> Iterator[None]:
+def running(*consumers: Consumer | AsyncConsumer, subscribed: bool = False) -> Iterator[None]:
     """Run consumers in threads, and stop them at the end; `subscribed` waits until their groups exist."""
-    threads = [threading.Thread(target=c.run, kwargs={"signals": False}, daemon=True) for c in consumers]
+    threads = [threading.Thread(target=run, args=(c,), daemon=True) for c in consumers]
     for thread in threads:
         thread.start()
     try:

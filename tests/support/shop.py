@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from notify.client import Message, TransactionProducer, use_explicit_begin
@@ -37,6 +38,20 @@ def make_engine(url: str) -> sa.Engine:
         use_explicit_begin(engine)
         return engine
     return sa.create_engine(url)
+
+
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
+
+
+def make_async_engine(url: str | sa.URL, **options: Any) -> AsyncEngine:
+    """As `make_engine`, for coroutines; `url` may be that of an engine for threads."""
+    url = sa.make_url(url)
+    kind = url.get_backend_name()
+    url = url.set(drivername=ASYNC_DRIVERS["mysql" if kind == "mariadb" else kind])
+    engine = create_async_engine(url.difference_update_query(["ssl_disabled"]), **options)
+    if kind == "sqlite":
+        use_explicit_begin(engine)
+    return engine
 
 
 class Shop:
