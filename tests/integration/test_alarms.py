@@ -29,13 +29,6 @@ from tests.support.webhook import SECRET, Receiver
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def watched(receiver: Receiver) -> Iterator[InMemoryServer]:
     """A server that posts its alarms, and whose clock only the test moves."""
     server = InMemoryServer(

@@ -8,19 +8,19 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from notify.check.listener import CheckUnavailable, HalfMessage, Outcome
 from notify.check.local import LocalTransactionCheck
-from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, use_explicit_begin
 from notify.client.producer import blocking
+from notify.client.producer.left_behind import LeftBehind
 from notify.client.tables.definitions import half_message
 from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.left_rows import counted
@@ -37,17 +37,6 @@ from tests.support.commands import Command, cli
 from tests.support.http import ask
 from tests.support.left_behind import BOUND, auto, delivered, rows, send
 from tests.support.proxy import Proxy
-from tests.support.servers import stop_if_running
-from tests.support.shop import make_engine
-
-
-@pytest.fixture
-def away(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that is not running yet, but whose address is known."""
-    made = ServerProcess(tmp_path / "data")
-    made.url = f"http://127.0.0.1:{made._port}"
-    yield made
-    stop_if_running(made)
 
 
 @pytest.fixture
@@ -298,79 +287,70 @@ def test_another_process_sends_no_row_before_an_outcome_that_was_lost(
     assert delivered(up.url, unique) == ["0", "1", "2", "3"]
 
 
+@contextmanager
+def behind_a_proxy(
+    up: ServerProcess, engine: sa.Engine, topic: str
+) -> Iterator[tuple[Proxy, TransactionProducer, LeftBehind]]:
+    """A producer whose thread has sent three messages alone, and the proxy between it and its server."""
+    with Proxy("127.0.0.1", up._port) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}"
+        with TransactionProducer(
+            url, group=topic, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
+        ) as producer:
+            left_behind = producer._plan.left_behind
+            assert left_behind is not None
+            for body in "012":
+                send(producer, topic, body, key="k")
+                assert producer.flush(PATIENCE_SECONDS) == []
+            yield proxy, producer, left_behind
+
+
 def test_an_outcome_that_a_thread_has_lost_opens_the_circuit(
-    up: ServerProcess, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: ServerProcess, unique: str, sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that is alone sends its outcomes itself: the loop, which sends them again, may be too late."""
     monkeypatch.setattr(blocking, "OPEN_SECONDS", PATIENCE_SECONDS)
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    with (
-        Proxy("127.0.0.1", up._port) as proxy,
-        TransactionProducer(
-            f"http://127.0.0.1:{proxy.port}", group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
-        ) as producer,
-    ):
-        left_behind = producer._plan.left_behind
-        assert left_behind is not None
-        for body in "012":
-            send(producer, unique, body, key="k")
-            assert producer.flush(PATIENCE_SECONDS) == []
+    with behind_a_proxy(up, sqlite_engine, unique) as (proxy, producer, left_behind):
         assert left_behind.times_away == 0
         proxy.cut_at(b"transactions/outcomes", answer=False)
         send(producer, unique, "3", key="k")
         eventually(lambda: proxy.has_cut and left_behind.times_away > 0, "the circuit to open")
         send(producer, unique, "4", key="k")
         assert producer.flush(PATIENCE_SECONDS) == []
-    engine.dispose()
     assert delivered(up.url, unique) == list("01234")
 
 
 def test_a_half_of_the_next_server_does_not_overtake_an_outcome_that_a_thread_has_lost(
-    up: ServerProcess, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    up: ServerProcess, unique: str, sqlite_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop stores the half of "4", because another thread holds the connection for halves."""
     monkeypatch.setattr(blocking, "OPEN_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(blocking, "LOOK_SECONDS", PATIENCE_SECONDS)
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
     left: list[list[str]] = []
-    with (
-        Proxy("127.0.0.1", up._port) as proxy,
-        TransactionProducer(
-            f"http://127.0.0.1:{proxy.port}", group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
-        ) as producer,
-    ):
-        left_behind = producer._plan.left_behind
-        assert left_behind is not None
-        for body in "012":
-            send(producer, unique, body, key="k")
-            assert producer.flush(PATIENCE_SECONDS) == []
+    with behind_a_proxy(up, sqlite_engine, unique) as (proxy, producer, left_behind):
         proxy.cut_at(b"transactions/outcomes", answer=False)
         send(producer, unique, "3", key="k")
         eventually(lambda: proxy.has_cut, "the connection of the outcome to be cut")
-        sa.event.listen(engine, "commit", lambda connection: left.append(left_behind.ids()))
+        sa.event.listen(sqlite_engine, "commit", lambda connection: left.append(left_behind.ids()))
         sender = producer.outgoing._blocking
         assert sender is not None
         with sender._taking_half:
             send(producer, unique, "4", key="k")
         assert producer.flush(PATIENCE_SECONDS) == []
-    engine.dispose()
     assert len(left[0]) == 1, "it is left behind, because an earlier outcome of its key was lost"
     assert delivered(up.url, unique) == list("01234")
 
 
 def test_a_half_is_not_tried_again_so_that_its_commit_does_not_wait(
-    up: ServerProcess, unique: str, tmp_path: Path
+    up: ServerProcess, unique: str, async_engine: AsyncEngine
 ) -> None:
     """Nor is an outcome that goes along: meanwhile a later half could reach the next server, and overtake it."""
 
     async def work() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
         with Proxy("127.0.0.1", up._port) as proxy:
             url = f"http://127.0.0.1:{proxy.port}"
             producer = AsyncTransactionProducer(
-                url, group=unique, engine=engine, mode="auto", half_timeout=PATIENCE_SECONDS
+                url, group=unique, engine=async_engine, mode="auto", half_timeout=PATIENCE_SECONDS
             )
             async with producer:
                 running, left_behind = producer.outgoing.start(), producer._plan.left_behind
@@ -388,7 +368,6 @@ def test_a_half_is_not_tried_again_so_that_its_commit_does_not_wait(
                 proxy.reopen()
                 assert (await without_rows).shard
                 assert await running.send_again()
-        await engine.dispose()
 
     asyncio.run(work())
 

@@ -6,29 +6,25 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from notify.client import (
-    AsyncTransactionProducer,
-    Inbox,
-    Message,
-    TransactionProducer,
-    create_tables,
-    use_explicit_begin,
-)
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.client.producer import checker
 from notify.client.tables.definitions import half_message
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
 from notify.testing import InMemoryServer
-from tests.support.shop import Base, Order, Shop, make_engine
+from tests.support.shop import Order, Shop, make_async_engine, make_engine
 
 # --- a message is sent as it was at its `send` --------------------------------------------------------------------
 
@@ -140,21 +136,9 @@ def test_a_commit_after_the_close_of_its_outbox_producer_fails(emptied_shop: sa.
         assert session.scalars(sa.select(Order.item)).all() == []
 
 
-@contextmanager
-def async_shop(path: Path) -> Iterator[Any]:
-    """An AsyncEngine of a SQLite database with orders and the SDK's tables."""
-    sync = make_engine(f"sqlite:///{path}/async.db")
-    create_tables(sync)
-    Base.metadata.create_all(sync)
-    sync.dispose()
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}/async.db")
-    use_explicit_begin(engine)
-    yield engine
-
-
 @pytest.mark.long
-def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
-    async def scenario(engine: Any) -> None:
+def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: str, async_engine: AsyncEngine) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         producer = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
         async with AsyncSession(engine) as session:
             session.add(Order(item="a"))
@@ -169,10 +153,8 @@ def test_a_closed_async_producer_sends_no_more(memory: InMemoryServer, unique: s
             assert (await session.scalars(sa.select(Order.item))).all() == []
         with pytest.raises(Unavailable, match="closed"):
             await producer.start()
-        await engine.dispose()
 
-    with async_shop(tmp_path) as engine:
-        asyncio.run(scenario(engine))
+    asyncio.run(scenario(async_engine))
     assert memory.messages(unique) == []
 
 
@@ -324,16 +306,9 @@ def test_a_driver_that_commits_each_statement_is_refused(
         assert connection.scalar(sa.select(sa.func.count()).select_from(half_message)) == 0
 
 
-ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-
-
 def test_the_guards_with_asyncio_drivers(emptied_shop: sa.Engine, memory: InMemoryServer, unique: str) -> None:
-    url = emptied_shop.url.set(drivername=ASYNC_DRIVERS[emptied_shop.dialect.name])
-
     async def scenario() -> None:
-        engine = create_async_engine(url)
-        if engine.dialect.name == "sqlite":
-            use_explicit_begin(engine)
+        engine = make_async_engine(emptied_shop.url)
         with_options = engine.execution_options(logging_token="shop")
         async with AsyncTransactionProducer(memory.url, group=unique, engine=with_options) as producer:
             for refused in (engine, with_options):
@@ -378,8 +353,10 @@ def test_a_scoped_session_sends_what_it_commits(shop: Shop) -> None:
     assert shop.delivered() == ["a", "b"]
 
 
-def test_an_async_scoped_session_sends_what_it_commits(memory: InMemoryServer, unique: str, tmp_path: Path) -> None:
-    async def scenario(engine: Any) -> None:
+def test_an_async_scoped_session_sends_what_it_commits(
+    memory: InMemoryServer, unique: str, async_engine: AsyncEngine
+) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
         scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
         async with AsyncTransactionProducer(memory.url, group=unique, engine=engine) as producer:
             scoped.add(Order(item="a"))
@@ -389,10 +366,8 @@ def test_an_async_scoped_session_sends_what_it_commits(memory: InMemoryServer, u
                 scoped.add(Order(item="b"))
                 await tx.send(Message(unique, "b"))
             await scoped.remove()
-        await engine.dispose()
 
-    with async_shop(tmp_path) as engine:
-        asyncio.run(scenario(engine))
+    asyncio.run(scenario(async_engine))
     assert sorted(m.text for m in memory.wait_for(unique, 2)) == ["a", "b"]
 
 
@@ -468,16 +443,6 @@ def test_explicit_begin_reaches_connections_that_are_there_already(
     engine.dispose()
 
 
-def test_create_tables_says_how_an_async_engine_is_used(tmp_path: Path) -> None:
-    with async_shop(tmp_path) as engine:
-        for given in (engine, engine.sync_engine):
-            with pytest.raises(InvalidRequest, match="run_sync"):
-                create_tables(given)
-
-
-def test_the_engine_within_an_async_engine_is_refused(tmp_path: Path) -> None:
-    """Its messages were sent, but no check was answered, and nothing said so."""
-    with async_shop(tmp_path) as engine:
-        for make in (lambda given: TransactionProducer("http://127.0.0.1:9", group="g", engine=given), Inbox):
-            with pytest.raises(InvalidRequest, match=r"driver for asyncio.* not its sync_engine"):
-                make(engine.sync_engine)
+def test_create_tables_says_how_an_async_engine_is_used(async_engine: Any) -> None:
+    with pytest.raises(InvalidRequest, match="run_sync"):
+        create_tables(async_engine)

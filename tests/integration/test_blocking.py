@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
@@ -30,14 +29,6 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import bodies as received
 from tests.support.groups import drain, subscribe
 from tests.support.proxy import Proxy
-
-
-@pytest.fixture
-def frozen() -> Iterator[InMemoryServer]:
-    """A server whose clock stands still, so that no check finds an outcome that was not sent."""
-    with InMemoryServer() as server:
-        server.freeze()
-        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import Session
 
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, question
@@ -22,25 +23,26 @@ from notify.client import (
     AsyncTransactionProducer,
     Message,
     TransactionProducer,
-    create_tables,
-    use_explicit_begin,
 )
 from notify.client.producer.packing import pack
 from notify.client.tables.definitions import half_message, notify_source
 from notify.errors import TransactionRefused
 from notify.runtime.databases import database_now
 from notify.testing import InMemoryServer
+from tests.support import dying
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.dying import lose_outcomes
 from tests.support.http import admin, call, post
-from tests.support.shop import Order, make_engine
+from tests.support.proxy import Proxy, unencrypted
+from tests.support.shop import Order, items, make_engine
 from tests.support.transactions import half_request, new_id, when_free
 
 
 @pytest.fixture
 def engine(shared_engine: sa.Engine) -> Iterator[sa.Engine]:
-    """The engine of a database without halves, whose notify_source a test may change."""
+    """The engine of a database without halves and orders, whose notify_source a test may change."""
     with shared_engine.begin() as connection:
+        connection.execute(sa.delete(Order))
         connection.execute(sa.delete(half_message))
         source = dict(connection.execute(sa.select(notify_source)).mappings().one())
     yield shared_engine
@@ -70,14 +72,6 @@ def row(transaction_id: str, shards: str = "main") -> dict[str, object]:
 INSERT = half_message.insert().values(created_at=database_now())
 
 
-def test_a_committed_row_is_a_commit(engine: sa.Engine) -> None:
-    half = half_of(engine)
-    with engine.begin() as connection:
-        connection.execute(INSERT, row(half.id))
-    assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
-    assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
-
-
 def test_no_row_is_a_rollback_that_stays_one(engine: sa.Engine) -> None:
     """The question leaves a tombstone: a producer that inserts later is refused, and rolls back."""
     half = half_of(engine)
@@ -96,15 +90,6 @@ def in_flight(engine: sa.Engine, transaction_id: str) -> Iterator[sa.Connection]
         yield connection
         if transaction.is_active:
             transaction.rollback()
-
-
-def test_a_transaction_in_flight_is_unknown_never_a_rollback(engine: sa.Engine) -> None:
-    half = half_of(engine)
-    with in_flight(engine, half.id) as connection:
-        with pytest.raises(CheckUnavailable):
-            LocalTransactionCheck(engine).check(half)
-        connection.commit()
-    assert LocalTransactionCheck(engine).check(half) is Outcome.COMMIT
 
 
 WAITING = {
@@ -148,7 +133,7 @@ def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_transaction_that_ends_while_the_question_waits(engine: sa.Engine) -> None:
     """The question waits for the lock, and then reads how the transaction ended."""
     if engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has one lock: the question's wait is a poll, covered by the test above")
+        pytest.skip("SQLite has one lock: the question's wait is a poll, covered by tests/contract/test_dialects.py")
     for commit in (True, False):
         half = half_of(engine)
         with in_flight(engine, half.id) as connection:
@@ -254,18 +239,6 @@ def state_of(server: InMemoryServer, transaction_id: str) -> str:
     return eventually(decided, f"the outcome of {transaction_id}")
 
 
-def test_lost_outcomes_are_asked_back(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
-    with TransactionProducer(memory.url, group=unique, engine=engine) as producer:
-        lose_outcomes(producer)
-        for n in range(5):
-            with Session(engine) as session, session.begin():
-                session.add(Order(item=str(n)))
-                producer.send(session, Message(unique, str(n)))
-        memory.advance(PAST_THE_FIRST_CHECK)
-        eventually(lambda: not memory.halves(unique), "the answers to five checks")
-    assert sorted(m.text for m in memory.messages(unique)) == [str(n) for n in range(5)]
-
-
 def test_a_half_whose_commit_never_came_is_rolled_back_by_check(
     engine: sa.Engine, memory: InMemoryServer, unique: str
 ) -> None:
@@ -299,24 +272,19 @@ def test_a_listener_of_the_users_own(memory: InMemoryServer, unique: str) -> Non
 
 @pytest.mark.parametrize("begin", ["constructed in the loop", "start", "async with"])
 def test_an_async_producer_answers_before_it_sends(
-    begin: str, memory: InMemoryServer, unique: str, tmp_path: Path
+    begin: str, memory: InMemoryServer, unique: str, sqlite_engine: sa.Engine, async_engine: AsyncEngine
 ) -> None:
     """After a kill and a restart the producer answers checks before it sends its first message."""
-    sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(sync)
-    with TransactionProducer(memory.url, group=unique, engine=sync, answer_checks=False) as killed:
+    with TransactionProducer(memory.url, group=unique, engine=sqlite_engine, answer_checks=False) as killed:
         lose_outcomes(killed)
-        with Session(sync) as session, session.begin():
+        with Session(sqlite_engine) as session, session.begin():
             killed.send(session, Message(unique, "x"))
-    sync.dispose()
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-    use_explicit_begin(engine)
-    before_the_loop = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
+    before_the_loop = AsyncTransactionProducer(memory.url, group=unique, engine=async_engine)
 
     async def scenario() -> None:
         producer = before_the_loop
         if begin == "constructed in the loop":
-            producer = AsyncTransactionProducer(memory.url, group=unique, engine=engine)
+            producer = AsyncTransactionProducer(memory.url, group=unique, engine=async_engine)
         elif begin == "start":
             await producer.start()
         else:
@@ -324,7 +292,6 @@ def test_an_async_producer_answers_before_it_sends(
         memory.advance(PAST_THE_FIRST_CHECK)
         await eventually_async(lambda: not memory.halves(unique), "the answer to the check")
         await producer.close()
-        await engine.dispose()
 
     asyncio.run(scenario())
     assert [m.text for m in memory.messages(unique)] == ["x"]
@@ -363,3 +330,101 @@ def test_a_parked_transaction_of_a_group_without_producers_waits_for_a_decision(
         post(server.url, "/v1/transactions/outcomes", {"producer_group": "g", "outcomes": [outcome]})
         server.advance(3600)
         assert "waits for a decision" in str(call(server.url, "GET", "/transactions"))
+
+
+# --- outcomes that a producer cannot know: a commit cut off, an answer lost, a process killed ---------------------
+
+
+@pytest.fixture
+def proxied(engine: sa.Engine) -> Iterator[tuple[Proxy, sa.Engine]]:
+    """A proxy in front of the database, and an engine through it."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite is a file: its COMMIT has no connection that could be cut")
+    with Proxy(engine.url.host or "", engine.url.port or 0) as proxy:
+        through = sa.create_engine(unencrypted(engine.url).set(host="127.0.0.1", port=proxy.port))
+        yield proxy, through
+        through.dispose()
+
+
+def sell(engine: sa.Engine, producer: TransactionProducer, topic: str, item: str) -> None:
+    """An order and its message in one transaction."""
+    with Session(engine) as session, session.begin():
+        session.add(Order(item=item))
+        producer.send(session, Message(topic, item))
+
+
+def delivered(server: InMemoryServer, topic: str) -> list[str]:
+    """The messages in the order of the queue, once the server has checked every half without an outcome."""
+    server.advance(PAST_THE_FIRST_CHECK)
+    eventually(lambda: not server.halves(topic), "the outcome of every half")
+    return [m.text for m in server.messages(topic)]
+
+
+@pytest.mark.parametrize("executed", [False, True], ids=["before it arrives", "before its answer arrives"])
+def test_a_commit_that_is_cut_off(
+    proxied: tuple[Proxy, sa.Engine], executed: bool, memory: InMemoryServer, unique: str
+) -> None:
+    """The service sees an error either way; the message is delivered if, and only if, the database committed."""
+    proxy, engine = proxied
+    with TransactionProducer(memory.url, group=unique, engine=engine, check_after=PAST_THE_FIRST_CHECK - 1) as producer:
+        sell(engine, producer, unique, "first")  # from here on the server knows the source
+        # Checks must be over: a check commits, too, and would be cut off instead.
+        eventually(lambda: not memory.halves(unique), "the outcome of the first")
+        proxy.cut_at(rb"COMMIT(\0|$)", answer=executed)
+        with pytest.raises(sa.exc.DBAPIError):
+            sell(engine, producer, unique, "ambiguous")
+        assert proxy.cuts == 1
+        assert delivered(memory, unique) == (["first", "ambiguous"] if executed else ["first"])
+        sell(engine, producer, unique, "last")
+        assert delivered(memory, unique) == items(engine)
+    assert items(engine) == (["first", "ambiguous", "last"] if executed else ["first", "last"])
+
+
+def test_a_connection_that_is_lost_before_the_commit(
+    proxied: tuple[Proxy, sa.Engine], memory: InMemoryServer, unique: str
+) -> None:
+    """A connection lost between half and COMMIT rolls the half back at once, and the pool continues."""
+    proxy, engine = proxied
+    with TransactionProducer(memory.url, group=unique, engine=engine, answer_checks=False) as producer:
+        sell(engine, producer, unique, "first")
+        proxy.cut_at(rb"(?i)into half_message", answer=False)
+        with pytest.raises(sa.exc.OperationalError):
+            sell(engine, producer, unique, "lost")
+        assert proxy.cuts == 1
+        sell(engine, producer, unique, "last")
+        assert delivered(memory, unique) == ["first", "last"]
+    assert items(engine) == ["first", "last"]
+
+
+def test_a_half_whose_answer_is_lost(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
+    """The server stored the half, the producer does not know: nothing is committed, and the check rolls it back."""
+    address = urlsplit(memory.url)
+    with Proxy(address.hostname or "", address.port or 0) as proxy:
+        proxy.drop_answers = True
+        with TransactionProducer(
+            f"http://127.0.0.1:{proxy.port}", group=unique, engine=engine, half_timeout=0.3, answer_checks=False
+        ) as producer:
+
+            def is_lost() -> bool:
+                with pytest.raises(TransactionRefused) as refused:
+                    sell(engine, producer, unique, "lost")
+                assert refused.value.retryable
+                return bool(memory.halves(unique))
+
+            # On a slow machine the time may be over before the half is sent: then the next one counts.
+            eventually(is_lost, "a half that reached the server")
+    with TransactionProducer(memory.url, group=unique, engine=engine):  # answers the check
+        assert delivered(memory, unique) == []
+    assert items(engine) == []
+
+
+@pytest.mark.parametrize("point", dying.POINTS)
+def test_a_producer_killed_at_its_worst_moments(
+    point: str, engine: sa.Engine, memory: InMemoryServer, unique: str
+) -> None:
+    dsn = engine.url.render_as_string(hide_password=False)
+    assert dying.order_and_die(memory.url, unique, dsn, point) == -signal.SIGKILL
+    assert len(memory.halves(unique)) == 1
+    with TransactionProducer(memory.url, group=unique, engine=engine):  # another instance answers
+        assert delivered(memory, unique) == items(engine)
+    assert items(engine) == ([] if point == "after half" else [point])

@@ -26,7 +26,7 @@ from notify.testing.ports import free_ports
 from notify.testing.process import Child, ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
-from tests.support.http import REASON, ask, call
+from tests.support.http import REASON, ask, call, is_ready
 from tests.support.shop import make_engine
 
 ROOT = Path(__file__).parents[2]
@@ -93,12 +93,6 @@ class Composition:
         with process.stdout:
             self._output[name].extend(process.stdout)
 
-    def is_ready(self, url: str) -> bool:
-        try:
-            return ask(url, "GET", "/readyz")[0] == 200
-        except OSError:
-            return False
-
     def log(self, name: str) -> str:
         return "".join(self._output[name])[-3000:]
 
@@ -127,7 +121,7 @@ def test_the_compose_services_start_and_share_a_token(composed: Composition, tmp
     assert (composed.data / "bridge.token").stat().st_mode & 0o077 == 0
     # Without a token nobody gets in; with the first token each console answers.
     for url in (queue, server):
-        eventually(lambda url=url: composed.is_ready(url), f"{url} to be ready")
+        eventually(lambda url=url: is_ready(url), f"{url} to be ready")
         assert ask(url, "GET", "/v1/admin/overview")[0] == 401
         eventually(lambda url=url: ask(url, "GET", "/v1/admin/overview", token=admin)[0] == 200, "the first token")
         page = urllib.request.Request(url + "/", headers={"authorization": f"Bearer {admin}"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from notify.testing import usage
 from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.http import ask
+from tests.support.proxy import send_what_is_taken
 
 MEGABYTE = 1 << 20
 STILL_SECONDS = 1.0
@@ -37,27 +37,6 @@ def begun(token: str, worker: str) -> list[bytes]:
         *[login.encode() + b"x" * 20_000] * 20,
         *[head.encode() + b"y" * 60_000] * 400,
     ]
-
-
-def send_what_is_taken(sent: dict[socket.socket, bytes]) -> None:
-    """Send on each connection until all is sent, or the server reads no more."""
-    left = {connection: memoryview(data) for connection, data in sent.items()}
-    with selectors.DefaultSelector() as selector:
-        for connection in left:
-            selector.register(connection, selectors.EVENT_WRITE)
-        while left:
-            writable = [key.fileobj for key, _ in selector.select(STILL_SECONDS)]
-            if not writable:
-                return
-            for connection in writable:
-                assert isinstance(connection, socket.socket)
-                try:
-                    left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
-                except ConnectionError:
-                    left[connection] = memoryview(b"")  # the server has refused it
-                if not left[connection]:
-                    del left[connection]
-                    selector.unregister(connection)
 
 
 def held_bytes(server: ServerProcess) -> int:
@@ -83,9 +62,8 @@ def test_memory_held_for_all_connections_is_bounded(tmp_path: Path, workers: int
         for number in range(workers):
             for data in begun(token, f"/worker-{number + 1}" if workers > 1 else ""):
                 connection = stack.enter_context(socket.create_connection((address.hostname or "", address.port or 0)))
-                connection.setblocking(False)
                 sent[connection] = data
-        send_what_is_taken(sent)
+        send_what_is_taken(sent, STILL_SECONDS)
         assert ask(server.url, "POST", "/v1/messages", message, token=token)[0] == 200
         assert held_bytes(server) - before < max(HELD_BYTES, workers * (36 << 20)) + BESIDE_BYTES
         for connection in sent:

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer, create_tables
+from notify.client import Consumer, Message, ReceivedMessage, TransactionProducer
 from notify.errors import Backpressure, InvalidRequest, NotifyError
 from notify.server.delivery import cursor
 from notify.testing import InMemoryServer
@@ -23,7 +23,7 @@ from tests.support.clock import eventually
 from tests.support.groups import Caller, bodies, drain, lag, publish, running, subscribe
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import stop_if_running
-from tests.support.shop import Base, Order, make_engine
+from tests.support.shop import Order, items
 
 
 @pytest.fixture
@@ -57,18 +57,15 @@ def test_a_producer_over_its_rate_is_told_when_to_come_back(
 
 
 def test_a_refused_half_fails_the_commit_and_nothing_is_sent(
-    frozen_server: InMemoryServer, unique: str, limits: Callable[..., None], tmp_path: Path
+    frozen_server: InMemoryServer, unique: str, limits: Callable[..., None], sqlite_engine: sa.Engine
 ) -> None:
     """Backpressure reaches the code that commits, as an error that may be tried again."""
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    Base.metadata.create_all(engine)
     subscribe(frozen_server.url, unique, unique)
     limits(producer_groups={unique: 1})
-    with TransactionProducer(frozen_server.url, group=unique, engine=engine) as producer:
+    with TransactionProducer(frozen_server.url, group=unique, engine=sqlite_engine) as producer:
 
         def place(item: str) -> None:
-            with Session(engine) as session, session.begin():
+            with Session(sqlite_engine) as session, session.begin():
                 session.add(Order(item=item))
                 producer.send(session, Message(unique, item))
 
@@ -77,10 +74,8 @@ def test_a_refused_half_fails_the_commit_and_nothing_is_sent(
             place("second")
         frozen_server.advance(refused.value.retry_after)
         place("third")
-    with Session(engine) as session:
-        assert session.scalars(sa.select(Order.item)).all() == ["first", "third"]
+    assert items(sqlite_engine) == ["first", "third"]
     assert bodies(drain(frozen_server.url, unique, unique, 2)) == ["first", "third"]
-    engine.dispose()
 
 
 def test_the_answer_to_curl_carries_retry_after(
@@ -223,13 +218,11 @@ def test_a_ttl_shorter_than_the_retry_is_refused(server: ServerProcess, unique: 
 
 
 def test_delay_and_deliver_at_inside_a_transaction_with_keys(
-    frozen_server: InMemoryServer, unique: str, tmp_path: Path
+    frozen_server: InMemoryServer, unique: str, sqlite_engine: sa.Engine
 ) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
     subscribe(frozen_server.url, unique, unique, "ordered")
-    with TransactionProducer(frozen_server.url, group=unique, engine=engine) as producer:
-        with Session(engine) as session, session.begin():
+    with TransactionProducer(frozen_server.url, group=unique, engine=sqlite_engine) as producer:
+        with Session(sqlite_engine) as session, session.begin():
             producer.send(session, Message(unique, "later", key="k", delay=1.0))
             producer.send(session, Message(unique, "now", key="k"))
             at = frozen_server.now + timedelta(seconds=0.5)
@@ -247,7 +240,6 @@ def test_delay_and_deliver_at_inside_a_transaction_with_keys(
     assert caller.receive(unique) == []
     frozen_server.advance(0.002)
     assert bodies(caller.receive(unique)) == ["in 40 days"]
-    engine.dispose()
 
 
 def test_a_retry_keeps_its_time_over_a_restart(unique: str, tmp_path: Path) -> None:

@@ -8,15 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client import AsyncTransactionProducer, Message, TransactionProducer
 from notify.client.producer.running import is_taken
 from notify.errors import InvalidRequest
 from notify.protocol.wire import Item
@@ -28,20 +28,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def frozen() -> Iterator[InMemoryServer]:
-    """A server whose clock stands still, so that no check finds an outcome that was not sent."""
-    with InMemoryServer() as server:
-        server.freeze()
-        yield server
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
-    use_explicit_begin(made)
-    create_tables(made)
-    yield made
-    made.dispose()
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    return sqlite_engine
 
 
 def commit(producer: TransactionProducer, engine: sa.Engine, topic: str, *bodies: str) -> None:
@@ -155,28 +143,25 @@ def test_an_outbox_has_no_outcome_to_wait_for(engine: sa.Engine, unique: str) ->
         TransactionProducer("http://127.0.0.1:9", group=unique, engine=engine, mode="outbox", wait_for_outcome=True)
 
 
-def test_coroutines_flush_and_wait(frozen: InMemoryServer, engine: sa.Engine, unique: str) -> None:
-    made = create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
-    use_explicit_begin(made)
-
-    async def run(waits: bool) -> None:
-        async with AsyncTransactionProducer(frozen.url, group=unique, engine=made, wait_for_outcome=waits) as producer:
+@pytest.mark.parametrize("waits", [False, True], ids=["flush", "wait_for_outcome"])
+def test_coroutines_flush_and_wait(frozen: InMemoryServer, async_engine: AsyncEngine, unique: str, waits: bool) -> None:
+    async def run() -> None:
+        async with AsyncTransactionProducer(
+            frozen.url, group=unique, engine=async_engine, wait_for_outcome=waits
+        ) as producer:
             for number in range(3):
-                async with AsyncSession(made) as session, session.begin():
-                    await producer.send(session, Message(f"{unique}.{waits}", str(number)))
+                async with AsyncSession(async_engine) as session, session.begin():
+                    await producer.send(session, Message(unique, str(number)))
                 if not waits:
                     assert await producer.flush(PATIENCE_SECONDS) == []
-                assert len(await asyncio.to_thread(bodies, frozen, f"{unique}.{waits}")) == number + 1
-            async with made.connect() as connection:
-                async with producer.transaction(connection) as transaction:
-                    await transaction.send(Message(f"{unique}.{waits}", "by a connection"))
+                assert len(await asyncio.to_thread(bodies, frozen, unique)) == number + 1
+            async with async_engine.connect() as connection, producer.transaction(connection) as transaction:
+                await transaction.send(Message(unique, "by a connection"))
             if not waits:
                 assert await producer.flush(PATIENCE_SECONDS) == []
-            assert "by a connection" in await asyncio.to_thread(bodies, frozen, f"{unique}.{waits}")
-        await made.dispose()
+            assert "by a connection" in await asyncio.to_thread(bodies, frozen, unique)
 
-    asyncio.run(run(False))
-    asyncio.run(run(True))
+    asyncio.run(run())
 
 
 FUNCTION = """

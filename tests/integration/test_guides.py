@@ -18,7 +18,7 @@ from tests.support import pages
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command, cli
 from tests.support.groups import is_subscribed, lag, publish, running
-from tests.support.http import admin, ask
+from tests.support.http import admin, ask, is_ready
 
 ADDRESS = "http://127.0.0.1:7400"
 
@@ -335,13 +335,6 @@ def shell(page: str, replace: dict[str, str], only: int | None = None) -> Iterat
     finally:
         for command in begun:
             command.close()
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return ask(url, "GET", "/readyz")[0] == 200
-    except OSError:
-        return False
 
 
 @pytest.mark.long

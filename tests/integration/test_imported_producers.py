@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,14 +27,6 @@ from tests.support.shop import make_engine
 ROOT = Path(__file__).parents[2]
 SHOP = "tests.support.imported_shop"
 TOPIC = "order.placed"
-
-
-@pytest.fixture
-def frozen() -> Iterator[InMemoryServer]:
-    """A server whose clock stands still, so that no check finds an outcome that was not sent."""
-    with InMemoryServer() as server:
-        server.freeze()
-        yield server
 
 
 @pytest.fixture

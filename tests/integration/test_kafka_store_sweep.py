@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.cli.store import Sweep
-from notify.client import Consumer, Message, TransactionProducer, create_tables
+from notify.client import Consumer, Message, TransactionProducer
 from notify.client.tables.definitions import half_message
 from notify.errors import Forbidden, InvalidRequest, NotifyError
 from notify.movers.relay import relay
@@ -22,7 +22,6 @@ from notify.protocol.large_bodies import FOLDER, Reference
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import running
 from tests.support.own_server import own_server
-from tests.support.shop import make_engine
 from tests.support.stored_bodies import LARGE, BodyStore
 
 pytest.importorskip("confluent_kafka")
@@ -41,11 +40,8 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(made)
-    yield made
-    made.dispose()
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    return sqlite_engine
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+import sqlalchemy as sa
 
-from notify.client import Consumer, Inbox, create_tables
+from notify.client import Consumer, Inbox
 from tests.support.clock import eventually
 from tests.support.groups import running
-from tests.support.shop import make_engine
 
 pytest.importorskip("confluent_kafka")
 
@@ -48,14 +46,11 @@ def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> 
 
 
 @pytest.mark.long
-def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str, tmp_path: Path) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path}/points.db")
-    create_tables(engine)
-    consumer = Consumer(kafka_url, group=unique, inbox=Inbox(engine))
+def test_a_consumer_notes_its_inbox(kafka: Cluster, kafka_url: str, unique: str, sqlite_engine: sa.Engine) -> None:
+    consumer = Consumer(kafka_url, group=unique, inbox=Inbox(sqlite_engine))
     consumer.subscribe(unique, start="earliest")(lambda message, session: None)
     with running(consumer):
         eventually(lambda: (unique, Place(unique, 0)) in SUBSCRIPTIONS.rows(kafka), "the first partition to be noted")
-    engine.dispose()
     assert SUBSCRIPTIONS.rows(kafka)[unique, Place(unique, 0)].inbox_from_us > 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from backports import zstd
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from notify.client import (
@@ -28,8 +28,6 @@ from notify.client import (
     Message,
     ReceivedMessage,
     TransactionProducer,
-    create_tables,
-    use_explicit_begin,
 )
 from notify.client.bodies import sending
 from notify.client.bodies.reading import BODY_BYTES, BodyReader
@@ -133,15 +131,12 @@ def test_a_large_body_without_a_transaction_is_stored(
 
 
 def test_coroutines_send_and_read(
-    tmp_path: Path, notify_server: InMemoryServer, body_store: BodyStore, unique: str
+    async_engine: AsyncEngine, notify_server: InMemoryServer, body_store: BodyStore, unique: str
 ) -> None:
     """Several bodies of one transaction are stored at once, and the loop continues meanwhile."""
 
     async def scenario() -> list[bytes]:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}")
-        use_explicit_begin(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(create_tables)
+        engine = async_engine
         url, got = notify_server.url, []
         async with AsyncTransactionProducer(url, group=unique, engine=engine, store=body_store.url) as producer:
             async with AsyncSession(engine) as session, session.begin():
@@ -157,7 +152,6 @@ def test_coroutines_send_and_read(
                 consumer.stop()
 
         await asyncio.wait_for(consumer.run(), PATIENCE_SECONDS)
-        await engine.dispose()
         return got
 
     bodies = asyncio.run(scenario())

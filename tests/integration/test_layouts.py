@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -226,16 +225,8 @@ class Shop:
             return list(session.scalars(sa.select(table.number).where(mine).order_by(table.id)))
 
 
-_CONSUMER = importlib.util.find_spec("notify.client.kafka")
-EARLIER = _CONSUMER is None or _CONSUMER.submodule_search_locations is None
-"""Whether consumers over Kafka are those of before: without the group's own back-off, and without redrives."""
-
-
 def _marked(name: str) -> Any:
-    if not name.endswith("kafka"):
-        return name
-    marks = [pytest.mark.skipif(EARLIER, reason="consumers over Kafka wait by fixed steps and know no redrive yet")]
-    return pytest.param(name, marks=[*marks, *([pytest.mark.long] if name.startswith("bridge") else [])])
+    return pytest.param(name, marks=pytest.mark.long) if name == "bridge-to-kafka" else name
 
 
 @pytest.fixture(scope="module", params=map(_marked, LAYOUTS))

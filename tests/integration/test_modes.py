@@ -20,15 +20,6 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import Caller, bodies, is_subscribed, publish, running, subscribe
 from tests.support.http import ask, post, refusal
-from tests.support.servers import stop_if_running
-
-
-@pytest.fixture(scope="module")
-def killed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that tests kill and start again."""
-    server = ServerProcess(tmp_path_factory.mktemp("killed")).start()
-    yield server
-    stop_if_running(server)
 
 
 @contextmanager

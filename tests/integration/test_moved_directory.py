@@ -22,7 +22,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.groups import publish
-from tests.support.http import REASON, admin, ask
+from tests.support.http import REASON, admin, is_ready
 from tests.support.logs import T0, commit
 from tests.support.servers import Started, make_storage
 from tests.support.transactions import sent
@@ -109,15 +109,8 @@ def test_workers_do_not_begin_empty_logs_where_theirs_were(tmp_path: Path) -> No
     process = launch(["serve", "--port", str(port), "--data-dir", str(tmp_path / "data"), "--workers", "2"], os.environ)
 
     assert process.stdout is not None
-
-    def is_ready() -> bool:
-        try:
-            return ask(f"http://127.0.0.1:{port}", "GET", "/readyz")[0] == 200
-        except OSError:
-            return False
-
     try:
-        eventually(is_ready, "the workers")
+        eventually(lambda: is_ready(f"http://127.0.0.1:{port}"), "the workers")
         (tmp_path / "data").rename(tmp_path / "renamed")
         assert process.wait(PATIENCE_SECONDS) == 2
         assert not list(tmp_path.glob("data/**/*.log"))

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import select
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.http import REASON, ask, call
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, send_what_is_taken
 from tests.support.servers import Guarded, make_storage, stop_if_running
 
 TIMES = 20
@@ -237,22 +236,6 @@ def made_up(issuer: str) -> str:
     return ".".join([*(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts), "c2lnbmVk"])
 
 
-def send_what_is_taken(connections: list[socket.socket], data: bytes) -> None:
-    """Send the same on each connection, until all is sent or the server reads no more."""
-    sent = dict.fromkeys(connections, 0)
-    for connection in connections:
-        connection.setblocking(False)
-    while left := [connection for connection in connections if sent[connection] < len(data)]:
-        _, writable, _ = select.select([], left, [], STILL_SECONDS)
-        if not writable:
-            break
-        for connection in writable:
-            try:
-                sent[connection] += connection.send(data[sent[connection] : sent[connection] + 65_536])
-            except ConnectionError:
-                sent[connection] = len(data)  # the server has refused it already
-
-
 def test_a_body_is_not_held_while_its_token_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: a stranger with a made-up token cannot fill the memory of a server whose provider is slow."""
     with ExitStack() as stack:
@@ -272,7 +255,7 @@ def test_a_body_is_not_held_while_its_token_is_verified(tmp_path: Path, monkeypa
             f"content-length: {BODY_BYTES}\r\n"
             "content-type: application/json\r\n\r\n"
         )
-        send_what_is_taken(connections, head.encode() + b"x" * BODY_BYTES)
+        send_what_is_taken(dict.fromkeys(connections, head.encode() + b"x" * BODY_BYTES), STILL_SECONDS)
         for _ in range(TIMES):  # the server has read all that it will: answers and reads take turns
             assert ask(guarded.url, "GET", MEMBERS, token=guarded.admin)[0] == 200
         assert guarded.server.anonymous_bytes() - before < CONNECTIONS * BODY_BYTES / 2

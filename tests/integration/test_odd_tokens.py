@@ -4,7 +4,6 @@ one odd key does not keep the others out."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jwt
@@ -38,13 +37,6 @@ def published(kind: str, **fields: Any) -> dict[str, Any]:
     algorithm = jwt.algorithms.get_default_algorithms()[ALGORITHMS[kind][0]]
     key: dict[str, Any] = algorithm.to_jwk(PRIVATE[kind].public_key(), as_dict=True)
     return key | {"kid": kind} | fields
-
-
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    made = Issuer()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from notify.check.question import read_source
-from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer, use_explicit_begin
+from notify.client import AsyncTransactionProducer, Inbox, Message, TransactionProducer
 from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.client.tables.purge import counts, purge, purge_by_force
 from notify.errors import InvalidRequest, TooLarge, Unavailable
@@ -24,7 +24,7 @@ from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.dying import lose_outcomes
 from tests.support.groups import bodies, drain, subscribe
-from tests.support.shop import Base, Order
+from tests.support.shop import Base, Order, make_async_engine
 
 
 def move(engine: sa.Engine, url: str) -> tuple[int, int]:
@@ -81,16 +81,11 @@ def test_a_relay_that_runs_once_moves_what_waited_at_the_start(
         assert LOCAL.newest(connection) is not None, "what was written later waits for the next run"
 
 
-ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+psycopg", "mysql": "mysql+aiomysql"}
-
-
 def test_an_outbox_with_asyncio_drivers(engine: sa.Engine) -> None:
     """With aiomysql and PyMySQL 1.2 each send failed: 'str' object is not callable."""
 
     async def scenario() -> None:
-        async_engine = create_async_engine(engine.url.set(drivername=ASYNC_DRIVERS[engine.dialect.name]))
-        if engine.dialect.name == "sqlite":
-            use_explicit_begin(async_engine)
+        async_engine = make_async_engine(engine.url)
         producer = AsyncTransactionProducer(
             "http://127.0.0.1:9", group="g", engine=async_engine, mode="outbox", answer_checks=False, purge_after=None
         )

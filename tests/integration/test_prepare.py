@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.check import CheckMessageListener, HalfMessage, Outcome
-from notify.client import Message, TransactionProducer, create_tables
+from notify.client import Message, TransactionProducer
 from notify.errors import InvalidRequest, OutcomeConflict
 from notify.testing import InMemoryServer
 from tests.support.clock import eventually
 from tests.support.groups import bodies, drain, subscribe
 from tests.support.http import admin
-from tests.support.shop import make_engine
 
 
 def test_a_thread_prepares_and_settles(memory: InMemoryServer, unique: str) -> None:
@@ -44,11 +40,8 @@ def listener(topic: str) -> CheckMessageListener:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    yield engine
-    engine.dispose()
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    return sqlite_engine
 
 
 @pytest.mark.parametrize("has_engine", [False, True])

@@ -17,7 +17,7 @@ from notify.testing import forked, process
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import publish
-from tests.support.http import ask
+from tests.support.http import ask, is_ready
 
 BOTH = pytest.mark.parametrize("launch", [process.launch, forked.launch], ids=["command", "forked"], indirect=True)
 BOTH_IN_LONG = pytest.mark.parametrize(
@@ -91,13 +91,6 @@ def test_a_suite_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
     suite.wait()
     suite.stdout.close()
     eventually(lambda: not is_ready(url), "the server to die with its suite")
-
-
-def is_ready(url: str) -> bool:
-    try:
-        return ask(url, "GET", "/readyz")[0] == 200
-    except OSError:
-        return False
 
 
 def test_a_suite_whose_own_output_is_a_file_forks_commands(tmp_path: Path) -> None:

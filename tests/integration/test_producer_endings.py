@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from notify.client import AsyncTransactionProducer, Message, create_tables, use_explicit_begin
+from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message
 from notify.errors import BindingRefused
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
@@ -80,53 +80,112 @@ def test_an_asynchronous_producer_that_is_never_closed_is_said(
 
 @pytest.mark.parametrize("way", ["send", "session handle", "connection handle"])
 def test_a_send_that_nobody_awaits_refuses_the_commit(
-    notify_server: InMemoryServer, unique: str, tmp_path: Path, way: str
+    notify_server: InMemoryServer, unique: str, async_engine: AsyncEngine, way: str
 ) -> None:
     async def commit_without_it() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-        use_explicit_begin(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(create_tables)
-        try:
-            async with AsyncTransactionProducer(notify_server.url, group=unique, engine=engine) as producer:
-                await run(producer, engine)
-        finally:
-            await engine.dispose()
-
-    async def run(producer: AsyncTransactionProducer, engine: Any) -> None:
-        forgotten = Message(unique, "forgotten")
-        if way == "send":
-            async with AsyncSession(engine) as session, session.begin():
-                producer.send(session, forgotten)  # type: ignore[unused-coroutine]
-        elif way == "session handle":
-            async with AsyncSession(engine) as session, producer.transaction(session) as tx:
-                tx.send(forgotten)  # type: ignore[unused-coroutine]
-        else:
-            async with engine.connect() as connection, producer.transaction(connection) as tx:
-                tx.send(forgotten)  # type: ignore[unused-coroutine]
+        forgotten, engine = Message(unique, "forgotten"), async_engine
+        async with AsyncTransactionProducer(notify_server.url, group=unique, engine=engine) as producer:
+            if way == "send":
+                async with AsyncSession(engine) as session, session.begin():
+                    producer.send(session, forgotten)  # type: ignore[unused-coroutine]
+            elif way == "session handle":
+                async with AsyncSession(engine) as session, producer.transaction(session) as tx:
+                    tx.send(forgotten)  # type: ignore[unused-coroutine]
+            else:
+                async with engine.connect() as connection, producer.transaction(connection) as tx:
+                    tx.send(forgotten)  # type: ignore[unused-coroutine]
 
     with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(BindingRefused, match=r"await .*send"):
         asyncio.run(commit_without_it())
     assert notify_server.halves(unique) == []
 
 
-async def _next_transaction(url: str, group: str, path: Path) -> None:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{path}/shop.db")
-    use_explicit_begin(engine)
-    async with engine.begin() as connection:
-        await connection.run_sync(create_tables)
-    async with AsyncTransactionProducer(url, group=group, engine=engine) as producer, AsyncSession(engine) as session:
-        await session.begin()
-        producer.send(session, Message(group, "forgotten"))  # type: ignore[unused-coroutine]
-        await session.rollback()
-        await producer.send(session, Message(group, "sent"))
-        await session.commit()
-    await engine.dispose()
-
-
 def test_a_rollback_forgets_the_send_that_nobody_awaited(
-    notify_server: InMemoryServer, unique: str, tmp_path: Path
+    notify_server: InMemoryServer, unique: str, async_engine: AsyncEngine
 ) -> None:
+    async def next_transaction() -> None:
+        async with (
+            AsyncTransactionProducer(notify_server.url, group=unique, engine=async_engine) as producer,
+            AsyncSession(async_engine) as session,
+        ):
+            await session.begin()
+            producer.send(session, Message(unique, "forgotten"))  # type: ignore[unused-coroutine]
+            await session.rollback()
+            await producer.send(session, Message(unique, "sent"))
+            await session.commit()
+
     with pytest.warns(RuntimeWarning, match="never awaited"):
-        asyncio.run(_next_transaction(notify_server.url, unique, tmp_path))
+        asyncio.run(next_transaction())
     assert [message.text for message in notify_server.wait_for(unique, 1)] == ["sent"]
+
+
+# --- event loops that come and go, as in a script or a task that calls asyncio.run --------------------------------
+
+
+def test_a_producer_goes_on_in_the_next_event_loop(memory: InMemoryServer, unique: str) -> None:
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(producer.start())
+
+    async def go_on() -> None:
+        with pytest.warns(ResourceWarning, match="never closed"):
+            await producer.publish(Message(unique, "sent"))
+        await producer.close()
+
+    asyncio.run(go_on())
+    assert [message.text for message in memory.messages(unique)] == ["sent"]
+
+
+def test_a_close_in_a_later_event_loop_says_what_it_left_behind(memory: InMemoryServer, unique: str) -> None:
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(producer.start())
+    with pytest.warns(ResourceWarning, match="never closed"):
+        asyncio.run(producer.close())
+
+
+def test_a_close_from_another_loop_is_refused_and_closes_nothing(memory: InMemoryServer, unique: str) -> None:
+    async def use() -> None:
+        async with producer:
+            with pytest.raises(BindingRefused, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, producer.close())
+            await producer.publish(Message(unique, "here"))
+
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(use())
+    assert [message.text for message in memory.messages(unique)] == ["here"]
+
+
+def test_a_producer_of_another_loop_that_runs_is_refused(memory: InMemoryServer, unique: str) -> None:
+    refused: list[str] = []
+
+    def elsewhere() -> None:
+        with pytest.raises(BindingRefused) as error:
+            asyncio.run(producer.publish(Message(unique, "elsewhere")))
+        refused.append(str(error.value))
+
+    async def use() -> None:
+        async with producer:
+            await producer.publish(Message(unique, "here"))
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join(PATIENCE_SECONDS)
+            await producer.publish(Message(unique, "here again"))
+
+    producer = AsyncTransactionProducer(memory.url, group=unique)
+    asyncio.run(use())
+    assert "another event loop" in refused[0]
+    assert [message.text for message in memory.messages(unique)] == ["here", "here again"]
+
+
+def test_coroutines_without_asyncio_are_refused_in_one_sentence() -> None:
+    """Under trio no loop of asyncio runs: the error was asyncio's own."""
+    producer = AsyncTransactionProducer("http://127.0.0.1:1", group="g")
+    consumer = AsyncConsumer("http://127.0.0.1:1", group="g")
+    consumer.subscribe("t")(_handle)
+    reader = AsyncReader(producer.url)
+    for use in (producer.start(), producer.publish(Message("t", "x")), consumer.run(), reader.shards()):
+        with pytest.raises(BindingRefused, match=r"no event loop of asyncio runs here"):
+            use.send(None)
+
+
+async def _handle(message: object) -> None:
+    """Do nothing."""

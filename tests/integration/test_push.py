@@ -22,13 +22,6 @@ from tests.support.webhook import SECRET, Receiver
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def server(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryServer]:
     monkeypatch.setattr("notify.server.core.pushes.RETRY_SECONDS", 0.02)
     monkeypatch.setattr("notify.server.core.pushes.RETRY_MAX_SECONDS", 0.1)

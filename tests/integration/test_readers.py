@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import BindingRefused, InvalidRequest
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
+from tests.support.shop import make_async_engine
 
 
 class Base(DeclarativeBase):
@@ -106,11 +107,7 @@ def test_whatever_the_order_of_steps(
 def test_an_async_session_that_reads_from_a_replica_sends_its_message(
     memory: InMemoryServer, engines: tuple[sa.Engine, sa.Engine], unique: str, steps: list[Callable[[Session], None]]
 ) -> None:
-    writer, reader = (
-        create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:")) for engine in engines
-    )
-    use_explicit_begin(writer)
-    use_explicit_begin(reader)
+    writer, reader = (make_async_engine(engine.url) for engine in engines)
     kind = routing(writer.sync_engine, reader.sync_engine)
 
     async def run() -> None:

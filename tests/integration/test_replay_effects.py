@@ -21,7 +21,7 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import Caller, die, lag, publish, redrive, running, subscribe
 from tests.support.http import admin
-from tests.support.shop import Base, Order, items, make_engine
+from tests.support.shop import Order, items, make_engine
 
 
 def consume(url: str, engine: sa.Engine) -> int:
@@ -68,7 +68,6 @@ def test_a_reset_repeats_effects_only_when_told_so(shop_engine: sa.Engine, notif
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_replays_number_survives_a_restart(shop_engine: sa.Engine, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data").start()
     try:
@@ -136,32 +135,15 @@ def test_a_letter_that_died_in_a_replay_belongs_to_it(shop_engine: sa.Engine, no
     assert consume(url, shop_engine) == 1 and sorted(items(shop_engine)) == ["a"], "its effect stands under replay 1"
 
 
-def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, tmp_path: Path) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    Base.metadata.create_all(engine)
+def test_all_letters_as_a_job_and_the_command(notify_server: InMemoryServer, sqlite_engine: sa.Engine) -> None:
     url = notify_server.url
     subscribe(url, "g", "t")
-    took_effect_and_died(url, engine, "a")
-    flags = ("--all", "--replay-effects", "--reason", "again", "--url", url, "--json")
-    assert cli("dead-letter", "redrive", "g", *flags)[0] == 0
-    assert consume(url, engine) == 1 and sorted(items(engine)) == ["a", "a"]
-    flags = (
-        "--topic",
-        "t",
-        "--to",
-        "earliest",
-        "--replay-effects",
-        "--dry-run",
-        "--reason",
-        "x",
-        "--url",
-        url,
-        "--json",
-    )
-    code, answer = cli("group", "reset", "g", *flags)
+    took_effect_and_died(url, sqlite_engine, "a")
+    common = ("--replay-effects", "--reason", "again", "--url", url, "--json")
+    assert cli("dead-letter", "redrive", "g", "--all", *common)[0] == 0
+    assert consume(url, sqlite_engine) == 1 and sorted(items(sqlite_engine)) == ["a", "a"]
+    code, answer = cli("group", "reset", "g", "--topic", "t", "--to", "earliest", "--dry-run", *common)
     assert code == 0 and "take effect again" in answer["result"]["effects"]
-    engine.dispose()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,20 @@ from notify.object_store.store import Store
 from notify.server.database import open_database
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log import LogStore
+from notify.storage.log.disk import Disk
 from notify.storage.log.gaps import OFFSETS_APART
+from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.records import State
 from notify.storage.shipped import identity, manifest, restoring
 from notify.storage.shipped.manifest import Manifest
+from notify.storage.shipped.shipper import ship_directory
 from notify.storage.topics import Topic
+from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.disks import UnsyncedDisk
-from tests.support.shipping import ship_directory
+from tests.support.groups import publish, subscribe
+from tests.support.http import admin, call
 from tests.support.transactions import bodies_in, sent
 
 T0 = 1_800_000_000_000_000
@@ -427,3 +432,56 @@ def test_an_object_larger_than_its_manifest_says_fills_no_disk(
     assert code != 0 and f"more than {size:,} bytes" in str(told), told
     assert size // 2 < largest <= max(path.stat().st_size for path in shipped.objects("segments/*") if path != segment)
     assert not list((shipped.place).rglob("*.tmp"))
+
+
+# --- a gap in the offsets: what counts messages does not count it -------------------------------------------------
+
+
+async def _restored(log: Path) -> None:
+    begin_at_the_end(Disk(log), 1)
+    store = LogStore(log, disk=UnsyncedDisk(log))
+    await store.open(1)
+    await store.begin_generation(2, 1)
+    await store.close()
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose log was restored: three messages, and a group that has settled none."""
+    running = ServerProcess(tmp_path / "data").start()
+    publish(running.url, "t", ["a", "b", "c"])
+    subscribe(running.url, "g", "t", start="earliest")
+    running.stop()
+    asyncio.run(_restored(tmp_path / "data" / "log"))
+    running.start()
+    yield running
+    running.stop()
+
+
+def test_messages_are_counted_and_not_offsets(restored: ServerProcess) -> None:
+    (row,) = admin(restored.url, "GET", "topics?sort=kept")["topics"]
+    assert row["queues"][0]["end"] == OFFSETS_APART + 3
+    assert row["newest_at"]
+    page = call(restored.url, "GET", "/topics")
+    assert 'data-l="Kept">3</td>' in page and 'data-l="Sent in all">3</td>' in page
+
+    asked = {"topic": "t", "reason": "looked at", "dry_run": True}
+    (moved,) = admin(restored.url, "POST", "groups/g/reset", asked | {"to": "latest"})["result"]["queues"]
+    assert (moved["again"], moved["left_out"]) == (0, 3)
+    purge = {"before": "latest", "force": True, "reason": "looked at", "dry_run": True}
+    purged = admin(restored.url, "POST", "topics/t/purge", purge)["result"]
+    assert (purged["queues"][0]["dropped"], purged["missed"]) == (3, {"g": 3})
+    code, told = cli("topic", "delete", "t", "--reason", "looked at", "--dry-run", "--url", restored.url)
+    assert code == 0 and "its 3 messages at most" in str(told), told
+
+    admin(restored.url, "POST", "groups/g/reset", asked | {"to": "latest", "dry_run": False})
+    (moved,) = admin(restored.url, "POST", "groups/g/reset", asked | {"to": "earliest"})["result"]["queues"]
+    assert (moved["again"], moved["left_out"]) == (3, 0)
+
+
+def test_tail_shows_the_messages_on_both_sides_of_the_gap(restored: ServerProcess) -> None:
+    publish(restored.url, "t", ["d"])
+    code, shown = cli("topic", "tail", "t", "--last", "3", "--url", restored.url)
+    lines = shown["text"].splitlines()
+    assert (code, [line.split("\t")[-1] for line in lines]) == (0, ["b", "c", "d"])
+    assert lines[-1].startswith(f"t/0@{OFFSETS_APART + 3}")

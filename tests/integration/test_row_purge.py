@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from notify.check import CheckUnavailable, HalfMessage, LocalTransactionCheck, Outcome, local, question
 from notify.check.question import read_source
@@ -33,7 +33,6 @@ from tests.support.background import repeated
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.http import post
-from tests.support.shop import make_engine
 from tests.support.transactions import when_free
 from tests.support.wal import insert
 
@@ -345,23 +344,22 @@ def test_a_running_producer_purges_by_itself_unless_told_not_to(
 
 
 def test_a_running_async_producer_purges_by_itself(
-    memory: InMemoryServer, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: InMemoryServer,
+    unique: str,
+    sqlite_engine: sa.Engine,
+    async_engine: AsyncEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(purging, "EVERY_SECONDS", 0.01)
-    sync = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(sync)
     old = on_the_server(memory.url, unique, id_of(2 * DAY), "COMMIT")
-    commit_row(sync, old, 2 * DAY, producer_group=unique)
+    commit_row(sqlite_engine, old, 2 * DAY, producer_group=unique)
 
     async def run() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-        async with AsyncTransactionProducer(memory.url, group=unique, engine=engine, purge_after=DAY):
+        async with AsyncTransactionProducer(memory.url, group=unique, engine=async_engine, purge_after=DAY):
             # The check runs in a thread: between two turns of this loop the purge holds SQLite's one lock.
-            await asyncio.to_thread(eventually, lambda: old not in rows(sync), "the producer to purge")
-        await engine.dispose()
+            await asyncio.to_thread(eventually, lambda: old not in rows(sqlite_engine), "the producer to purge")
 
     asyncio.run(run())
-    sync.dispose()
 
 
 @pytest.mark.parametrize("seconds", [0, -1, DAY - 1, float("nan")])

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 import structlog
 
 from notify.client.producer.transactions import HALF_SECONDS
-from notify.errors import Conflict, DiskFull, InvalidRequest, NotifyError, Unavailable
+from notify.errors import Conflict, DiskFull, InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.protocol.wire import Payload, decode_payload, encode_msgpack
 from notify.runtime import faults
@@ -335,21 +335,6 @@ def test_outcomes_of_several_servers_compare_and_set(storage: str) -> None:
         await two.close()
 
     use(storage, scenario)
-
-
-def test_a_transaction_refused_by_the_database_fails_alone(storage: str) -> None:
-    async def scenario(store: SqlStore) -> None:
-        good = [sent() for _ in range(20)]
-        bad = sent(source="x" * 300) if not storage.startswith("sqlite") else None
-        calls = [store.put([t], now()) for t in good]
-        refused = store.put([bad], now()) if bad is not None else None
-        results = await asyncio.gather(*calls, *([refused] if refused is not None else []), return_exceptions=True)
-        assert all(not isinstance(r, BaseException) for r in results[:20])
-        if bad is not None:
-            assert isinstance(results[20], PartlyStored)
-            assert [error.code for error in results[20].results if isinstance(error, NotifyError)] == ["invalid_value"]
-
-    use(storage, scenario, writers=1)
 
 
 @pytest.mark.parametrize("bad", [{"source": "x" * 300}, {"key": "a\0b"}], ids=["too long", "NUL"])

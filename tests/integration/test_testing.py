@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,26 +15,19 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from notify.check import CheckMessageListener, HalfMessage, Outcome
-from notify.client import AsyncTransactionProducer, Consumer, Inbox, Message, TransactionProducer, create_tables
+from notify.client import AsyncTransactionProducer, Consumer, Inbox, Message, TransactionProducer
 from notify.errors import DeadLetter, InvalidRequest, TransactionRefused
 from notify.protocol.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, running
 from tests.support.http import metric
-from tests.support.shop import make_engine
-
-metadata = sa.MetaData()
-orders = sa.Table("orders", metadata, sa.Column("id", sa.Integer, primary_key=True), sa.Column("item", sa.Text))
+from tests.support.shop import Order, items
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[sa.Engine]:
-    made = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(made)
-    metadata.create_all(made)
-    yield made
-    made.dispose()
+def engine(sqlite_engine: sa.Engine) -> sa.Engine:
+    return sqlite_engine
 
 
 @pytest.fixture
@@ -48,16 +40,10 @@ def producer(notify_server: InMemoryServer, engine: sa.Engine) -> Iterator[Trans
 
 def place_order(engine: sa.Engine, producer: TransactionProducer, item: str, *, fail: bool = False) -> None:
     with Session(engine) as session, session.begin():
-        session.execute(orders.insert().values(item=item))
+        session.add(Order(item=item))
         producer.send(session, Message("order.placed", {"item": item}, key=item, tag="vip"))
         if fail:
             raise ValueError("no")
-
-
-def items(engine: sa.Engine) -> list[str]:
-    """The ordered items, in the order of their ids."""
-    with engine.connect() as connection:
-        return list(connection.scalars(sa.select(orders.c.item).order_by(orders.c.id)))
 
 
 def test_a_test_sees_what_its_service_sends(
@@ -89,18 +75,6 @@ def test_the_service_crashes(
     notify_server.wait_for("order.placed", messages + 1)
     with pytest.raises(InvalidRequest, match="after_half"), crashing("nowhere"):
         pass
-
-
-@pytest.mark.long
-def test_lost_outcomes_are_asked_back(
-    notify_server: InMemoryServer, engine: sa.Engine, producer: TransactionProducer
-) -> None:
-    with notify_server.losing_outcomes():
-        place_order(engine, producer, "book")
-        assert len(notify_server.halves()) == 1
-        notify_server.advance(1)
-        notify_server.wait_until_decided()
-    assert len(notify_server.messages("order.placed")) == 1
 
 
 @pytest.mark.long
@@ -208,7 +182,7 @@ def test_an_effect_takes_place_once_although_the_message_comes_twice(
     def handle(message: ReceivedMessage, session: Session) -> None:
         has_begun.set()
         assert may_end.wait(PATIENCE_SECONDS)
-        session.execute(orders.insert().values(item=message.text))
+        session.add(Order(item=message.text))
 
     with TransactionProducer(notify_server.url, group="p") as producer:
         producer.publish(Message("t", "once"))
@@ -231,7 +205,7 @@ def test_a_request_answered_with_an_error_may_have_been_carried_out(
 
     @consumer.subscribe("t", start="earliest")
     def handle(message: ReceivedMessage, session: Session) -> None:
-        session.execute(orders.insert().values(item=message.text))
+        session.add(Order(item=message.text))
 
     with TransactionProducer(notify_server.url, group="p") as producer, running(consumer):
         with notify_server.losing_answers(settle):
@@ -243,7 +217,7 @@ def test_a_request_answered_with_an_error_may_have_been_carried_out(
     assert items(engine) == ["once", "and another"]
 
 
-class Order(pydantic.BaseModel):
+class Placed(pydantic.BaseModel):
     item: str
     price: int
 
@@ -259,7 +233,7 @@ class Struct(msgspec.Struct):
     price: int
 
 
-@pytest.mark.parametrize("kind", [Order, Plain, Struct])
+@pytest.mark.parametrize("kind", [Placed, Plain, Struct])
 def test_typed_payloads(frozen_server: InMemoryServer, unique: str, kind: Any) -> None:
     with TransactionProducer(frozen_server.url, group=unique) as producer:
         producer.publish(Message(unique, kind(item="book", price=7)))

@@ -350,13 +350,6 @@ def test_files_that_are_no_certificate_are_refused(tmp_path: Path) -> None:
 # --- an identity provider -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    made = Issuer()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Raises time limits, so that the provider's answers come in time on a slow machine."""

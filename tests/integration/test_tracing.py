@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -23,7 +22,7 @@ from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import eventually
 from tests.support.groups import Caller, running, subscribe
 from tests.support.http import ask, call, post
-from tests.support.shop import make_engine
+from tests.support.shop import Order, make_engine
 from tests.support.transactions import half_request, new_id
 
 
@@ -47,11 +46,8 @@ def by_name(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
     return next(s for s in spans.get_finished_spans() if s.name == name)
 
 
-def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_path: Path) -> None:
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    create_tables(engine)
-    with engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE points (item TEXT)"))
+def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, sqlite_engine: sa.Engine) -> None:
+    engine = sqlite_engine
     tracer = trace.get_tracer("shop")
     with InMemoryServer(tracing=True) as server:
         consumer = Consumer(server.url, group="points", inbox=Inbox(engine))
@@ -59,7 +55,8 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
         @consumer.subscribe("order.placed", start="earliest")
         def handle(message: ReceivedMessage, session: Session) -> None:
             with tracer.start_as_current_span("INSERT points"):
-                session.execute(sa.text("INSERT INTO points VALUES (:item)"), {"item": message.text})
+                session.add(Order(item=message.text))
+                session.flush()
 
         with TransactionProducer(server.url, group="orders", engine=engine, check_after=600) as producer:
             with tracer.start_as_current_span("POST /orders") as root, crashing("after_local_commit"):
@@ -71,7 +68,6 @@ def test_one_trace_through_a_crash_and_a_check(spans: InMemorySpanExporter, tmp_
                 eventually(
                     lambda: any(s.name == "INSERT points" for s in spans.get_finished_spans()), "the effect's span"
                 )
-    engine.dispose()
     steps = ["POST /orders", "send order.placed", "half order.placed", "ask order.placed", "check order.placed",
              "deliver order.placed", "process order.placed", "INSERT points"]  # fmt: skip
     by_name = {s.name: s for s in spans.get_finished_spans()}

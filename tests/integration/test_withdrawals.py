@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from msgspec.structs import asdict
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from notify.client import (
@@ -23,9 +22,7 @@ from notify.client import (
     TransactionProducer,
     WithdrawalOutcome,
     cancellation,
-    create_tables,
     replacement,
-    use_explicit_begin,
 )
 from notify.client.producer.packing import pack
 from notify.errors import InvalidRequest, TransactionRefused
@@ -52,7 +49,6 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import bodies, drain, running, subscribe
 from tests.support.http import admin, ask, post, refusal
-from tests.support.servers import stop_if_running
 from tests.support.shop import Order, Shop
 from tests.support.transactions import new_id
 
@@ -172,12 +168,9 @@ def test_without_a_transaction_and_without_the_topic(memory: InMemoryServer, uni
     assert texts(memory, unique) == ["z"]
 
 
-def test_coroutines_cancel_and_replace(tmp_path: Path, memory: InMemoryServer, unique: str) -> None:
+def test_coroutines_cancel_and_replace(async_engine: AsyncEngine, memory: InMemoryServer, unique: str) -> None:
     async def scenario() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
-        use_explicit_begin(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(create_tables)
+        engine = async_engine
         async with AsyncTransactionProducer(memory.url, group=unique, engine=engine) as producer:
             async with AsyncSession(engine) as session, session.begin():
                 first = await producer.send(session, Message(unique, "first", delay=HOUR))
@@ -190,7 +183,6 @@ def test_coroutines_cancel_and_replace(tmp_path: Path, memory: InMemoryServer, u
                 late = await tx.cancel(replace.id, topic=unique)
             assert await late.outcome() is TOO_LATE
             assert await producer.withdrawal(late.id).outcome() is TOO_LATE
-        await engine.dispose()
 
     asyncio.run(scenario())
     assert texts(memory, unique) == ["second"]
@@ -353,13 +345,6 @@ def test_a_cancellation_waits_for_no_room(notify_server: InMemoryServer, unique:
         answered = [post(url, "/v1/messages", {"messages": [one]})["items"][0] for one in full]
         assert [item["status"] for item in answered] == [429, 201]
         assert producer.withdrawal(answered[1]["id"]).outcome() is WITHDRAWN
-
-
-@pytest.fixture
-def killed_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(tmp_path / "data").start()
-    yield server
-    stop_if_running(server)
 
 
 def test_they_outlast_a_kill(killed_server: ServerProcess, unique: str) -> None:

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from notify.check.listener import CheckMessageListener, HalfMessage, Outcome
-from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer, create_tables
+from notify.client import Consumer, Inbox, Message, ReceivedMessage, TransactionProducer
 from notify.client.consumer.reader import Reader
 from notify.client.producer.transactions import TransactionClient
 from notify.client.tables.definitions import half_message
@@ -36,7 +36,7 @@ from tests.support.commands import cli
 from tests.support.groups import is_subscribed, lag, running, subscribe
 from tests.support.http import admin, ask, call, post, refusal
 from tests.support.servers import process_of, stop_if_running
-from tests.support.shop import Base, Order, items, make_engine
+from tests.support.shop import Order, items
 from tests.support.transactions import half_request, new_id
 
 NAMES = worker_names(2)
@@ -131,11 +131,9 @@ def test_each_key_is_in_one_log_in_order_and_a_consumer_reads_all(server: Server
 
 
 @pytest.mark.long
-def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess, tmp_path: Path) -> None:
+def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess, sqlite_engine: sa.Engine) -> None:
     """Each local row names the worker that has its half, and each effect happens once."""
-    engine = make_engine(f"sqlite:///{tmp_path}/shop.db")
-    Base.metadata.create_all(engine)
-    create_tables(engine)
+    engine = sqlite_engine
     sessions = sessionmaker(engine)
     producer = TransactionProducer(server.url, group="shop", engine=engine, half_timeout=PATIENCE_SECONDS)
     consumer = Consumer(server.url, group="effects", inbox=Inbox(engine))
@@ -162,7 +160,6 @@ def test_sessions_of_several_threads_send_to_both_workers(server: ServerProcess,
     with engine.connect() as connection:
         places = {(row.key, row.shards) for row in connection.execute(sa.select(half_message))}
     assert places == {(key, name) for name in NAMES for key in keys_of(name)}
-    engine.dispose()
 
 
 def test_a_start_at_an_offset_is_refused(server: ServerProcess) -> None:

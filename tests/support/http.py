@@ -84,3 +84,11 @@ def metric(url: str, name: str) -> float:
         if line.startswith(name + " "):
             return float(line.split()[1])
     return 0.0
+
+
+def is_ready(url: str) -> bool:
+    """Whether a server answers and takes requests."""
+    try:
+        return ask(url, "GET", "/readyz")[0] == 200
+    except OSError:
+        return False

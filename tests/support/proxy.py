@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -108,3 +109,22 @@ class Proxy:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def send_what_is_taken(sent: Mapping[socket.socket, bytes], still_seconds: float) -> None:
+    """Send on each connection until all is sent, or the server has read no more for so long."""
+    left = {connection: memoryview(data) for connection, data in sent.items()}
+    for connection in left:
+        connection.setblocking(False)
+    while left:
+        _, writable, _ = select.select([], list(left), [], still_seconds)
+        if not writable:
+            return
+        for connection in writable:
+            try:
+                left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
+            except ConnectionError:
+                left.pop(connection)  # the server has refused it
+                continue
+            if not left[connection]:
+                del left[connection]
