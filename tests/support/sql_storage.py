@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +59,14 @@ def put_in_every_state(url: str, topic: str, first: int = 0, **fields: str) -> l
         return NewMessage(topic, encode_msgpack(Payload(topic, body, "k", "t", {"h": "ü"})), "k", "t")
 
     numbers = range(first, first + 40)
-    made = {n: NewTransaction(ids.new_id(), "g", [message(2 * n), message(2 * n + 1)]) for n in numbers}
-    for n in numbers[30:]:
-        made[n] = replace(made[n], committed=True)
+    at_once = numbers[30:]
+    made = {
+        n: NewTransaction(ids.new_id(), "g", [message(2 * n), message(2 * n + 1)], committed=n in at_once)
+        for n in numbers
+    }
     states = {n: (State.COMMITTED, State.ROLLED_BACK)[n % 3] for n in numbers[:30] if n % 3 < 2}
     put(url, list(made.values()), [(made[n].id, "g", state) for n, state in states.items()])
-    committed = [n for n in numbers if made[n].committed or states.get(n) is State.COMMITTED]
+    committed = [*(n for n, state in states.items() if state is State.COMMITTED), *at_once]
     return [2 * n + part for n in committed for part in range(2)]
 
 
