@@ -19,7 +19,14 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from notify.client import AsyncTransactionProducer, Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client import (
+    AsyncTransactionProducer,
+    Inbox,
+    Message,
+    TransactionProducer,
+    create_tables,
+    use_explicit_begin,
+)
 from notify.client.producer import checker
 from notify.client.tables.definitions import half_message
 from notify.errors import BindingRefused, InvalidRequest, TransactionRefused, Unavailable
@@ -444,5 +451,13 @@ def test_explicit_begin_reaches_connections_that_are_there_already(
 
 
 def test_create_tables_says_how_an_async_engine_is_used(async_engine: Any) -> None:
-    with pytest.raises(InvalidRequest, match="run_sync"):
-        create_tables(async_engine)
+    for given in (async_engine, async_engine.sync_engine):
+        with pytest.raises(InvalidRequest, match="run_sync"):
+            create_tables(given)
+
+
+def test_the_engine_within_an_async_engine_is_refused(async_engine: Any) -> None:
+    """Its messages were sent, but no check was answered, and nothing said so."""
+    for make in (lambda given: TransactionProducer("http://127.0.0.1:9", group="g", engine=given), Inbox):
+        with pytest.raises(InvalidRequest, match=r"driver for asyncio.* not its sync_engine"):
+            make(async_engine.sync_engine)

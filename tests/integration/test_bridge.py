@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from notify.binlog_bridge import pump
+from notify.binlog_bridge import bridge as bridge_module
 from notify.binlog_bridge.announcing import announce, mover_of
 from notify.binlog_bridge.binlog.events import GTIDS
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import Assembly, BinlogReader
 from notify.binlog_bridge.binlog.stream import BinlogStream
+from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged, Superseded, Unreadable
 from notify.binlog_bridge.kinds import end_of_log
-from notify.binlog_bridge.pump import Bridge
 from notify.client.transport.http import HttpClient
 from notify.errors import Conflict, InvalidRequest, NotifyError
 from notify.movers.outbox import source_name
@@ -95,7 +95,7 @@ def test_once_does_not_end_on_a_candidate_that_is_behind(
         bridge._end = replace(end, gtids=re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), end.gtids))
         raise sa.exc.OperationalError("", {}, ConnectionError("away"))
 
-    monkeypatch.setattr("notify.binlog_bridge.pump.end_of_log", of_the_primary)
+    monkeypatch.setattr("notify.binlog_bridge.bridge.end_of_log", of_the_primary)
     with in_background(bridge.run(once=True)) as bridging:
         bridging.until(lambda: "an earlier candidate" in caplog.text, "the candidate's refusal")
         outbox(url, unique, range(1, 2))
@@ -144,7 +144,7 @@ def test_the_servers_table_is_bridged_when_it_commits(url: str, server: ServerPr
     announce(engine, mover_of(bridge.name), bridge.totals)
     with engine.begin() as connection:
         # Rows that were committed before the newest moved one may be purged.
-        assert now - pump.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
+        assert now - bridge_module.CAUGHT_UP_US <= movers_of(connection).read_through_us <= time.time_ns() // 1000
         assert [m.kind for m in registry.members(connection)] == ["bridge"]
     engine.dispose()
     assert sorted(numbers(server, unique, 40)) == sorted(committed)
@@ -184,9 +184,9 @@ def test_two_readers_with_one_server_id(
 ) -> None:
     """The source cuts off one of two readers with one server id, again and again: the bridge says why, and stops."""
     # Ten cuts in a minute are too many. Here four are, however long each takes.
-    monkeypatch.setattr(pump, "SAME_ID_TIMES", 4)
-    monkeypatch.setattr(pump, "SAME_ID_SECONDS", 3600.0)
-    monkeypatch.setattr(pump, "SAME_ID_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(bridge_module, "SAME_ID_TIMES", 4)
+    monkeypatch.setattr(bridge_module, "SAME_ID_SECONDS", 3600.0)
+    monkeypatch.setattr(bridge_module, "SAME_ID_WAIT_SECONDS", 0.05)
     outbox(url, unique, range(2))
     bridge = Bridge([url], server.url, server_id=4711)
     stop = threading.Event()
@@ -420,7 +420,7 @@ def test_a_bridge_without_rows_of_ours_says_how_far_it_has_read(
     url: str, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other commits on the instance move it. They kept the heartbeats away, so that purges and key maps waited."""
-    monkeypatch.setattr(pump, "CAUGHT_UP_US", 1_000_000)
+    monkeypatch.setattr(bridge_module, "CAUGHT_UP_US", 1_000_000)
     engine = open_engine(url)
     schema.upgrade(engine, "main")
     with engine.connect() as connection:

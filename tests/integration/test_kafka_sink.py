@@ -124,18 +124,14 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
     async def work(sink: Sink) -> None:
         epoch, _ = await sink.claim(unique)
         await append(sink, unique, epoch, "1")
-        make_topics(Cluster.of(url), [POSITIONS, f"{POSITIONS}.{other}"], compacted=True)
-        open_ones = [
-            open_transaction(url, f"{n}-{unique}", topic, other, '{"epoch": 9, "position": "x"}')
-            for n, topic in enumerate((POSITIONS, f"{POSITIONS}.{other}"))
-        ]
+        make_topics(Cluster.of(url), [f"{POSITIONS}.{other}"], compacted=True)
+        others = open_transaction(url, f"0-{unique}", f"{POSITIONS}.{other}", other, '{"epoch": 9, "position": "x"}')
         await append(sink, unique, epoch, "2")
         again = patient_sink(url)
         assert await again.position(unique) == "2"
         assert await again.claim(unique) == (epoch + 1, "2")
         await again.close()
-        for producer in open_ones:
-            producer.abort_transaction(PATIENCE_SECONDS)
+        others.abort_transaction(PATIENCE_SECONDS)
 
     use(url, work)
 
@@ -182,24 +178,6 @@ def test_a_position_is_read_from_the_end(url: str, unique: str, monkeypatch: pyt
 
     eventually(is_newest, "the newest position")
     assert Counting.records < 1100
-
-
-@pytest.mark.long
-def test_the_topic_of_earlier_versions_is_read_to_its_end_once(url: str, unique: str) -> None:
-    """A transaction that is open there when a source is claimed may be in front of its newest position."""
-    make_topics(Cluster.of(url), [POSITIONS], compacted=True)
-    other = open_transaction(url, f"other-{unique}", POSITIONS, "other", '{"epoch": 1, "position": "x"}')
-    own = open_transaction(url, f"own-{unique}", POSITIONS, unique, '{"epoch": 5, "position": "7"}')
-    own.commit_transaction(PATIENCE_SECONDS)
-
-    async def work(sink: Sink) -> None:
-        claiming = asyncio.ensure_future(sink.claim(unique))
-        await asyncio.to_thread(other.commit_transaction, PATIENCE_SECONDS)
-        assert await claiming == (6, "7")
-        await append(sink, unique, 6, "8")
-        assert await sink.claim(unique) == (7, "8")
-
-    use(url, work)
 
 
 @pytest.mark.long

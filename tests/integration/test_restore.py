@@ -27,7 +27,6 @@ from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.records import State
 from notify.storage.shipped import identity, manifest, restoring
 from notify.storage.shipped.manifest import Manifest
-from notify.storage.shipped.shipper import ship_directory
 from notify.storage.topics import Topic
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
@@ -35,6 +34,7 @@ from tests.support.commands import cli
 from tests.support.disks import UnsyncedDisk
 from tests.support.groups import publish, subscribe
 from tests.support.http import admin, call
+from tests.support.shipping import ship_directory
 from tests.support.transactions import bodies_in, sent
 
 T0 = 1_800_000_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import select
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -114,17 +114,20 @@ class Proxy:
 def send_what_is_taken(sent: Mapping[socket.socket, bytes], still_seconds: float) -> None:
     """Send on each connection until all is sent, or the server has read no more for so long."""
     left = {connection: memoryview(data) for connection, data in sent.items()}
-    for connection in left:
-        connection.setblocking(False)
-    while left:
-        _, writable, _ = select.select([], list(left), [], still_seconds)
-        if not writable:
-            return
-        for connection in writable:
-            try:
-                left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
-            except ConnectionError:
-                left.pop(connection)  # the server has refused it
-                continue
-            if not left[connection]:
-                del left[connection]
+    with selectors.DefaultSelector() as selector:
+        for connection in left:
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_WRITE)
+        while left:
+            writable = [key.fileobj for key, _ in selector.select(still_seconds)]
+            if not writable:
+                return
+            for connection in writable:
+                assert isinstance(connection, socket.socket)
+                try:
+                    left[connection] = left[connection][connection.send(left[connection][:65_536]) :]
+                except ConnectionError:
+                    left[connection] = memoryview(b"")  # the server has refused it
+                if not left[connection]:
+                    del left[connection]
+                    selector.unregister(connection)
