@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import sys
 import traceback
@@ -391,16 +392,22 @@ def alone_in(report: Path) -> Iterator[None]:
 
     Raises Conflict (`audit_runs`).
     """
+    is_new = not report.exists()
     report.mkdir(parents=True, exist_ok=True)
-    with (report / "lock").open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Conflict(
-                f"another audit writes to {report}: wait until it ends, or give each audit a --report of its own",
-                "audit_runs",
-            ) from None
+    lock = os.open(report, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    except BlockingIOError:
+        raise Conflict(
+            f"another audit writes to {report}: wait until it ends, or give each audit a --report of its own",
+            "audit_runs",
+        ) from None
+    finally:
+        os.close(lock)
+        if is_new:
+            with suppress(OSError):  # it stays empty where the audit could not begin
+                report.rmdir()
 
 
 def concluded(report: Path, plan: Plan, inputs: Inputs, result: Result, before: Proved | None) -> Path:

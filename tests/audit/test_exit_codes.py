@@ -141,6 +141,9 @@ def test_surroundings_in_which_spark_does_not_start(
 ) -> None:
     """Spark said only that its gateway exited, below a trace of Java's, or failed later in odd ways."""
     drivers()  # Maven fetches them with the machine's own Java
+    for name in ("SparkContext._gateway", "SparkContext._jvm", "SparkContext._active_spark_context"):
+        monkeypatch.setattr(f"pyspark.{name}", None)  # another test of this process may have started Spark
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
     java, spark = tmp_path / "java", tmp_path / "spark"
     line = [*flags(trade, tmp_path / "report"), "--json"]
 

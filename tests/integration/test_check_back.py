@@ -312,9 +312,9 @@ def test_only_answers_unknown_are_counted_as_such(memory: InMemoryServer, unique
         return str(call(memory.url, "GET", f"/transactions/{half['id']}"))
 
     page = answered(unavailable=True, reason="the database is unreachable")
-    assert "unavailable: the database is unreachable" in page and "<dt>Answers UNKNOWN</dt><dd>0;" in page
+    assert "unavailable: the database is unreachable" in page and "<dt>UNKNOWN answers</dt><dd>0;" in page
     page = answered()
-    assert "<dt>Answers UNKNOWN</dt><dd>1;" in page and "answered</dt>" not in page
+    assert "<dt>UNKNOWN answers</dt><dd>1;" in page and "answered</dt>" not in page
 
 
 def test_a_parked_transaction_of_a_group_without_producers_waits_for_a_decision() -> None:
@@ -329,7 +329,7 @@ def test_a_parked_transaction_of_a_group_without_producers_waits_for_a_decision(
         outcome = {"id": half["id"], "check": check["token"], "outcome": "UNKNOWN"}
         post(server.url, "/v1/transactions/outcomes", {"producer_group": "g", "outcomes": [outcome]})
         server.advance(3600)
-        assert "waits for a decision" in str(call(server.url, "GET", "/transactions"))
+        assert "</span>, to decide<" in str(call(server.url, "GET", "/transactions"))
 
 
 # --- outcomes that a producer cannot know: a commit cut off, an answer lost, a process killed ---------------------
