@@ -176,17 +176,23 @@ class HalfRows:
             table = within(half_message, place.schema)
             texts: dict[str, Any] = {name: sa.literal_column(repr(value)) for name, value in self._fixed.items()}
             is_left = _left_behind_with(table.alias("left_row"), "its_group", names)
-            texts["relayed"] = sa.select(texts["relayed"]).where(~is_left).scalar_subquery()
+            unless_left = sa.select(texts["relayed"]).where(~is_left).scalar_subquery()
+            asks_not = sa.bindparam("asks") == sa.literal_column("0")
+            texts["relayed"] = sa.case((asks_not, texts["relayed"]), else_=unless_left)
             insert = self._keep(key, connection, table.insert().values(texts), list(rows[0]))
-        keys = {name: row["key"] for name, row in zip(names, rows, strict=True)}
-        asking = [row | keys | {"its_group": None} for row in rows]
-        asking[0]["its_group"] = self._group  # only the first row asks
+        keys = {name: row["key"] for name, row in zip(names, rows, strict=True)} | {"its_group": self._group}
+        together = [row | keys | {"asks": int(number == 0)} for number, row in enumerate(rows[:TOGETHER])]
         try:
-            return self._execute(connection, insert, asking if len(rows) > 1 else asking[0]) in (len(rows), -1)
+            written = self._execute(connection, insert, together if len(together) > 1 else together[0])
         except sa.exc.IntegrityError as error:
             if f"{half_message.name}.relayed" not in str(error.orig):
                 raise
             return False
+        if written not in (len(together), -1):
+            return False
+        if len(rows) > len(together):
+            self._insert_many(connection, place, rows[len(together) :])
+        return True
 
     def _guarded(self, connection: Connection, place: Place, count: int, keys: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place, or if a row with one of
