@@ -62,8 +62,16 @@ class Background:
 
     def until(self, check: Callable[[], T], waiting_for: str, seconds: float = PATIENCE_SECONDS) -> T:
         """Wait as `eventually` does. Fails at once if the work ends before that; its error is raised."""
-        eventually(lambda: self.has_ended or check(), waiting_for, seconds)
-        if not (answer := check()):
+        answer = check()
+
+        def is_over() -> bool:
+            nonlocal answer
+            has_ended = self.has_ended
+            answer = answer or check()
+            return bool(answer) or has_ended
+
+        eventually(is_over, waiting_for, seconds)
+        if not answer:
             self.result()
             raise AssertionError(f"it ended without {waiting_for}")
         return answer
