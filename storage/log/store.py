@@ -347,11 +347,8 @@ class LogStore:
             for _, position, number in frame.delayed:
                 self.state.times.published(frame.entries[number][0], position)
             topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
-            for placed in self._placed_callbacks:
-                for committed_us, first, end in frame.commits:
-                    for queue, count in Counter(frame.queues[first:end]).items():
-                        if queue is not None:
-                            placed(queue.topic.name, committed_us, count)
+            if self._placed_callbacks:
+                self._report_placed(frame, topics)
             if topics:
                 for callback in self._visible_callbacks:
                     callback(topics)
@@ -360,6 +357,21 @@ class LogStore:
         if frame.part is not self.journal.open.part and (following is None or frame.part is not following.part):
             frame.part.is_complete = True
         self._sealer.work(frame.base)
+
+    def _report_placed(self, frame: Frame, topics: set[str]) -> None:
+        """Report how many messages of each commit got into the queues of each topic. Most frames have one topic, whose
+        messages need not be looked at one by one."""
+        only = next(iter(topics)) if len(topics) == 1 else None
+        for committed_us, first, end in frame.commits:
+            queues = frame.queues[first:end]
+            if only is not None:
+                counts = {only: len(queues) - queues.count(None)}
+            else:
+                counts = Counter([queue.topic.name for queue in queues if queue is not None])
+            for topic, count in counts.items():
+                if count:
+                    for placed in self._placed_callbacks:
+                        placed(topic, committed_us, count)
 
     def _begin_segment(self, segment: Segment) -> OpenPart:
         return self._sealer.begin_segment(segment)
