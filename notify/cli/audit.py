@@ -396,13 +396,14 @@ def alone_in(report: Path) -> Iterator[None]:
     report.mkdir(parents=True, exist_ok=True)
     lock = os.open(report, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Conflict(
+                f"another audit writes to {report}: wait until it ends, or give each audit a --report of its own",
+                "audit_runs",
+            ) from None
         yield
-    except BlockingIOError:
-        raise Conflict(
-            f"another audit writes to {report}: wait until it ends, or give each audit a --report of its own",
-            "audit_runs",
-        ) from None
     finally:
         os.close(lock)
         if is_new:

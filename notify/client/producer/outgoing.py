@@ -376,7 +376,8 @@ class LoopOutgoing:
     def __init__(self, plan: ProducerPlan) -> None:
         self._plan = plan
         self._running: Running | None = None
-        self._waits = _Waits(plan.half_timeout)
+        self._waits: _Waits
+        """Made with the client, for its loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that the client runs on."""
         self._process = os.getpid()

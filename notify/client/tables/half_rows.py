@@ -107,17 +107,19 @@ class HalfRows:
                 row["created_at"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S.%f}"
         dialect = connection.dialect.name
         follows = self._follows_left and dialect in PARTIAL and any(row["key"] is not None for row in rows)
+        together = rows[: 1 if is_mariadb(connection) else TOGETHER]
         if follows and dialect == "sqlite":
-            return self._insert_unless_left(connection, place, rows)
-        if _needs_no_guard(dialect, place):
+            is_inserted = self._insert_unless_left(connection, place, together, [row["key"] for row in rows])
+        elif _needs_no_guard(dialect, place):
             self._insert_many(connection, place, rows)
             return True
-        together = rows[: 1 if is_mariadb(connection) else TOGETHER]
-        insert = self._guarded(connection, place, len(together), len(rows) if follows else 0)
-        parameters = _expected(dialect, place) | (
-            together[0] if len(together) == 1 else _numbered(rows if follows else together)
-        )
-        if self._execute(connection, insert, parameters) != len(together):
+        else:
+            insert = self._guarded(connection, place, len(together), len(rows) if follows else 0)
+            parameters = _expected(dialect, place) | (
+                together[0] if len(together) == 1 else _numbered(rows if follows else together)
+            )
+            is_inserted = self._execute(connection, insert, parameters) == len(together)
+        if not is_inserted:
             return False
         if len(rows) > len(together):
             self._insert_many(connection, place, rows[len(together) :])
@@ -165,12 +167,14 @@ class HalfRows:
             insert = self._keep(key, connection, table.insert().values(values))
         return insert
 
-    def _insert_unless_left(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> bool:
-        """Insert a transaction's rows on SQLite, unless a row with one of their keys is left behind: then `relayed` of
-        the first one is NULL, which the table refuses. The guard of other databases would cost twice as much, because
-        a SELECT that reads the table that it inserts into gets a temporary one."""
-        names = [f"key_{number}" for number in range(len(rows))]
-        key = (f"UNLESS {place.schema}", place.has_digest, 1, len(rows))
+    def _insert_unless_left(
+        self, connection: Connection, place: Place, rows: list[dict[str, Any]], keys: list[str | None]
+    ) -> bool:
+        """Insert a transaction's first rows on SQLite, unless a row with one of its keys is left behind: then `relayed`
+        of the first one is NULL, which the table refuses. The guard of other databases would cost twice as much,
+        because a SELECT that reads the table that it inserts into gets a temporary one."""
+        names = [f"key_{number}" for number in range(len(keys))]
+        key = (f"UNLESS {place.schema}", place.has_digest, 1, len(keys))
         insert = self._inserts.get(key)
         if insert is None:
             table = within(half_message, place.schema)
@@ -180,19 +184,14 @@ class HalfRows:
             asks_not = sa.bindparam("asks") == sa.literal_column("0")
             texts["relayed"] = sa.case((asks_not, texts["relayed"]), else_=unless_left)
             insert = self._keep(key, connection, table.insert().values(texts), list(rows[0]))
-        keys = {name: row["key"] for name, row in zip(names, rows, strict=True)} | {"its_group": self._group}
-        together = [row | keys | {"asks": int(number == 0)} for number, row in enumerate(rows[:TOGETHER])]
+        asked = dict(zip(names, keys, strict=True)) | {"its_group": self._group}
+        asking = [row | asked | {"asks": int(number == 0)} for number, row in enumerate(rows)]
         try:
-            written = self._execute(connection, insert, together if len(together) > 1 else together[0])
+            return self._execute(connection, insert, asking if len(asking) > 1 else asking[0]) in (len(asking), -1)
         except sa.exc.IntegrityError as error:
             if f"{half_message.name}.relayed" not in str(error.orig):
                 raise
             return False
-        if written not in (len(together), -1):
-            return False
-        if len(rows) > len(together):
-            self._insert_many(connection, place, rows[len(together) :])
-        return True
 
     def _guarded(self, connection: Connection, place: Place, count: int, keys: int) -> _Insert:
         """The statement that inserts `count` rows, or none if they would not go to the place, or if a row with one of

@@ -81,7 +81,7 @@ def is_server(url: str) -> bool:
 
 def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
     """Run the background work of a target, while bridges and relays of this process move messages to it."""
-    if url.startswith(SCHEME):
+    if not is_server(url):
         from notify.movers.sinks.delays.releaser import releasing
 
         return releasing(url)
@@ -90,7 +90,7 @@ def running_beside(url: str) -> contextlib.AbstractContextManager[None]:
 
 def open_sink(url: str) -> Sink:
     """The target of a URL: `http://…` for a queue server, `kafka://host:port,…` for Kafka's brokers."""
-    if url.startswith(SCHEME):
+    if not is_server(url):
         from notify.movers.sinks import kafka
 
         return kafka.KafkaSink(url)
