@@ -5,7 +5,7 @@ They are separate from the roles (transactions.py, queues.py), so that no storag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -43,9 +43,9 @@ class Dated(Protocol):
 class Placing(Protocol):
     """Tells when committed messages are in their queues."""
 
-    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
-        """Call `callback(topic, committed_us, count)` on the event loop once `count` messages of one commit are durable
-        in the queues of a topic; not for messages that were delayed."""
+    def on_placed(self, callback: Callable[[int, Mapping[str, int]], None]) -> None:
+        """Call `callback(committed_us, counts)` on the event loop once messages that were committed together are
+        durable in their queues. `counts`: how many by topic, without delayed messages."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import final
 
@@ -32,6 +32,7 @@ from notify.storage.log.opening import Opening
 from notify.storage.log.orphan_indexes import OrphanIndexes
 from notify.storage.log.outcomes import Outcomes
 from notify.storage.log.payloads import Payloads
+from notify.storage.log.queues import Queue
 from notify.storage.log.reader import Reader
 from notify.storage.log.recovery import Damage, verify
 from notify.storage.log.retention import Retention
@@ -87,7 +88,7 @@ class LogStore:
         self.written_us = 0
         self._on_failure = on_failure
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
-        self._placed_callbacks: list[Callable[[str, int, int], None]] = []
+        self._placed_callbacks: list[Callable[[int, Mapping[str, int]], None]] = []
         self._lock = DirectoryLock(self.disk.directory)
         self._looked_us = 0
         self._ballast = Ballast(self.disk)
@@ -249,7 +250,7 @@ class LogStore:
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible_callbacks.append(callback)
 
-    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
+    def on_placed(self, callback: Callable[[int, Mapping[str, int]], None]) -> None:
         self._placed_callbacks.append(callback)
 
     async def sync(self) -> None:
@@ -346,10 +347,11 @@ class LogStore:
             frame.part.publish(frame.entries, frame.queues, frame.delayed)
             for _, position, number in frame.delayed:
                 self.state.times.published(frame.entries[number][0], position)
-            topics = {queue.topic.name for queue in set(frame.queues) if queue is not None}
+            placed = Counter(frame.queues)
+            del placed[None]
             if self._placed_callbacks:
-                self._report_placed(frame, topics)
-            if topics:
+                self._report_placed(frame, placed)
+            if topics := {queue.topic.name for queue in placed if queue is not None}:
                 for callback in self._visible_callbacks:
                     callback(topics)
         # The next frame may already be on its way, and may be the last one of this part.
@@ -358,20 +360,20 @@ class LogStore:
             frame.part.is_complete = True
         self._sealer.work(frame.base)
 
-    def _report_placed(self, frame: Frame, topics: set[str]) -> None:
-        """Report how many messages of each commit got into the queues of each topic. Most frames have one topic, whose
-        messages need not be looked at one by one."""
-        only = next(iter(topics)) if len(topics) == 1 else None
+    def _report_placed(self, frame: Frame, placed: Counter[Queue | None]) -> None:
+        """Report how many messages of each commit got into the queues of each topic. `placed`: those of the frame."""
+        total = placed.total()
         for committed_us, first, end in frame.commits:
             queues = frame.queues[first:end]
-            if only is not None:
-                counts = {only: len(queues) - queues.count(None)}
-            else:
-                counts = Counter([queue.topic.name for queue in queues if queue is not None])
-            for topic, count in counts.items():
-                if count:
-                    for placed in self._placed_callbacks:
-                        placed(topic, committed_us, count)
+            # Mostly these are all messages of the frame, which need not be counted again.
+            its = placed if len(queues) - queues.count(None) == total else Counter(queues)
+            counts: dict[str, int] = {}
+            for queue, count in its.items():
+                if queue is not None:
+                    counts[queue.topic.name] = counts.get(queue.topic.name, 0) + count
+            if counts:
+                for callback in self._placed_callbacks:
+                    callback(committed_us, counts)
 
     def _begin_segment(self, segment: Segment) -> OpenPart:
         return self._sealer.begin_segment(segment)

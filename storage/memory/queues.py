@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -42,12 +42,12 @@ class MemoryQueues:
         self._placed: dict[bytes, list[StoredMessage]] = {}
         """The queues and offsets of each transaction's messages."""
         self._visible: list[Callable[[set[str]], None]] = []
-        self._placed_callbacks: list[Callable[[str, int, int], None]] = []
+        self._placed_callbacks: list[Callable[[int, Mapping[str, int]], None]] = []
 
     def on_visible(self, callback: Callable[[set[str]], None]) -> None:
         self._visible.append(callback)
 
-    def on_placed(self, callback: Callable[[str, int, int], None]) -> None:
+    def on_placed(self, callback: Callable[[int, Mapping[str, int]], None]) -> None:
         self._placed_callbacks.append(callback)
 
     def payloads(self) -> Iterator[bytes]:
@@ -119,7 +119,7 @@ class MemoryQueues:
             return set()
         self.enqueue(message, queue, transaction_id, number, now_us)
         for placed in self._placed_callbacks:
-            placed(message.topic, now_us, 1)
+            placed(now_us, {message.topic: 1})
         return {message.topic}
 
     def _queue_for(self, message: NewMessage) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from notify.errors import InvalidRequest, NotFound, Unavailable
 from notify.protocol.limits import LIMITS, check_between, check_count, check_name
@@ -139,9 +139,11 @@ class Delivery:
         for name in to_serve:
             self._waiters.serve(name)
 
-    def placed(self, topic: str, committed_us: int, count: int) -> None:
+    def placed(self, committed_us: int, counts: Mapping[str, int]) -> None:
         """Count the time that messages took to their queues; see Placing."""
-        self._to_queue.of(topic).add(self._clock() - committed_us, count)
+        us = self._clock() - committed_us
+        for topic, count in counts.items():
+            self._to_queue.of(topic).add(us, count)
 
     async def settle(self, name: str, items: list[SettleItem], may: May | None = None) -> list[SettledItem]:
         """Settle receipts of a group; another group's receipt is stale. `may`: as for `receive`."""
