@@ -6,6 +6,7 @@ can use newer tables. Data that an older server must not touch gets a table of a
 
 from __future__ import annotations
 
+import time
 import uuid
 from pathlib import Path
 
@@ -45,8 +46,21 @@ def upgrade(engine: Engine, shard: str) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
     Several servers may run it at the same time. Raises StorageFailed for a shard of another name, or a database that
-    logs statements, and UnsafeTable.
+    logs statements, UnsafeTable, and InvalidRequest if another process keeps the tables locked.
     """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return _upgrade(engine, shard)
+        except sa.exc.OperationalError as error:
+            # On SQLite every writer waits for all others, on a slow disk for longer than an engine's own bound.
+            if getattr(error.orig, "sqlite_errorname", None) != "SQLITE_BUSY":
+                raise
+            if time.monotonic() >= deadline:
+                raise InvalidRequest(_BUSY) from None
+
+
+def _upgrade(engine: Engine, shard: str) -> None:
     verify(engine)  # otherwise a version that this role may not see would seem to be missing
     _check_binlog(engine)
     with engine.connect() as connection:

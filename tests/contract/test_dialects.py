@@ -11,10 +11,12 @@ import contextlib
 import multiprocessing
 import re
 import socket
+import sqlite3
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -180,6 +182,15 @@ def test_servers_make_their_tables_at_once(engine_url: str) -> None:
         return "made"
 
     assert in_processes(engine_url, make) == ["made"] * PROCESSES
+
+
+def test_a_server_waits_for_sqlite_while_another_makes_its_tables(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "server.db", isolation_level=None, check_same_thread=False)
+    with closing(other), opened(f"sqlite:///{tmp_path}/server.db") as storage:
+        other.execute("BEGIN IMMEDIATE")
+        sa.event.listen(storage, "checkin", lambda *_: other.rollback(), once=True)  # the first attempt has failed
+        upgrade(storage, "main")
+        assert sa.inspect(storage).has_table("server_shard")
 
 
 def test_a_table_is_looked_for_while_another_session_makes_it(engine: sa.Engine, database: str) -> None:
