@@ -103,19 +103,23 @@ class Server(uvicorn.Server):
     """A server that a second SIGTERM or Ctrl-C ends immediately. Its log is then as after a crash.
 
     So is that of a server that has not stopped after STOP_SECONDS: it prints where its threads are, and exits with 1.
-    One of several workers does not use this class: its parent repeats the signal, and kills it if that does not help.
+    A worker among several (`is_alone` false) leaves both to its parent, which repeats the signal and kills it if that
+    does not help.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, is_alone: bool) -> None:
         super().__init__(config)
+        self._is_alone = is_alone
         self._wishes = StopRequests()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._wishes.count() > 1:
-            end_by(sig)
-        tell("STOPPING=1")
-        faulthandler.dump_traceback_later(STOP_SECONDS, exit=True, file=STDERR_FILE)
-        super().handle_exit(sig, frame)
+        if self._is_alone:
+            if self._wishes.count() > 1:
+                end_by(sig)
+            tell("STOPPING=1")
+            faulthandler.dump_traceback_later(STOP_SECONDS, exit=True, file=STDERR_FILE)
+        if not self.should_exit:  # at a Ctrl-C that arrives twice uvicorn would not wait for the shutdown
+            super().handle_exit(sig, frame)
 
 
 def serve(
@@ -177,7 +181,7 @@ def serve(
         address = settings.url if channel is not None else address_of(settings, listening)
         app.url = app.url or address
         log.info("starting", url=address, data_dir=settings.data_dir, shard=settings.shard)
-        server = uvicorn.Server(config) if workers is not None else Server(config)
+        server = Server(config, is_alone=workers is None)
         sockets = [listening] if channel is None else []
         server.run(sockets=sockets)
         if app.failed is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvicorn
 
 from notify.client import Message, TransactionProducer
 from notify.runtime import signals
+from notify.server.serve import Server
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import lag
@@ -75,6 +78,18 @@ def test_signals_close_together_are_one_wish() -> None:
         return [wishes.count() for _ in times]
 
     assert counted([5.0, 5.01, 5.09, 5.5, 5.51, 9.0]) == [1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_server_shuts_down_cleanly_at_a_ctrl_c_that_arrives_twice(is_alone: bool) -> None:
+    """uvicorn took the second one for the wish to end without a shutdown: it ended with tracebacks."""
+    server = Server(uvicorn.Config("an app that is not loaded"), is_alone)
+    try:
+        server.handle_exit(signal.SIGINT, None)
+        server.handle_exit(signal.SIGINT, None)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    assert server.should_exit and not server.force_exit
 
 
 @pytest.mark.parametrize("number", [*signals.SIGNALS, signal.SIGHUP])
