@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from notify.admin_api import groups
-from notify.admin_api.words import duration, latency
+from notify.admin_api.words import duration
 from notify.cli.api import (
     AS_JSON,
     DRY_RUN,
@@ -26,6 +26,7 @@ from notify.cli.api import (
     show_rows,
     watched,
 )
+from notify.cli.printed import latency
 from notify.cli.writes import add_write, send_write, show_write, write_body
 from notify.errors import NotFound
 from notify.protocol.limits import digits
@@ -98,6 +99,7 @@ WORDS = {
     "epoch": "resets",
     "expired": "leases expired",
     "inbox_from": "inbox complete since",
+    "latency": "latency, last 2 min",
     "next": "next offset",
     "per_second": "messages/s",
     "position": "acknowledged up to",

@@ -52,6 +52,7 @@ def _tell(life: dict[str, Any]) -> None:
     """Put a message's history into people's words: ages with units, and which groups have it as a dead letter."""
     if transaction := life.get("transaction"):
         transaction["age"] = duration(transaction["age"])
+        del transaction["messages"]  # always empty here, and `none` would say that the transaction has no message
     last = {event["group"]: event["kind"] for event in life["timeline"] if event.get("group")}
     for row in life["groups"]:
         if row["state"] == "settled" and last.get(row["group"]) == "dead_letter":

@@ -11,9 +11,8 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
-from notify.admin_api.words import latency
 from notify.cli.api import AS_JSON, URL, WATCH, WIDE, call, fields, show_rows, watched
-from notify.cli.printed import Rows, cell, console, is_terminal, say_json
+from notify.cli.printed import Rows, cell, console, is_terminal, latency, say_json
 
 nodes = typer.Typer(no_args_is_help=True)
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from notify.admin_api import words
 from notify.runtime.visible import visible
 
 GAP = 2
@@ -97,6 +98,11 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else visible(str(value))
+
+
+def latency(seconds: float | None) -> str:
+    """A short time with its unit; `-` if nothing was measured, as for any value that is missing."""
+    return "-" if seconds is None else words.latency(seconds)
 
 
 def is_terminal() -> bool:

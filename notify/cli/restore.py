@@ -32,8 +32,9 @@ def restore(
 ) -> None:
     """Make a server's data directory from a backup or a store, and verify every checksum.
 
-    From a store, the log continues as a new generation: the server that shipped there before stops shipping. If a
-    restore was interrupted, repeat it: it continues with the files that it has.
+    From a store, the log continues as a new generation: the server that shipped there before stops shipping.
+
+    If a restore was interrupted, repeat it: it continues with the files that it has.
     """
     if (directory is None) == (not store):
         raise InvalidRequest("name a backup's directory, or a store with --from")

@@ -96,8 +96,9 @@ def sweep_store(
 ) -> None:
     """Delete the bodies that no message names: of transactions that rolled back, and of messages that are gone.
 
-    It reads the databases' rows, all that the servers store, and all records of Kafka first; if one of them does not
-    answer, it deletes nothing.
+    It first reads all rows of the databases, all messages of the servers and all records of Kafka.
+
+    If one of them does not answer, it deletes nothing.
     """
     check_choice(schema, schemas)
     sweep = Sweep(Store(store), group_name, min_age, gone=gone, logs=logs)

@@ -111,7 +111,7 @@ def test_over_tls_tokens_count_and_plain_http_is_refused(secured: Secured, uniqu
     [
         ("https", False, "name the authority of its certificate in NOTIFY_CA"),
         ("http", False, "if it speaks TLS, write https://"),
-        ("https", True, "send that of NOTIFY_TOKEN"),
+        ("https", True, "take it from NOTIFY_TOKEN or NOTIFY_TOKEN_FILE"),
     ],
 )
 def test_the_error_names_what_a_connection_lacks(

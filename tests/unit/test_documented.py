@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -224,6 +225,12 @@ def test_generated_pages_are_current() -> None:
 def test_every_flag_says_what_it_is_for() -> None:
     commands = [(name, p) for name, command in command_page.commands() for p in command.params]
     assert [(name, p.name) for name, p in commands if p.param_type_name == "option" and not p.help] == []
+
+
+def test_help_has_no_line_that_breaks_off() -> None:
+    """typer keeps the line breaks of a docstring after its first paragraph, and a terminal broke such lines twice."""
+    texts = {name: inspect.cleandoc(command.help).split("\n\n")[1:] for name, command in command_page.commands()}
+    assert [name for name, paragraphs in texts.items() if any("\n" in each for each in paragraphs)] == []
 
 
 def test_commands_in_blocks_are_whole() -> None:

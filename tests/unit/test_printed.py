@@ -294,4 +294,4 @@ def test_the_figures_of_a_group_have_units() -> None:
     assert shown["subscriptions"] == [
         {"inbox complete since": "the first message", "retry_min": "1.0 s", "retry_max": "5 min"}
     ]
-    assert shown["latency"]["handler"] == {"count": 1, "p50": "7.5 ms", "p99": "–"}
+    assert shown["latency, last 2 min"]["handler"] == {"count": 1, "p50": "7.5 ms", "p99": "-"}

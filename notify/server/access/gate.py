@@ -59,10 +59,10 @@ SUBJECTS = 10_000
 REFUSALS_A_SECOND = 10
 """The most refusals that are logged in a second."""
 
-_NOT_OURS = "this server does not know this token, or the token was mistyped"
+_NOT_OURS = "this server does not know this token: it was mistyped, or belongs to another server"
 _NOTHING_SHOWN = (
-    "authentication required: send a token (Authorization: Bearer …; the SDK and `notify` send that of "
-    "NOTIFY_TOKEN), or a client certificate where mutual TLS is on"
+    "authentication required: send a token (Authorization: Bearer …; the SDK and `notify` take it from NOTIFY_TOKEN or "
+    "NOTIFY_TOKEN_FILE), or a client certificate if mutual TLS is on"
 )
 
 
