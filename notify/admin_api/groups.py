@@ -252,7 +252,7 @@ def objective(target: str, result: Mapping[str, Any]) -> Description:
     return Description(
         [
             f"{share} of the messages of group {target} are to be acknowledged within {within}.",
-            "An alarm says when fewer were, over five minutes.",
+            "The alarm `objective` is raised if the share over five minutes is lower.",
         ]
     )
 

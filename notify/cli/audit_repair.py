@@ -32,8 +32,10 @@ DONE = (200, 201)
 
 def check_files(plan: Path | None, repair: Path | None) -> None:
     """Raises InvalidRequest if both files are given, or if a plan would be overwritten."""
-    if plan is not None and (repair is not None or plan.exists()):
+    if plan is not None and repair is not None:
         raise InvalidRequest("--plan writes a new file, and --repair carries one out: give one of them")
+    if plan is not None and plan.exists():
+        raise InvalidRequest(f"--plan {plan} exists: name a file that does not exist, or carry it out with --repair")
 
 
 def write_plan(result: Result, inputs: Inputs, path: Path, effects: Sequence[tuple[str, str]], *, force: bool) -> str:

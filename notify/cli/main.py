@@ -6,7 +6,6 @@ import errno
 import io
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,6 @@ from notify.errors import NotifyError
 from notify.runtime.environment import strip_all
 from notify.runtime.extras import remedy
 from notify.runtime.log_output import STDERR, STDERR_FILE, discard
-from notify.runtime.signals import end_by
 
 
 class Commands(typer.core.TyperGroup):
@@ -168,8 +166,6 @@ def main() -> None:
         if sentence is None:
             raise
         _fail(sentence)
-    except KeyboardInterrupt:  # while the commands were loaded; a running command handles it itself
-        end_by(signal.SIGINT)
     except OutputLost:  # of typer's own sentence about a wrong flag
         discard(sys.stderr)
         sys.exit(2)

@@ -342,10 +342,8 @@ def load(
             raise InvalidRequest(f"the settings file {file} cannot be read: {error}") from None
         for name, value in table.items():
             if name not in fields:
-                meant = _meant(name, fields)
-                instead = f"did you mean {meant}?" if meant else "see docs/reference.md"
-                if isinstance(value, dict):
-                    instead = f"the file has no sections: write its settings without [{name}]"
+                sections = f"the file has no sections: write its settings without [{name}]"
+                instead = sections if isinstance(value, dict) else _instead(name, fields)
                 raise InvalidRequest(f"{file}: there is no setting {name!r}; {instead}")
             values[name] = value
     given = {name: value for name, value in (flags or {}).items() if value is not None}
@@ -394,6 +392,12 @@ def _meant(name: str, names: Iterable[str]) -> str:
     return near[0] if near else ""
 
 
+def _instead(name: str, names: Iterable[str]) -> str:
+    """What to do if there is no setting of this name."""
+    meant = _meant(name, names)
+    return f"did you mean {meant}?" if meant else "`notify settings list` and docs/reference.md have all settings"
+
+
 def changed(settings: Settings, values: dict[str, Any]) -> Settings:
     """A copy of `settings` with new `values` of settings that may change while a server runs.
 
@@ -405,7 +409,8 @@ def changed(settings: Settings, values: dict[str, Any]) -> Settings:
     checked = {}
     for name, value in values.items():
         if name not in fields:
-            raise InvalidRequest(f"there is no setting {name[:60]!r}; see GET /v1/admin/settings", "invalid_setting")
+            name = name[:60]
+            raise InvalidRequest(f"there is no setting {name!r}; {_instead(name, fields)}", "invalid_setting")
         if not fields[name].metadata["live"]:
             raise InvalidRequest(
                 f"{name} is read when a server starts: set {environment_name(name)} and restart it", "needs_restart"

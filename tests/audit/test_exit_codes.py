@@ -105,7 +105,7 @@ def test_wrong_arguments_exit_with_2(trade: Trade, tmp_path: Path) -> None:
         assert cli(*good, *wrong)[0] == 2, wrong
     (tmp_path / "plan.json").write_text("")
     code, said = cli(*good, "--json", "--plan", str(tmp_path / "plan.json"))
-    assert code == 2 and "--plan" in said["failed"] and said["exit_code"] == 2
+    assert code == 2 and "plan.json exists" in said["failed"] and said["exit_code"] == 2
     assert cli("audit", "run", "--json")[1]["exit_code"] == 2
     assert cli("audit", "explain", "nonsense", *good[2:-4])[0] == 2
 

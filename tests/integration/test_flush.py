@@ -107,7 +107,7 @@ def rolls_back(server: InMemoryServer, group: str) -> None:
     ("meanwhile", "why"),
     [
         pytest.param(lambda server, _: server.forget(), "does not know it any more", id="lost data"),
-        pytest.param(rolls_back, "ROLLED_BACK is recorded already", id="rolled back"),
+        pytest.param(rolls_back, "ROLLED_BACK is already recorded", id="rolled back"),
     ],
 )
 @pytest.mark.parametrize("waits", [False, True], ids=["flush", "wait_for_outcome"])

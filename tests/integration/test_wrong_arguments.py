@@ -175,9 +175,17 @@ def test_the_process_that_ships_ends_without_a_word_of_its_own(tmp_path: Path) -
         assert b"is not a store" in said and child.stderr.read() == b""
 
 
-def test_ctrl_c_while_the_commands_load_leaves_no_traceback() -> None:
+@pytest.mark.parametrize(
+    "when",
+    [
+        "sys.meta_path.insert(0, types.SimpleNamespace(find_spec=lambda name, *_: end() if 'cli' in name else None))",
+        "from notify.cli import main as m; m.root_command = end",
+    ],
+    ids=["its modules", "its commands"],
+)
+def test_ctrl_c_while_notify_loads_leaves_no_traceback(when: str) -> None:
     """It was the traceback of whatever was imported just then, for a second on a slow machine."""
-    load = "m.root_command = lambda: os.kill(os.getpid(), signal.SIGINT)"
-    program = f"import os, signal; from notify.cli import main as m; {load}; m.main()"
+    end = "end = lambda: os.kill(os.getpid(), signal.SIGINT)"
+    program = f"import os, signal, sys, types; from notify.__main__ import run; {end}; {when}; run()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")

@@ -17,7 +17,7 @@ from notify.server.app import RELOAD_SECONDS, App
 from notify.server.data.request import PROBES, Request
 from notify.server.serve import _load as load_management
 from notify.server.serve import serve
-from notify.server.settings import Settings, load, mistyped
+from notify.server.settings import Settings, changed, load, mistyped
 from notify.server.workers.supervisor import supervise
 from notify.storage.memory import MemoryStore
 
@@ -139,13 +139,15 @@ def test_a_mistyped_setting_is_told_with_the_one_that_was_meant(tmp_path: Path) 
     file = tmp_path / "notify.toml"
     lines = {
         "prot = 1": "there is no setting 'prot'; did you mean port?",
-        "x = 1": "see docs/reference",
+        "x = 1": "docs/reference.md have all settings",
         "[notify]\nport = 1": r"the file has no sections: write its settings without \[notify\]",
     }
     for line, said in lines.items():
         file.write_text(line)
         with pytest.raises(InvalidRequest, match=said):
             load(file=file, environ={})
+    with pytest.raises(InvalidRequest, match="did you mean check_attempts"):
+        changed(Settings(), {"check_attemps": 3})
 
 
 def test_a_settings_file_may_begin_with_the_mark_of_windows(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def check_tables(app_configs: Any = None, databases: Sequence[str] | None = None
             warnings.append(
                 Warning(
                     f"the database {alias!r} lacks Notify's tables {', '.join(missing)}",
-                    hint=f"`manage.py migrate {LABEL} --database {alias}` makes them.",
+                    hint=f"`manage.py migrate {LABEL} --database {alias}` creates them.",
                     id="notify.W001",
                 )
             )

@@ -161,7 +161,9 @@ def check_start(start: object) -> None:
             return
     except ValueError:
         pass
-    raise InvalidRequest(f"start {start!r:.40} is not earliest, latest, an offset or an instant", "invalid_start")
+    raise InvalidRequest(
+        f"start {start!r:.40} is not earliest, latest, an offset or an RFC 3339 instant", "invalid_start"
+    )
 
 
 def check_callable(

@@ -91,7 +91,7 @@ def _actions(routes: APIRouter, desk: Desk) -> None:
         undecided = stored.state in (State.PREPARED, State.PARKED)
         wanted = {"commit": State.COMMITTED, "rollback": State.ROLLED_BACK}.get(action)
         if not undecided and stored.state != wanted:
-            raise InvalidRequest(f"{stored.state.name} is recorded already and stays", "outcome_conflict", 409)
+            raise InvalidRequest(f"{stored.state.name} is already recorded, and final", "outcome_conflict", 409)
 
         async def do() -> Any:
             if wanted is not None:

@@ -140,7 +140,7 @@ class Outcomes:
                     item = Item(o.id, 200, STATE_NAMES[result.state])
                 else:
                     metrics.conflicts += 1
-                    detail = f"{result.state.name} is recorded already and stays"
+                    detail = f"{result.state.name} is already recorded, and final"
                     item = Item(o.id, 409, result.state.name, code="outcome_conflict", detail=detail)
             answered.append(item)
         return answered

@@ -47,7 +47,7 @@ def offset_of(store: Store, topic: str, queue: int, start: Start, now_us: int) -
             start = datetime.fromisoformat(text)
         except ValueError:
             raise InvalidRequest(
-                f"start {text[:40]!r} is not earliest, latest, an offset or an instant", "invalid_start"
+                f"start {text[:40]!r} is not earliest, latest, an offset or an RFC 3339 instant", "invalid_start"
             ) from None
     try:
         time_us = microseconds(start)

@@ -76,4 +76,4 @@ def _item(transaction_id: bytes, state: State | None, is_done: bool) -> dict[str
     item["state"] = state.name
     if is_done:
         return item | {"status": 200}
-    return item | {"status": 409, "code": "outcome_conflict", "detail": f"{state.name} is recorded already and stays"}
+    return item | {"status": 409, "code": "outcome_conflict", "detail": f"{state.name} is already recorded, and final"}
