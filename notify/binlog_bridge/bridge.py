@@ -196,7 +196,9 @@ class Bridge:
         try:
             await left_behind.send()
         except (NotifyError, sa.exc.SQLAlchemyError, RuntimeError, OSError) as error:
-            raise Unavailable(f"what producers left behind waits in its rows: {reason_of(error)}") from error
+            raise Unavailable(
+                f"messages that producers left behind wait in the database: {reason_of(error)}"
+            ) from error
 
     def _wait_for_the_other(self, error: SameServerId) -> float:
         """Seconds to wait. If the server id was in use more than SAME_ID_TIMES times, the candidate is refused."""

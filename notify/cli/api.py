@@ -175,8 +175,9 @@ def fields(*names: str) -> Columns:
 
 
 def place_of(message: dict[str, Any]) -> str:
-    """A message's topic, queue and offset."""
-    return f"{message['topic']}/{message['queue']}@{message['offset']}"
+    """A message's topic, queue and offset, and the one of several logs that it is in."""
+    place = f"{message['topic']}/{message['queue']}@{message['offset']}"
+    return f"{place} {message['worker']}" if message.get("worker") else place
 
 
 def seconds(instant: str | None) -> str:

@@ -11,12 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 import typer
-from rich.progress import Progress
 
 from notify.admin_api.writes import WRITES
 from notify.cli.api import AS_JSON, REASON, URL, show
 from notify.cli.data_directory import place, sync, sync_all
-from notify.cli.printed import console
+from notify.cli.printed import progress
 from notify.cli.writes import send_write, write_body
 from notify.client.transport.login import tls_files_from_environment, token_from_environment
 from notify.errors import InvalidRequest, Unavailable
@@ -42,10 +41,10 @@ def backup(
     partial = directory.with_name(directory.name + ".partial")
     try:
         total = sum(file["size"] for file in manifest["files"])
-        with Progress(console=console(stderr=True), disable=as_json, transient=True) as progress:
-            task = progress.add_task("copying", total=total)
+        with progress(as_json) as shown:
+            task = shown.add_task("copying", total=total)
             for file in manifest["files"]:
-                _fetch(url, manifest["name"], file, partial, lambda count: progress.advance(task, count))
+                _fetch(url, manifest["name"], file, partial, lambda count: shown.advance(task, count))
         (partial / "backup.json").write_text(json.dumps(manifest, indent=2) + "\n")
         sync_all(partial)
         partial.rename(directory)

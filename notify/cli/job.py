@@ -6,12 +6,11 @@ import time
 from typing import Any
 
 import typer
-from rich.progress import Progress
 
 from notify.admin_api import server
 from notify.admin_api.declaration import AdminWrite
 from notify.cli.api import AS_JSON, URL, WATCH, call, fields, show, show_rows, watched
-from notify.cli.printed import console
+from notify.cli.printed import progress
 from notify.cli.writes import add_write, show_write
 
 FOLLOW_SECONDS = 0.2
@@ -68,10 +67,10 @@ def to_the_end(write: AdminWrite, url: str, answer: dict[str, Any], as_json: boo
 
 def followed(url: str, number: int, as_json: bool, *, here: bool = False) -> dict[str, Any]:
     """Wait for the end of a job, show its progress, and return the job."""
-    with Progress(console=console(stderr=True), disable=as_json) as progress:
-        bar = progress.add_task(f"job {number}", total=1.0)
+    with progress(as_json, transient=False) as shown:
+        bar = shown.add_task(f"job {number}", total=1.0)
         while (job := call(url, "GET", "jobs", str(number), here=here))["state"] == "running":
-            progress.update(bar, completed=job["progress"])
+            shown.update(bar, completed=job["progress"])
             time.sleep(FOLLOW_SECONDS)
-        progress.update(bar, completed=job["progress"])
+        shown.update(bar, completed=job["progress"])
     return job

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -98,6 +99,12 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else visible(str(value))
+
+
+def progress(quiet: bool, *, transient: bool = True) -> Progress:
+    """A bar on standard error: none if `quiet`, or if no person reads it, for whom rich would write an empty line."""
+    shown = console(stderr=True)
+    return Progress(console=shown, disable=quiet or not shown.is_terminal, transient=transient)
 
 
 def latency(seconds: float | None) -> str:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.progress import Progress
 
 from notify.cli.api import AS_JSON, show
 from notify.cli.data_directory import begun, facts_of, place, sync, take_place
-from notify.cli.printed import console
+from notify.cli.printed import progress
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.workers import MOST, SHARED, refuse_divided, worker_names
 from notify.server.data_directory import SHARD, put_file
@@ -121,9 +120,9 @@ def _of_store(url: str, data_dir: Path, until: int | None, quiet: bool) -> dict[
     free = shutil.disk_usage(partial).free
     if total > free:
         raise InvalidRequest(f"{data_dir} has room for {free:,} bytes, but the restore needs {total:,}: make room")
-    with Progress(console=console(stderr=True), disable=quiet, transient=True) as progress:
-        task = progress.add_task("fetching", total=total)
-        restoring.fetch(lambda size: progress.advance(task, size))
+    with progress(quiet) as shown:
+        task = shown.add_task("fetching", total=total)
+        restoring.fetch(lambda size: shown.advance(task, size))
     restored = asyncio.run(restoring.finish(wall_clock()))
     facts = asyncio.run(facts_of(partial / "log", reads_all=False))
     take_place(partial, data_dir)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notify.admin_api.bodies import describe_body
-from notify.cli.api import URL, seconds
+from notify.cli.api import URL, place_of, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.errors import NotFound
 
@@ -38,8 +38,8 @@ def tail(
     async def run() -> None:
         count = 0
         async with AsyncReader(url) as reader:
-            async for message in _messages(reader, name, last, follow):
-                _say(message, json_lines)
+            async for shard, message in _messages(reader, name, last, follow):
+                _say(message, shard, json_lines)
                 count += 1
         if not count and last:
             say(f"topic {name} has no messages", err=True)
@@ -52,9 +52,11 @@ Place = tuple[str | None, int]
 """The shard (None if there is only one log) and the queue."""
 
 
-async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) -> AsyncIterator[ReceivedMessage]:
-    """The `last` messages of all queues together; with `follow`, then all new messages, without an end."""
-    newest: list[ReceivedMessage] = []
+async def _messages(
+    reader: AsyncReader, topic: str, last: int, follow: bool
+) -> AsyncIterator[tuple[str | None, ReceivedMessage]]:
+    """The `last` messages of all queues together, each after its shard; with `follow`, then all new messages."""
+    newest: list[tuple[str | None, ReceivedMessage]] = []
     offsets: dict[Place, int] = {}
     for place, bounds in (await _bounds(reader, topic)).items():
         offsets[place] = bounds.end
@@ -64,10 +66,10 @@ async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) ->
                 begin = max(start, end - last + len(found))
                 found = await _read(reader, topic, place, begin, end) + found
                 end = begin
-        newest += found
-    newest.sort(key=lambda message: message.committed_at)
-    for message in newest[len(newest) - min(last, len(newest)) :]:
-        yield message
+        newest += [(place[0], message) for message in found]
+    newest.sort(key=lambda row: row[1].committed_at)
+    for row in newest[len(newest) - min(last, len(newest)) :]:
+        yield row
     while follow:
         for place, bounds in (await _bounds(reader, topic)).items():
             shard, queue = place
@@ -76,7 +78,7 @@ async def _messages(reader: AsyncReader, topic: str, last: int, follow: bool) ->
             if bounds.end > begin:
                 async for message in reader.read(topic, queue, offset=begin, shard=shard):
                     offsets[place] = max(offsets[place], message.offset + 1)
-                    yield message
+                    yield shard, message
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -106,11 +108,11 @@ async def _bounds(reader: AsyncReader, topic: str) -> dict[Place, QueueBounds]:
     return bounds
 
 
-def _say(message: ReceivedMessage, json_lines: bool) -> None:
+def _say(message: ReceivedMessage, shard: str | None, json_lines: bool) -> None:
     if json_lines:
-        say_json(_fields(message))
+        say_json(_fields(message) | ({} if shard is None else {"shard": shard}))
         return
-    place = f"{message.topic}/{message.queue}@{message.offset}"
+    place = place_of({"topic": message.topic, "queue": message.queue, "offset": message.offset, "worker": shard})
     body = describe_body(_fields(message)) or message.body.decode(errors="replace")
     columns = [place, seconds(message.committed_at), message.key or "-", body]
     if is_terminal():

@@ -118,7 +118,7 @@ class LeftBehindMover:
             try:
                 await self.send(engine, schemas)
             except (NotifyError, sa.exc.SQLAlchemyError, OSError) as error:
-                self.complain(SERVERS, f"what producers left behind waits in its rows: {reason_of(error)}")
+                self.complain(SERVERS, f"messages that producers left behind wait in the database: {reason_of(error)}")
                 is_slowed = isinstance(error, NotifyError) and error.status == Backpressure.status
                 if is_slowed:
                     await asyncio.sleep(SLOWED_SECONDS)

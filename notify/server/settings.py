@@ -393,7 +393,7 @@ def _meant(name: str, names: Iterable[str]) -> str:
 
 
 def _instead(name: str, names: Iterable[str]) -> str:
-    """What to do if there is no setting of this name."""
+    """The remedy where no setting has this name."""
     meant = _meant(name, names)
     return f"did you mean {meant}?" if meant else "`notify settings list` and docs/reference.md have all settings"
 

@@ -123,7 +123,7 @@ def test_a_bridge_that_may_mark_no_rows_stores_no_halves(
 ) -> None:
     source.leave("a")
     with binlog_reader(binlog_server, source.url, unique[:12], {"*": "SELECT"}) as reader:
-        with pytest.raises(Unavailable, match="what producers left behind waits in its rows"):
+        with pytest.raises(Unavailable, match="messages that producers left behind wait in the database"):
             move(reader, server)
         assert source.rows == [(LEFT_BEHIND, "")]
         assert ask(server.url, "GET", f"/v1/admin/transactions?producer_group={unique}")[1]["transactions"] == []

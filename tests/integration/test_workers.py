@@ -512,6 +512,9 @@ def test_a_tail_shows_the_newest_of_all_workers(server: ServerProcess) -> None:
     code, shown = cli("topic", "tail", "tailed", "--last", "4", "--url", server.url)
     assert code == 0
     assert [line.rpartition("\t")[2].strip('"') for line in shown["text"].splitlines()] == KEYS[-4:]
+    places = [line.partition("\t")[0] for line in shown["text"].splitlines()]
+    owners = {key: name for name in NAMES for key in keys_of(name)}
+    assert [place.split()[1] for place in places] == [owners[key] for key in KEYS[-4:]], "an offset is one worker's"
 
 
 def test_metrics_say_which_worker(server: ServerProcess) -> None:

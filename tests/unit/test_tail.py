@@ -43,7 +43,7 @@ class Queue:
 def newest(queue: Queue, last: int) -> list[int]:
     async def read() -> list[int]:
         reader = cast(AsyncReader, queue)
-        return [message.offset async for message in _messages(reader, "t", last, False)]
+        return [message.offset async for _, message in _messages(reader, "t", last, False)]
 
     return asyncio.run(read())
 

@@ -185,7 +185,7 @@ def test_a_redrive_goes_on_at_each_worker_where_its_search_ended() -> None:
     assert offsets(0, names) == dict.fromkeys(names, 0)
     assert offsets("w-1:7,w-2:-,w-3:9", names) == {"w-1": 7, "w-3": 9}
     for text in (5, "w-1:-", "w-1:x", "5", None):
-        with pytest.raises(InvalidRequest, match="GET /v1/members"):
+        with pytest.raises(InvalidRequest, match="its own address, such as …/w-1"):
             offsets(text, names)
 
 

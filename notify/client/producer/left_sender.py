@@ -396,7 +396,7 @@ class LeftSender:
             kind = "the database"
         if kind != self._complaint:
             self._complaint = kind
-            log.warning("what group %s leaves behind waits in its rows: %s", self._group, why)
+            log.warning("messages that group %s left behind wait in the database: %s", self._group, why)
 
     async def close(self) -> None:
         """Close the connections; `run` is cancelled already."""

@@ -33,7 +33,7 @@ def offsets(value: object, names: Sequence[str]) -> dict[str, int]:
     if not found or None in found.values():
         raise InvalidRequest(
             "offset is the `next_offset` of an earlier answer of all workers; for an offset of one worker send the "
-            "request to that worker at its own address (GET /v1/members)",
+            f"request to that worker at its own address, such as …/{names[0]}",
             "names_no_worker",
         )
     return {name: place for name, place in found.items() if place is not None}

@@ -286,6 +286,6 @@ def refuse_offsets(path: str, body: Mapping[str, Any]) -> None:
         if type(body.get(field)) is int and path.startswith(("groups/", "topics/")):
             raise InvalidRequest(
                 f"{field} is an offset, and each worker has its own offsets: give an instant, earliest or latest, "
-                "or send the request to one worker at its own address (GET /v1/members)",
+                "or send the request to one worker at its own address (`notify node list`)",
                 "names_no_worker",
             )

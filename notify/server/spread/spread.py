@@ -114,7 +114,8 @@ class _Spreading:
         refuse_offsets(path, question.fields)
         if rule.asked is FanOut.NONE:
             raise InvalidRequest(
-                "this is about the log of one worker: ask each worker at its own address, which GET /v1/members shows",
+                f"this is about the log of one worker: ask each worker at its own address, such as …/{self._names[0]} "
+                "(`notify node list` shows them)",
                 "names_no_worker",
             )
         if rule.asked is FanOut.KNOWING:
