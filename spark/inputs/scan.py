@@ -42,7 +42,7 @@ from notify.storage.groups import SettleKind
 from notify.storage.log import meta
 from notify.storage.log.disk import Disk
 from notify.storage.log.entry import ENTRY_SIZE, ENTRY_TYPE, Entry, EntryKind, each_of, table_of
-from notify.storage.log.format import FRAME_HEADER_SIZE, crc32c, read_segment_header
+from notify.storage.log.format import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, crc32c, read_segment_header
 from notify.storage.log.records import (
     RECORD_HEADER,
     RECORD_HEADER_SIZE,
@@ -64,10 +64,10 @@ class SegmentScan:
         """`sealed_end`: the position at which the next segment begins; 0 if the segment may grow."""
         fd = disk.open(name)
         try:
-            base, created = read_segment_header(disk.read(fd, 64, 0))
+            base, created = read_segment_header(disk.read(fd, SEGMENT_HEADER_SIZE, 0))
             segment = Segment(base, name, fd, created)
             segment.sealed_end = sealed_end
-            self.facts = Scanned(base, base)
+            self.facts = Scanned(base, base + SEGMENT_HEADER_SIZE)
             self._damages = Damages()
             self._entries: list[bytes] = []
             self._counts: list[int] = []

@@ -25,9 +25,12 @@ from notify.errors import InvalidRequest, StorageFailed, Unavailable
 from notify.protocol import ids
 from notify.spark.audit import Audit
 from notify.spark.inputs.databases import Database
+from notify.spark.inputs.log_files import LocalFiles
 from notify.spark.inputs.log_input import LogInput
 from notify.spark.result import Inputs
 from notify.spark.tables.source import NotifyTable
+from notify.storage.log.checkpoint import checkpoint_name
+from notify.storage.log.format import SEGMENT_HEADER_SIZE
 from notify.storage.sql import schema
 from notify.storage.sql.rows import moment_of, text_of
 from notify.testing.process import ServerProcess
@@ -37,6 +40,7 @@ from tests.support.commands import cli
 from tests.support.databases import empty_database
 from tests.support.http import admin
 from tests.support.proxy import Proxy
+from tests.support.shipping import sealed_copy
 from tests.support.shop import make_engine
 from tools.bench.made_run import SOURCE, Made, made_run
 
@@ -168,6 +172,16 @@ def test_a_log_that_is_not_whole_says_so(
     else:
         problems = [*harmed.problems, *harmed.unread(0)]
     assert any(said in problem for problem in problems), problems
+
+
+def test_a_log_whose_last_segment_is_empty_is_whole(run: tuple[Made, str], tmp_path: Path) -> None:
+    """A server that ships begins one each minute. If it was stopped before the next message, its log was called cut."""
+    data_dir = sealed_copy(copied(run[0], tmp_path), tmp_path / "sealed")
+    base = LocalFiles(data_dir / "log").segments()[0][-1].base
+    assert (data_dir / "log" / checkpoint_name(base + SEGMENT_HEADER_SIZE)).exists()
+    log = LogInput(data_dir)
+    log.prepare(None, tmp_path / "scratch")
+    assert [*log.problems, *log.unread(0)] == []
 
 
 @pytest.mark.long
