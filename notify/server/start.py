@@ -226,7 +226,7 @@ async def _shipping(settings: Settings, store: TransactionStore) -> AsyncIterato
         )
     if missing := [name for name in ("fsspec", "pyarrow") if importlib.util.find_spec(name) is None]:
         raise InvalidRequest(
-            f"setting ship_to needs the extra ship: pip install 'notify-tx[ship]' ({', '.join(missing)} is missing)"
+            f"setting ship_to needs the extra ship: pip install 'notify-tx[ship]' (missing: {', '.join(missing)})"
         )
     shipping = Shipping(store, settings, steady_clock)
     try:

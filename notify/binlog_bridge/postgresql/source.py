@@ -189,7 +189,7 @@ def _setting_findings(connection: Connection, *, accept_unbounded_wal: bool) -> 
         found.append(
             Finding(
                 f"wal_level is {level}: rows cannot be read from the log",
-                "ALTER SYSTEM SET wal_level = 'logical', and restart the server",
+                "ALTER SYSTEM SET wal_level = 'logical', and restart PostgreSQL",
             )
         )
     most_mb = int(_setting(connection, "max_slot_wal_keep_size"))
@@ -266,7 +266,7 @@ def _slot_findings(connection: Connection, slot: Slot) -> list[Finding]:
         return [
             Finding(
                 f"all {most} replication slots are used",
-                "raise max_replication_slots, and restart the server; or drop unused slots: `notify doctor "
+                "raise max_replication_slots, and restart PostgreSQL; or drop unused slots: `notify doctor "
                 "--dsn … --bridge` names those without a reader",
             )
         ]
