@@ -154,3 +154,29 @@ async def test_only_a_write_without_an_answer_is_in_doubt(method: str, ending: s
             await client.call(method, "/v1/members", b"", 0.01)
         client.close()
         await is_over.wait()
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_only_a_server_that_never_answered_may_speak_tls(answers: int) -> None:
+    """A consumer whose server was killed logged that TLS may be the cause."""
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        await reader.readuntil(b"\r\n\r\n")
+        asked += 1
+        if asked <= answers:
+            writer.write(ANSWER.replace(b"\r\n", b"\r\nconnection: close\r\n", 1) + b"/a")
+        writer.close()
+
+    served = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = HttpClient(f"http://127.0.0.1:{served.sockets[0].getsockname()[1]}")
+    try:
+        for _ in range(answers):
+            assert await client.call("GET", "/a", b"", 10) == b"/a"
+        with pytest.raises(Unavailable, match="closed the connection") as raised:
+            await client.call("GET", "/a", b"", 10)
+    finally:
+        client.close()
+        served.close()
+    assert ("TLS" in str(raised.value)) is (answers == 0)

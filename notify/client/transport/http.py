@@ -145,7 +145,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._answer: asyncio.Future[Reply] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport
-        self.used = self._has_answered = False
+        self.used = False
         self.idle_since = 0.0
         """When the last request ended, by the clock on the wall: a machine that was frozen notices the jump."""
 
@@ -175,7 +175,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
 
     def answered(self, status: int, body: bytes, is_kept: bool) -> None:
         answer = self._ended()
-        self._has_answered = True
+        self._client.has_answered = True
         if answer is not None and not answer.done():
             answer.set_result((status, body, self.head))
         if is_kept:
@@ -187,7 +187,7 @@ class _Connection(AnswerReader, asyncio.Protocol):
         self._client.forget(self)
         if error is None:
             self.ended()
-        may_speak_tls = not self._client.is_tls and not self._has_answered
+        may_speak_tls = not self._client.is_tls and not self._client.has_answered
         hint = "; if it speaks TLS, write https://" if may_speak_tls else ""
         self._fail(_Cut(f"the server closed the connection before it answered{hint}"))
 
@@ -241,6 +241,8 @@ class HttpClient:
         self.address = str(parts.hostname), parts.port or (443 if parts.scheme == "https" else 80)
         self.reached = ""
         """The one of the host's addresses that has answered last; empty if none has. Any thread may ask."""
+        self.has_answered = False
+        """Whether the server has ever answered, so that it speaks the protocol of `url`."""
         self.is_tls = parts.scheme == "https"
         self._tls = (tls or tls_files_from_environment()) if self.is_tls else None
         self._base = parts.path.rstrip("/")
