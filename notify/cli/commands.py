@@ -92,7 +92,7 @@ def stand_in(name: str) -> Any:
 
 
 def shorten_help(command: Any) -> None:
-    """Let --help show only variables with explicit names, and no type of flags that take no value."""
+    """Let --help show variables only with explicit names, no type of flags without a value, and arguments as NAME."""
     for parameter in command.params:
         _shorten(parameter)
     of_help = command.get_help_option
@@ -112,3 +112,5 @@ def _shorten(parameter: Any) -> None:
         parameter.show_envvar = False
     if getattr(parameter, "is_flag", False) and parameter.metavar is None:
         parameter.metavar = ""
+    if parameter.param_type_name == "argument" and parameter.metavar is None:
+        parameter.metavar = parameter.name.upper()  # as in docs/commands.md; typer writes {name}

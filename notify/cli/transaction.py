@@ -62,7 +62,7 @@ def action(command: str, name: str, text: str) -> None:
 
     @group.command(command, help=text)
     def act(
-        ids: list[str] = typer.Argument(None, metavar="[ID]...", help="The transactions; or --all."),
+        ids: list[str] = typer.Argument(None, metavar="ID", help="The transactions; or --all."),
         all: bool = typer.Option(
             False, "--all", help="The oldest 4,096 that match, as a job; waits for its end and shows its progress."
         ),

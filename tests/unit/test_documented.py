@@ -227,6 +227,12 @@ def test_every_flag_says_what_it_is_for() -> None:
     assert [(name, p.name) for name, p in commands if p.param_type_name == "option" and not p.help] == []
 
 
+def test_help_writes_arguments_as_the_page_does() -> None:
+    """typer wrote {GROUP} {id}: in capitals only what had a name of its own."""
+    arguments = [p for _, command in command_page.commands() for p in command.params if p.param_type_name == "argument"]
+    assert arguments and all(p.metavar == p.metavar.upper() and p.metavar.isalpha() for p in arguments)
+
+
 def test_help_has_no_line_that_breaks_off() -> None:
     """typer keeps the line breaks of a docstring after its first paragraph, and a terminal broke such lines twice."""
     texts = {name: inspect.cleandoc(command.help).split("\n\n")[1:] for name, command in command_page.commands()}
