@@ -13,17 +13,19 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from notify.admin_api import words
 from notify.runtime.visible import visible
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 GAP = 2
 """The number of blanks between columns."""
@@ -103,6 +105,8 @@ def _text(value: Any) -> str:
 
 def progress(quiet: bool, *, transient: bool = True) -> Progress:
     """A bar on standard error: none if `quiet`, or if no person reads it, for whom rich would write an empty line."""
+    from rich.progress import Progress
+
     shown = console(stderr=True)
     return Progress(console=shown, disable=quiet or not shown.is_terminal, transient=transient)
 
