@@ -182,7 +182,8 @@ def test_coroutines_without_asyncio_are_refused_in_one_sentence() -> None:
     consumer = AsyncConsumer("http://127.0.0.1:1", group="g")
     consumer.subscribe("t")(_handle)
     reader = AsyncReader(producer.url)
-    for use in (producer.start(), producer.publish(Message("t", "x")), consumer.run(), reader.shards()):
+    entered = producer.__aenter__(), reader.__aenter__()  # else the end of `async with` hid the sentence of a reader
+    for use in (*entered, producer.start(), producer.publish(Message("t", "x")), consumer.run(), reader.shards()):
         with pytest.raises(BindingRefused, match=r"no event loop of asyncio runs here"):
             use.send(None)
 

@@ -215,6 +215,7 @@ class AsyncReader:
         await self._http.aclose()
 
     async def __aenter__(self) -> AsyncReader:
+        running_loop()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
