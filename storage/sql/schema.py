@@ -43,13 +43,13 @@ NEEDS = tuple(
 """The server's needs of its tables: see notify/runtime/guarantees.py."""
 
 
-def upgrade(engine: Engine, shard: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+def upgrade(engine: Engine, shard: str, *, clock: Callable[[], float] = time.monotonic) -> None:
     """Bring the tables to this version, and name the database as a shard if it has no name yet.
 
     Several servers may run it at the same time. Raises StorageFailed for a shard of another name, or a database that
     logs statements, UnsafeTable, and InvalidRequest if another process keeps the tables locked.
     """
-    deadline = monotonic() + WAIT_SECONDS
+    deadline = clock() + WAIT_SECONDS
     while True:
         try:
             return _upgrade(engine, shard)
@@ -57,7 +57,7 @@ def upgrade(engine: Engine, shard: str, *, monotonic: Callable[[], float] = time
             # On SQLite every writer waits for all others, on a slow disk for longer than an engine's own bound.
             if getattr(error.orig, "sqlite_errorname", None) != "SQLITE_BUSY":
                 raise
-            if monotonic() >= deadline:
+            if clock() >= deadline:
                 raise InvalidRequest(_BUSY) from None
 
 
