@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import NewTopic, TopicMetadata  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from notify.errors import InvalidRequest, NotifyError, Unauthorized, Unavailable, stale_epoch
 from notify.kafka.calls import answered
@@ -14,6 +14,10 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.codes import AWAY, FENCED
 from notify.kafka.diagnosis import bad_setting, refusal, refuses, why_unreachable
 from notify.kafka.rights import REFUSED, Needs, missing, user_of
+from notify.protocol.limits import digits
+from notify.runtime.program_log import program_log
+
+log = program_log("notify.kafka")
 
 CALL_SECONDS = 20.0
 FIRST_ANSWER_SECONDS = 2.0
@@ -29,6 +33,8 @@ FOR_NOW = AWAY | {
 KEPT = {"cleanup.policy": "delete"}
 """Topics of messages must not be compacted, which a broker's default may be: only the last message of a key would stay.
 """
+KEEPING = frozenset(("cleanup.policy", "retention.ms", "retention.bytes"))
+"""The settings of a topic that determine which records brokers delete."""
 COMPACTED = {
     "cleanup.policy": "compact", "segment.bytes": str(16 << 20), "segment.ms": "86400000",
     "min.compaction.lag.ms": "86400000", "min.cleanable.dirty.ratio": "0.1",
@@ -93,8 +99,10 @@ def new_topic(name: str, partitions: int, config: dict[str, str]) -> NewTopic:
     return NewTopic(name, num_partitions=partitions, replication_factor=-1, config=config)
 
 
-def make_missing(cluster: Cluster, wanted: Sequence[NewTopic]) -> list[str]:
+def make_missing(cluster: Cluster, wanted: Sequence[NewTopic], *, tells_changed: bool = False) -> list[str]:
     """Make the missing topics of `wanted`. Raises the errors of make_topics.
+
+    `tells_changed`: log where the others do not keep their records as they are wanted to.
 
     Returns the names of topics that seemed to be missing but exist: another process has made them in the meantime, or
     this user may not see them.
@@ -116,7 +124,39 @@ def make_missing(cluster: Cluster, wanted: Sequence[NewTopic]) -> list[str]:
                 raise Unavailable(f"Kafka does not make topic {name!r} now: {error.str()}") from raised
             else:
                 raise _not_made(name, error, cluster) from raised
+    if tells_changed:
+        _tell_changed(admin, [topic for topic in wanted if topic.topic in topics])
     return existing
+
+
+def _tell_changed(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
+    """Log the settings of existing topics by which brokers delete records that are needed: somebody else has made or
+    changed the topics. Settings that this user may not see are left out."""
+    configs = {topic.topic: topic.config or {} for topic in wanted}
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in configs]
+    answers = admin.describe_configs(resources, request_timeout=CALL_SECONDS) if resources else {}
+    for resource, answer in answers.items():
+        try:
+            present = answered(answer, CALL_SECONDS)
+        except KafkaException:
+            continue
+        config = configs[resource.name]
+        for setting in KEEPING & config.keys() & present.keys():
+            value, wanted_value = str(present[setting].value), config[setting]
+            if not _keeps(value, wanted_value):
+                log.warning(
+                    "topic %s has %s=%s, so Kafka deletes records that Notify still needs: kafka-configs.sh --alter "
+                    "--entity-type topics --entity-name %s --add-config %s=%s",
+                    resource.name, setting, value, resource.name, setting, wanted_value,
+                )  # fmt: skip
+
+
+def _keeps(value: str, wanted: str) -> bool:
+    """Whether a topic with this value of a setting keeps its records at least as long as with the wanted one."""
+    if value in (wanted, "-1"):
+        return True
+    given, least = digits(value), digits(wanted)
+    return given is not None and least is not None and given >= least
 
 
 def _not_made(name: str, error: KafkaError, cluster: Cluster) -> InvalidRequest:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from notify.errors import InvalidRequest
-from notify.kafka.brokers import make_topics
+from notify.kafka.brokers import COMPACTED, make_missing, new_topic
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import POSITIONS
 from notify.kafka.table import latest
@@ -47,7 +47,7 @@ def positions_topic(source: str) -> str:
 
 def make_positions_topic(cluster: Cluster, source: str) -> None:
     """Make a source's topic if it is missing. Raises Unavailable; InvalidRequest if the brokers refuse."""
-    make_topics(cluster, [positions_topic(source)], compacted=True)
+    make_missing(cluster, [new_topic(positions_topic(source), 1, COMPACTED)], tells_changed=True)
 
 
 def standing(cluster: Cluster, source: str) -> Standing:

@@ -12,8 +12,12 @@ The offset is that of the first record which is not done. The metadata is JSON i
 | `left` | true: the last owner left the partition in good order, with no handler running |
 | `reset` | the id of the last reset of the topic that was carried out here (control.py) |
 | `topic` | Kafka's id of the topic that the offset belongs to |
+| `last` | [n, epoch]: the last record that was read, at offset + n (n may be negative), and its leader epoch |
 
 Empty fields are left out. Metadata of another kind, such as another tool's, is ignored.
+
+By `last` a group that continues sees whether the partition's log was cut meanwhile, and written again: records that are
+written after the loss have a later epoch (KIP-320).
 """
 
 from __future__ import annotations
@@ -44,13 +48,15 @@ class _Metadata(msgspec.Struct, omit_defaults=True):
     begun: list[int] = []
     left: bool = False
     topic: str = ""
+    last: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A group's progress. `done`: offsets above `offset` that are done. `failed`: counts of failed attempts, by offset.
     `begun`: the offsets of attempts whose end is unknown. `left`: no handler was running, and none was about to begin.
-    `topic`: the topic's id; empty if unknown."""
+    `topic`: the topic's id; empty if unknown. `last`: offset and leader epoch of the last record that was read; None if
+    unknown. `is_own`: whether Notify committed it, and not another tool."""
 
     offset: int
     done: frozenset[int] = frozenset()
@@ -59,12 +65,17 @@ class Progress:
     begun: frozenset[int] = frozenset()
     left: bool = False
     topic: str = ""
+    last: tuple[int, int] | None = None
+    is_own: bool = True
 
     def metadata(self) -> str:
         """The commit's metadata. The caller must keep the bounds above."""
         failed = [(offset - self.offset, attempts) for offset, attempts in sorted(self.failed.items())]
         begun = sorted(offset - self.offset for offset in self.begun)
-        fields = _Metadata(VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left, self.topic)
+        last = None if self.last is None else (self.last[0] - self.offset, self.last[1])
+        fields = _Metadata(
+            VERSION, _bitmap(self.offset, self.done), failed, self.reset, begun, self.left, self.topic, last
+        )  # fmt: skip
         text = msgspec.json.encode(fields).decode()
         assert len(text) <= MOST_CHARACTERS, "a window keeps MOST_SPAN, MOST_FAILED and MOST_BEGUN"
         return text
@@ -75,13 +86,14 @@ class Progress:
         try:
             decoded = msgspec.json.decode(metadata or "", type=_Metadata)
             if decoded.notify != VERSION:
-                return cls(offset)
+                return cls(offset, is_own=False)
             done = frozenset(_offsets(offset, decoded.done))
         except (ValueError, RecursionError, zlib.error):  # ValueError: of JSON, of base64, of characters beyond ASCII
-            return cls(offset)
+            return cls(offset, is_own=False)
         failed = {offset + n: attempts for n, attempts in decoded.failed}
         begun = frozenset(offset + n for n in decoded.begun)
-        return cls(offset, done, failed, decoded.reset, begun, decoded.left, decoded.topic)
+        last = None if decoded.last is None else (offset + decoded.last[0], decoded.last[1])
+        return cls(offset, done, failed, decoded.reset, begun, decoded.left, decoded.topic, last)
 
 
 def _bitmap(base: int, offsets: Iterable[int]) -> str:

@@ -60,8 +60,15 @@ def of_bridge(source: str = "SOURCE", topics: Iterable[str] = ("TOPIC",)) -> Nee
         "bridge",
         (
             *published,
-            Need(TOPIC, f"notify-bridge-positions.{source}", ("Read", "Write", "Create"), "the source's position"),
-            Need(TOPIC, "notify-delayed*", ("Read", "Write", "Create", "Delete"), "delayed messages"),
+            Need(
+                TOPIC,
+                f"notify-bridge-positions.{source}",
+                ("Read", "Write", "Create", "DescribeConfigs"),
+                "the source's position",
+            ),
+            Need(
+                TOPIC, "notify-delayed*", ("Read", "Write", "Create", "Delete", "DescribeConfigs"), "delayed messages"
+            ),
             Need(
                 TOPIC,
                 "notify-refused",

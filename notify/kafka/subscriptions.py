@@ -59,7 +59,8 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `at`: a later offset of the group, at most some hours old; 0: none was recorded since the start.
     `inbox_from_us`: when its consumers first reported an inbox, in microseconds since 1970; -1: they have none.
-    `topic_id`: Kafka's id of the topic; empty if unknown. `skipped`: by the last resets, the newest last.
+    `topic_id`: Kafka's id of the topic; empty if unknown. `skipped`: by the last resets, the newest last. `reset`: the
+    id of the last reset that was carried out here (control.py), which a commit of another tool does not tell.
     """
 
     mode: str
@@ -70,6 +71,7 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     inbox_from_us: int = -1
     topic_id: str = ""
     skipped: tuple[Skipped, ...] = ()
+    reset: str = ""
 
     def takes_as(self, other: Subscribed) -> bool:
         """Whether both subscriptions are equal except for where they began."""
@@ -154,7 +156,9 @@ class Subscriptions:
                 changed[place] = wanted_now.with_skipped(noted, skipped)
             else:
                 updated = noted.with_inbox_of(subscribed)
-                updated = msgspec.structs.replace(updated, topic_id=subscribed.topic_id or noted.topic_id)
+                updated = msgspec.structs.replace(
+                    updated, topic_id=subscribed.topic_id or noted.topic_id, reset=subscribed.reset or noted.reset
+                )
                 if renews and max(noted.start, noted.at) < subscribed.start:
                     updated = msgspec.structs.replace(updated, at=subscribed.start)
                 if updated != noted:
@@ -166,6 +170,11 @@ class Subscriptions:
         self._noted |= changed
         for place in wanted if begins else ():
             self._moving.pop(place, None)
+
+    def resets(self) -> dict[Place, str]:
+        """The ids of the last resets that were carried out, by partition. Raises Unavailable."""
+        noted = SUBSCRIPTIONS.rows(self._cluster).items()
+        return {place: s.reset for (group, place), s in noted if group == self._group}
 
     def last(self) -> dict[Place, tuple[int, str]]:
         """The group's last recorded offset and the topic's id, by partition. Raises Unavailable."""

@@ -25,6 +25,8 @@ from notify.protocol.wire import UNDECODABLE
 K = TypeVar("K")
 V = TypeVar("V")
 
+PARTITION = 0
+"""The partition of a table's records, however many its topic has: an administrator may add some, or have made it."""
 LAST_RECORDS = 1000
 """How many offsets are read first, from the end; each time that the key is not among them, four times as many."""
 AT_ONCE = 1000
@@ -172,6 +174,7 @@ def write(cluster: Cluster, topic: str, values: Mapping[bytes, bytes], needs: Ne
                 topic,
                 value,
                 key,
+                PARTITION,
                 on_delivery=lambda error, _: failed.append(error.str()) if error is not None else None,
             )
         unanswered = producer.flush(CALL_SECONDS)
@@ -199,7 +202,7 @@ class _Reading:
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self._consumer = consumer
         self._topic = topic
-        self.begin, self.end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=CALL_SECONDS)
+        self.begin, self.end = consumer.get_watermark_offsets(TopicPartition(topic, PARTITION), timeout=CALL_SECONDS)
         """The first offset, and the offset after the last record whose transaction has ended."""
 
     @classmethod
@@ -215,7 +218,7 @@ class _Reading:
 
     def records(self, start: int) -> Iterator[Message]:
         """The committed records from an offset on. Raises KafkaException; Unavailable if no record arrives for long."""
-        self._consumer.assign([TopicPartition(self._topic, 0, start)])
+        self._consumer.assign([TopicPartition(self._topic, PARTITION, start)])
         deadline = time.monotonic() + CALL_SECONDS
         while time.monotonic() < deadline:
             for message in arrived(self._consumer, AT_ONCE, POLL_SECONDS):

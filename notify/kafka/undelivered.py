@@ -24,7 +24,7 @@ from notify.kafka.brokers import CALL_SECONDS, translated
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import Headers
 from notify.kafka.rights import of_decider
-from notify.kafka.table import KafkaTable, every
+from notify.kafka.table import PARTITION, KafkaTable, every
 from notify.kafka.topics import Topics
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.protocol.limits import digits
@@ -173,7 +173,7 @@ def _carried_out(
             flush(producer, lambda: errors, CALL_SECONDS)
         decided = msgspec.structs.replace(decision, id=message.id, refused_us=message.refused_us)
         key, value = DECISIONS.record(message.offset, decided)
-        producer.produce(DECISIONS.topic, value, key, partition=0)
+        producer.produce(DECISIONS.topic, value, key, PARTITION)
         flush(producer, lambda: errors, CALL_SECONDS)
         if not errors:
             producer.commit_transaction(CALL_SECONDS)

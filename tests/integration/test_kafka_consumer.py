@@ -462,6 +462,35 @@ def test_pause_resume_and_reset(kafka: str, unique: str) -> None:
     assert Counter(seen.texts) == Counter({"a": 2, "b": 2, "c": 2, "d": 1}), "a reset is carried out once"
 
 
+@pytest.mark.long
+def test_a_reset_is_not_repeated_where_another_tool_commits(kafka: str, unique: str) -> None:
+    """kafka-consumer-groups.sh moved the group back, its commit named no reset, and the group went to the end again."""
+    make_topic(kafka, unique)
+    seen = Seen()
+
+    def instance() -> Consumer:
+        consumer = Consumer(kafka, group=unique)
+        consumer.subscribe(unique, start="earliest")(seen)
+        return consumer
+
+    reset, later = control.Reset("r1", unique, "latest"), control.Reset("r2", unique, "latest")
+    with running(instance()):
+        produce(kafka, unique, ["a", "b"])
+        eventually(lambda: done(kafka, unique, unique, 2), "everything to be done")
+        order(kafka, unique, control.Control(resets=(reset,)))
+        eventually(lambda: progress(kafka, unique)[unique, 0].reset == "r1", "r1")
+    commit_offsets(onlooker(kafka, unique), TopicPartition(unique, 0, 1))
+    with running(instance()):
+        eventually(lambda: done(kafka, unique, unique, 2), "the second message again")
+        eventually(lambda: progress(kafka, unique)[unique, 0].reset == "r1", "its commit to name the reset")
+    assert Counter(seen.texts) == Counter({"a": 1, "b": 2})
+    order(kafka, unique, control.Control(resets=(later,)))  # this one was not carried out yet
+    commit_offsets(onlooker(kafka, unique), TopicPartition(unique, 0, 0))
+    with running(instance()):
+        eventually(lambda: progress(kafka, unique)[unique, 0].reset == "r2", "r2")
+    assert len(seen.texts) == 3
+
+
 # --- the end, and what cannot be ------------------------------------------------------------------------------
 
 

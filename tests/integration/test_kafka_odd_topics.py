@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client import Consumer, DeadLetter
 from notify.client.handling.hand import Hand
 from notify.client.kafka import loop
@@ -23,7 +29,7 @@ from notify.testing import forked
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import Wrapped, commit_offsets, committed
-from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce
+from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce, produce_in_transaction
 
 pytest.importorskip("confluent_kafka")
 
@@ -121,6 +127,18 @@ def test_a_retry_topic_with_too_few_partitions_is_refused(kafka_url: str, unique
     make_with(kafka_url, retry_topic(unique), 3)
     with pytest.raises(InvalidRequest, match=f"--alter --topic {retry_topic(unique)} --partitions 16"):
         consumer_of(kafka_url, unique, []).run()
+
+
+def test_a_topic_that_keeps_retries_for_too_short_a_time_is_told(
+    kafka_url: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_topic(kafka_url, unique)
+    make_with(kafka_url, retry_topic(unique), 16, retention_ms="60000", cleanup_policy="delete")
+    make_with(kafka_url, dead_letter_topic(unique), 1, retention_ms="-1")
+    with running(consumer_of(kafka_url, unique, [])):
+        eventually(lambda: is_assigned(kafka_url, unique), "the partition")
+    assert f"topic {retry_topic(unique)} has retention.ms=60000" in caplog.text
+    assert caplog.text.count("still needs") == 1
 
 
 @pytest.mark.long
@@ -591,3 +609,71 @@ def test_a_server_reads_one_of_its_own_from_its_first_record(kafka_url: str, uni
     eventually(lambda: taken.extend(news()) or len(taken) == 2, "the new records")
     topics.close()
     assert (taken, forgotten) == ([b"a", b"b"], [unique])
+
+
+# --- cut, as by an unclean election, and written again ------------------------------------------------------------
+
+
+@pytest.fixture
+def own_node(tmp_path: Path) -> Iterator[KafkaCluster]:
+    """A node that a test may stop."""
+    cluster = KafkaCluster(tmp_path)
+    try:
+        cluster.start(5 * PATIENCE_SECONDS)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.long
+def test_a_consumer_that_was_away_notices_that_records_were_replaced(
+    own_node: KafkaCluster, tmp_path: Path, unique: str
+) -> None:
+    """The topic was longer than before when the consumer returned: it passed what lay before its offset."""
+    url, records, shorter = own_node.url, own_node.data_directory(0) / f"{unique}-0", tmp_path / "shorter"
+    make_topic(url, unique)
+    produce(url, unique, [f"old {n}" for n in range(5)])
+    with stopped(own_node):
+        shutil.copytree(records, shorter)
+    eventually(lambda: is_written(url, unique, [f"lost {n}" for n in range(5)]), "records with a marker behind them")
+    seen: list[str] = []
+    with running(consumer_of(url, unique, seen, start="earliest")):
+        eventually(lambda: is_committed(url, unique, 11), "everything to be done")
+    with stopped(own_node):
+        shutil.rmtree(records)
+        shutil.copytree(shorter, records)
+    new = [f"new {n}" for n in range(10)]
+    produce(url, unique, new)
+    seen.clear()
+    with running(consumer_of(url, unique, seen)):
+        eventually(lambda: set(seen) >= set(new), "the new messages")
+
+
+def is_committed(url: str, group: str, offset: int) -> bool:
+    """Whether a group has committed this offset; False while a node that has just started loads what it knows."""
+    try:
+        (committed_at,) = onlooker(url, group).committed([TopicPartition(group, 0)], timeout=CALL_SECONDS)
+    except KafkaException:
+        return False
+    return committed_at.offset == offset
+
+
+def is_written(url: str, topic: str, texts: list[str]) -> bool:
+    """Write in a transaction; False while a node that has just started loads what it knows of transactions."""
+    try:
+        produce_in_transaction(url, topic, texts)
+    except KafkaException as raised:
+        if raised.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def stopped(cluster: KafkaCluster) -> Iterator[None]:
+    """Stop a node in an orderly way, so that all it has is in its files, and start it again."""
+    cluster.signal_node(0, signal.SIGTERM)
+    eventually(lambda: not cluster.is_running(0), "the node to stop")
+    yield
+    cluster.start_node(0)
+    cluster.wait_for_node(0)

@@ -199,7 +199,13 @@ def test_a_bridge_needs_these_rights_and_no_more(secured: SecuredKafka, unique: 
 
 
 BRIDGE_LACKS = [
-    (TOPIC, "notify-bridge-positions", "Read", Forbidden, "Read and Write and Create on topic notify-bridge-positions"),
+    (
+        TOPIC,
+        "notify-bridge-positions",
+        "Read",
+        Forbidden,
+        "Create and DescribeConfigs on topic notify-bridge-positions",
+    ),
     (TOPIC, "notify-bridge-positions", "Create", InvalidRequest, "grant Create on the topic"),
     (GROUP, "notify-positions", "Read", Forbidden, "Read on group notify-positions"),
     (TRANSACTIONAL_ID, "notify-bridge-", "Write", Forbidden, "Write on transactional id notify-bridge-"),
@@ -493,7 +499,7 @@ def test_a_position_that_may_not_be_seen_is_no_missing_one(secured: SecuredKafka
         finally:
             await sink.close()
 
-    with pytest.raises(Forbidden, match="Read and Write and Create on topic notify-bridge-positions"):
+    with pytest.raises(Forbidden, match="Create and DescribeConfigs on topic notify-bridge-positions"):
         asyncio.run(position())
 
 

@@ -33,7 +33,7 @@ from tests.support.shop import make_engine
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import NewPartitions, NewTopic  # type: ignore[attr-defined]
 
 from notify.kafka import table
 from notify.kafka.brokers import make_topics
@@ -134,6 +134,52 @@ def test_an_open_transaction_of_another_source_hides_no_position(url: str, uniqu
         others.abort_transaction(PATIENCE_SECONDS)
 
     use(url, work)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_positions_whose_topic_has_several_partitions_are_found(url: str, unique: str, when: str) -> None:
+    """As brokers or administrators make them: positions went where their keys belong, and each claim began anew."""
+    topic = f"{POSITIONS}.{unique}"
+    admin = Cluster.of(url).admin()
+    if when == "before":
+        admin.create_topics([NewTopic(topic, 8, -1, config={"cleanup.policy": "compact"})])[topic].result(
+            PATIENCE_SECONDS
+        )
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        await append(sink, unique, epoch, "1")
+        if when == "later":
+            admin.create_partitions([NewPartitions(topic, 8)])[topic].result(PATIENCE_SECONDS)
+        again = patient_sink(url)
+        assert await again.claim(unique) == (epoch + 1, "1")
+        await append(again, unique, epoch + 1, "2")
+        await again.close()
+        last = patient_sink(url)
+        assert await last.claim(unique) == (epoch + 2, "2")
+        await last.close()
+
+    use(url, work)
+
+
+@pytest.mark.long
+def test_a_topic_whose_positions_would_be_deleted_is_told(
+    url: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As brokers make it for themselves. A source that rested for a week began anew without a word."""
+    topic = f"{POSITIONS}.{unique}"
+    admin = Cluster.of(url).admin()
+    made = admin.create_topics([NewTopic(topic, 1, -1, config={"cleanup.policy": "compact,delete"})])
+    made[topic].result(PATIENCE_SECONDS)
+
+    async def work(sink: Sink) -> None:
+        await sink.claim(unique)
+
+    use(url, work)
+    assert f"topic {topic} has cleanup.policy=compact,delete" in caplog.text
+    assert f"--entity-name {topic} --add-config cleanup.policy=compact" in caplog.text
+    assert "notify-delayed" not in caplog.text
 
 
 class Counting(Wrapped):

@@ -12,7 +12,10 @@ from tests.support.groups import running
 pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.rights import of_consumer
 from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed, Subscriptions
+from notify.kafka.table import KafkaTable
+from tests.support.kafka_consumers import make_topic
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,16 @@ def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> 
         assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 5, inbox_from_us=noted)
     notes.note({place: Subscribed("shared", 1, inbox_from_us=95)}, begins=True)
     assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
+
+
+@pytest.mark.long
+def test_rows_of_a_topic_with_several_partitions_are_found(kafka: Cluster, kafka_url: str, unique: str) -> None:
+    """As brokers or administrators make them: rows went where their keys belong, and were not read there."""
+    make_topic(kafka_url, unique, 8)
+    table: KafkaTable[str, int] = KafkaTable.of_json(unique, int)
+    rows = {f"{n}": n for n in range(16)}
+    table.put(kafka, rows, of_consumer(unique))
+    assert table.rows(kafka) == rows
 
 
 @pytest.mark.long

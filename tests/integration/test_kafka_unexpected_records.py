@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -21,7 +22,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from notify.client.kafka import modes
+from notify.client.kafka import loop, modes
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
 from notify.kafka.control import Control
@@ -142,3 +143,48 @@ def test_a_second_consumer_with_the_name_of_an_instance_is_refused(
         eventually(lambda: sorted(seen) == [*"abcdef"], "all messages")
     with running(second):  # the first one has left
         eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the second consumer")
+
+
+@pytest.mark.long
+def test_of_two_consumers_with_the_name_of_an_instance_that_start_together_one_ends(
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither found the other, and each got the messages of some partitions as long as both ran."""
+    monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
+    make_topic(kafka_url, unique, 2)
+    together = threading.Barrier(2)
+    refuse = modes.OtherModes.refuse
+
+    async def at_the_same_time(self: modes.OtherModes) -> None:
+        await refuse(self)
+        await asyncio.to_thread(together.wait, PATIENCE_SECONDS)
+
+    monkeypatch.setattr(modes.OtherModes, "refuse", at_the_same_time)
+    seen: tuple[list[str], list[str]] = [], []
+    ended: dict[int, Conflict] = {}
+    consumers = [Consumer(kafka_url, group=unique, instance="web") for _ in seen]
+
+    def run(number: int) -> None:
+        try:
+            consumers[number].run(signals=False)
+        except Conflict as error:
+            ended[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in (0, 1)]
+    for consumer, texts, thread in zip(consumers, seen, threads, strict=True):
+        consumer.subscribe(unique, mode="broadcast")(lambda message, texts=texts: texts.append(message.text))
+        thread.start()
+    try:
+        eventually(lambda: ended, "one of them to end")
+        (error,) = ended.values()
+        assert error.code == "topic_is_taken" and "'web'" in str(error)
+        other = 1 - next(iter(ended))
+        eventually(lambda: is_assigned(kafka_url, f"{unique}@web"), "the other to be alone")
+        produce(kafka_url, unique, [*"abcdef"])
+        eventually(lambda: sorted(seen[other]) == [*"abcdef"], "all messages")
+    finally:
+        for consumer in consumers:
+            consumer.stop()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+    assert len(ended) == 1

@@ -68,7 +68,7 @@ class Started:
             if self._unknowing == 0:
                 future.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
             else:
-                future.set_result(SimpleNamespace(offset=0))
+                future.set_result(SimpleNamespace(offset=0, leader_epoch=None))
         return answers
 
 
@@ -95,7 +95,9 @@ def list_offsets(asked: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
     answers = {}
     for partition in asked:
         answers[partition] = Future[Any]()
-        answers[partition].set_result(SimpleNamespace(offset=[OFFSET_INVALID, 3, 9][partition.partition]))
+        answers[partition].set_result(
+            SimpleNamespace(offset=[OFFSET_INVALID, 3, 9][partition.partition], leader_epoch=None)
+        )
     return answers
 
 
@@ -117,8 +119,8 @@ def test_an_end_that_a_client_does_not_know_is_not_before_the_group(monkeypatch:
     monkeypatch.setattr(Cluster, "admin", lambda self: SimpleNamespace(list_offsets=list_offsets))
     monkeypatch.setattr(Starts, "_with_leader", lambda self, asked: list(asked))
     starts = Starts(SimpleNamespace(group="g"), None, cluster, None, None, TopicIds(cluster))
-    _, ends = starts._bounds(places)
-    assert starts._cut({place: Progress(5) for place in places}, ends) == {("t", 1): "earliest"}
+    begins, ends = starts._bounds(places)
+    assert starts._cut({place: Progress(5) for place in places}, begins, ends) == {("t", 1): "earliest"}
     with pytest.raises(KafkaException):
         starts._listed(dict.fromkeys(places, None))
 

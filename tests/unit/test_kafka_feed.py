@@ -37,6 +37,9 @@ class Record:
     def key(self) -> None:
         return None
 
+    def leader_epoch(self) -> int:
+        return 7
+
     def __len__(self) -> int:
         return len(self._body)
 

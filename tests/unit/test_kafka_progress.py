@@ -19,6 +19,7 @@ def test_progress_is_read_as_it_was_written() -> None:
         Progress(7, frozenset({9, 10, 4000}), {7: 3, 8: 1}, "reset-1"),
         Progress(3, begun=frozenset({3, 5}), left=True),
         Progress(3, topic="A1b2C3d4E5f6G7h8I9j0Kw"),
+        Progress(9, last=(7, 5)),
         Progress(1 << 62, frozenset({(1 << 62) + 5})),
     ):
         assert Progress.of(progress.offset, progress.metadata()) == progress
@@ -32,7 +33,8 @@ def test_the_fullest_window_fits_into_a_commit() -> None:
         done = frozenset(base + n for n in range(1, MOST_SPAN) if chance.random() < 0.5)
         failed = {base + n: 1000 for n in chance.sample(range(MOST_SPAN), MOST_FAILED)}
         begun = frozenset(base + n for n in chance.sample(range(MOST_SPAN), MOST_BEGUN))
-        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS, begun, True, "i" * 22).metadata()
+        last = (base + MOST_SPAN, (1 << 31) - 1)
+        metadata = Progress(base, done, failed, "x" * MOST_ID_CHARACTERS, begun, True, "i" * 22, last).metadata()
         assert len(metadata) <= MOST_CHARACTERS and metadata.isascii()
 
 
@@ -40,7 +42,7 @@ def test_the_fullest_window_fits_into_a_commit() -> None:
     "metadata", ["", None, "another tool's", "{}", '{"notify":2}', '{"notify":1,"done":"!"}', "[1]"]
 )
 def test_metadata_of_another_kind_counts_as_none(metadata: str | None) -> None:
-    assert Progress.of(5, metadata) == Progress(5)
+    assert Progress.of(5, metadata) == Progress(5, is_own=False)
 
 
 def test_a_bitmap_that_unpacks_without_end_is_cut() -> None:

@@ -64,11 +64,12 @@ class Assignment:
         `known`: the progress of each partition, None if it has none; `begun`: the offset where the group begins there.
         This offset is committed before anything is fetched, so that a kill on the first message loses nothing.
         """
-        await self._note({place: progress.offset for place, progress in known.items() if progress is not None})
-        await self._note(begun, begins=True)
+        beginning = {place: self.beginning(place, offset) for place, offset in begun.items()}
+        await self._note({place: progress for place, progress in known.items() if progress is not None})
+        await self._note(beginning, begins=True)
         for place, progress in known.items():
             if progress is None:
-                progress = self.beginning(place, begun[place])
+                progress = beginning[place]
             window = self._open(place, progress)
             window.changes += progress.left  # commit that the partition is in use, in case this process dies
         await self._settling.settle()
@@ -86,10 +87,11 @@ class Assignment:
             # Offsets of a recreated topic say nothing about the old one.
             if self._noted is not None and window is not None and window.reset != reset:
                 self._noted.moving(NotedPlace(*place), window.progress(), reset)
-        await self._note(begun, begins=True)
-        for place, offset in begun.items():
+        beginning = {place: Progress(offset, reset=reset, left=True) for place, offset in begun.items()}
+        await self._note(beginning, begins=True)
+        for place, progress in beginning.items():
             self._partitions.close([place])
-            self._open(place, Progress(offset, reset=reset, left=True)).changes += 1
+            self._open(place, progress).changes += 1
         await self._settling.settle()
         return dict(begun)
 
@@ -122,7 +124,8 @@ class Assignment:
         if it has an owner.
         """
         self._settling.renew()
-        await self._note({place: window.position for place, window in self._partitions.items()}, renews=True)
+        present = {place: Progress(w.position, reset=w.reset) for place, w in self._partitions.items()}
+        await self._note(present, renews=True)
 
     def _open(self, place: Place, progress: Progress) -> Window:
         handler = self._plan.handler_of(place[0])
@@ -135,16 +138,16 @@ class Assignment:
     def has(self, place: Place) -> bool:
         return self._partitions.get(place) is not None
 
-    async def _note(self, offsets: Mapping[Place, int], *, begins: bool = False, renews: bool = False) -> None:
+    async def _note(self, known: Mapping[Place, Progress], *, begins: bool = False, renews: bool = False) -> None:
         """Note for audits what this group consumes from partitions; without a note, an audit cannot judge them."""
         subscribed = {}
         inbox_from_us = time.time_ns() // 1000 if self._plan.has_inbox else -1
-        for place, offset in offsets.items():
+        for place, progress in known.items():
             handler = self._plan.handler_of(place[0])
             if handler is not None and not place[0].startswith(OWN_TOPICS):
                 subscribed[NotedPlace(*place)] = Subscribed(
-                    handler.mode, offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us,
-                    topic_id=self._ids.of(place[0]),
+                    handler.mode, progress.offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us,
+                    topic_id=self._ids.of(place[0]), reset=progress.reset,
                 )  # fmt: skip
         if self._noted is None or not subscribed:
             return

@@ -146,6 +146,8 @@ class Feed:
             if items[0].offset < window.next and not window.is_closed:
                 replacements[polled] = window = self._partitions.begin_anew(window, items[0].offset)
             self._partitions.add(window, items)
+            epoch = items[-1].record.leader_epoch()
+            window.last = None if epoch is None else (items[-1].offset, epoch)
             changed[window] = None
         for window in changed:
             self._partitions.look(window)

@@ -227,7 +227,8 @@ class KafkaLoop:
         """Look for new topics of patterns, recreated topics, new partitions of an owner, and resets that came with a
         rebalance.
 
-        Also look once for consumers of another mode that started at the same time: by now they see each other.
+        Also look once for consumers of another mode that started at the same time: by now they see each other; and each
+        time for one with the name of this instance of a broadcast group.
         """
         is_alone = self._plan.sharing == "broadcast"
         while True:
@@ -236,6 +237,8 @@ class KafkaLoop:
                 if not is_alone:
                     await self._modes.refuse()
                     is_alone = True
+                if self._plan.sharing == "broadcast":
+                    await self._feed.call(self._modes.check_mark, self._feed.consumer)
                 topics = await self._feed.call(self._topics.subscribed)
                 if self._topics.lacks:
                     log.warning(

@@ -3,7 +3,9 @@ another consumer with the name of this instance of a broadcast group.
 
 Kafka does not keep them apart: an owner reads by assignment and commits in transactions, which Kafka accepts even if
 the group has members. Both would handle every message, and overwrite each other's offsets. An instance of a broadcast
-group is a group of its own: two consumers with its name would each get a part of the messages.
+group is a group of its own: two consumers with its name would each get a part of the messages. If they start together,
+neither finds the other as a member. So each also marks the group before it joins: the last mark stays, and a consumer
+that finds another mark than its own gives way.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
 from notify.client.kafka.plan import Plan
@@ -21,8 +23,10 @@ from notify.kafka import control
 from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
+from notify.protocol import ids
 
 LOOK_SECONDS = 0.5
+CALL_SECONDS = 10.0
 PASSING_SECONDS = 2.0 * SESSION_SECONDS
 """How long to wait for other consumers to go: a killed consumer counts as a member until its session ends."""
 _NOBODY = (
@@ -44,10 +48,12 @@ class OtherModes:
         self._group = owner_topic(plan.group) if plan.sharing == "group" else plan.kafka_group
         # A topic that exists by now, and that this consumer may read.
         self._marked = control.TOPIC if plan.sharing == "broadcast" else owner_topic(plan.group)
+        self._mark = ids.to_text(ids.new_id()) if plan.sharing == "broadcast" else ""
 
     async def refuse(self) -> None:
         """Raises Conflict (`mode_in_use`, `topic_is_taken`) if there are such consumers and they stay; Unavailable,
-        Unauthorized. An instance of a broadcast group asks before it joins: later it would find itself."""
+        Unauthorized. An instance of a broadcast group asks before it joins: later it would find itself, and asks
+        `check_mark`."""
         began = time.monotonic()
         while True:
             try:
@@ -55,11 +61,7 @@ class OtherModes:
                     return
                 if time.monotonic() - began > PASSING_SECONDS:
                     if self._plan.sharing == "broadcast":
-                        raise Conflict(
-                            f"another consumer is instance {self._plan.instance!r} of group {self._plan.group!r}, and "
-                            "each would get a part of the messages: give each running consumer an instance= of its own",
-                            "topic_is_taken",
-                        )
+                        raise self._is_taken()
                     raise Conflict(
                         f"group {self._plan.group!r} has consumers of another mode; stop them first", "mode_in_use"
                     )
@@ -78,7 +80,7 @@ class OtherModes:
         # The session bounds how long a commit waits for the group's coordinator.
         consumer = self._cluster.consumer({"group.id": self._group, "session.timeout.ms": SESSION_SECONDS * 1000})
         try:
-            mark = TopicPartition(self._marked, 0, 0)
+            mark = TopicPartition(self._marked, 0, 0, self._mark)
             error = consumer.commit(offsets=[mark], asynchronous=False)[0].error
         except KafkaException as raised:
             error = error_of(raised)
@@ -89,6 +91,20 @@ class OtherModes:
         if error.code() in OTHERS_NOW:
             return True
         raise refusal(error, self._cluster, self._group)
+
+    def check_mark(self, consumer: Consumer) -> None:
+        """Raises Conflict if a consumer with the name of this instance has marked the group after this one, and
+        KafkaException. `consumer`: a client of the group."""
+        marked = consumer.committed([TopicPartition(self._marked, 0)], timeout=CALL_SECONDS)[0].metadata
+        if marked and marked != self._mark:
+            raise self._is_taken()
+
+    def _is_taken(self) -> Conflict:
+        return Conflict(
+            f"another consumer is instance {self._plan.instance!r} of group {self._plan.group!r}, and each would get a "
+            "part of the messages: give each running consumer an instance= of its own",
+            "topic_is_taken",
+        )
 
     def close(self) -> None:
         """Stop looking, without waiting for a current look."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -16,6 +18,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from notify.client.kafka.control import Orders
 from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
+from notify.client.kafka.refusals import is_final
 from notify.errors import NotifyError
 from notify.kafka.calls import answered, offset_of
 from notify.kafka.cluster import Cluster
@@ -30,7 +33,17 @@ log = program_log("notify.consumer")
 CALL_SECONDS = 10.0
 LEADER_SECONDS = 5.0
 """How long to wait for a partition without a leader, such as a new one, before the others begin without it."""
+LOOK_BACK = 100
+"""How many offsets before the last record that was read are looked at: a transaction's marker may have its offset."""
+STEP_SECONDS, FETCH_MS = 0.2, 20
 Start = str | int | datetime
+
+
+class Bound(NamedTuple):
+    """The first or end offset of a partition, and the epoch that its leader tells with it, if any."""
+
+    offset: int
+    epoch: int | None
 
 
 class Starts:
@@ -91,10 +104,11 @@ class Starts:
         self._ids.look({topic for topic, _ in places})
         progresses = self.committed(places)
         begins, ends = self._bounds([place for place, progress in progresses.items() if progress is not None])
-        moved: dict[Place, Start] = self._cut(progresses, ends)
+        moved: dict[Place, Start] = self._cut(progresses, begins, ends)
         for place, progress in progresses.items():
             if progress is not None and place in begins and place not in moved:
-                tell_deleted(self._plan.group, place, progress.offset, begins[place], progress.done)
+                tell_deleted(self._plan.group, place, progress.offset, begins[place].offset, progress.done)
+        progresses |= self._with_resets(progresses)
         for place, progress in progresses.items():
             if progress is not None:
                 self._starts.pop(place, None)
@@ -109,13 +123,33 @@ class Starts:
         begun |= self.offsets(moved)
         return {p: progress for p, progress in progresses.items() if progress is not None or p in begun}, begun
 
-    def _cut(self, known: Mapping[Place, Progress | None], ends: Mapping[Place, int]) -> dict[Place, Start]:
-        """The partitions of recreated topics, and those that end before the group's offset, for example because their
-        new leader lacks the last records.
+    def _with_resets(self, known: Mapping[Place, Progress | None]) -> dict[Place, Progress]:
+        """The progress that other tools committed, such as kafka-consumer-groups.sh, with the resets that were noted as
+        carried out there: a commit of another tool does not name them, and they would be repeated."""
+        others = {
+            place: progress
+            for place, progress in known.items()
+            if progress is not None and not progress.is_own and self._orders.control.reset_of(place[0]) is not None
+        }
+        if self._noted is None or not others:
+            return {}
+        try:
+            carried_out: dict[Place, str] = {(p.topic, p.partition): reset for p, reset in self._noted.resets().items()}
+        except NotifyError as error:
+            log.warning("which resets group %s has carried out cannot be read: %s", self._plan.group, error)
+            return {}
+        return {place: replace(progress, reset=carried_out.get(place, "")) for place, progress in others.items()}
+
+    def _cut(
+        self, known: Mapping[Place, Progress | None], begins: Mapping[Place, Bound], ends: Mapping[Place, Bound]
+    ) -> dict[Place, Start]:
+        """The partitions of recreated topics, and those that end before the group's offset, or have other records
+        before it, for example because their new leader lacked the last records.
 
         Their records have other offsets now. The group begins at the earliest, and may handle some of them again.
         """
         cut: dict[Place, Start] = {}
+        suspects: dict[Place, tuple[tuple[int, int], int]] = {}
         for place, progress in known.items():
             end, topic_id = ends.get(place), self._ids.of(place[0])
             if progress is not None and progress.topic and topic_id and progress.topic != topic_id:
@@ -123,23 +157,75 @@ class Starts:
                     "topic %s was deleted and recreated; group %s starts over there", place[0], self._plan.group
                 )
                 cut[place] = "earliest"
-            elif progress is not None and end is not None and end < progress.offset:
+            elif progress is not None and end is not None and end.offset < progress.offset:
                 log.warning(
                     "topic %s ends at %d in partition %d, where group %s was at %d: it was recreated, or its last "
-                    "records are lost; the group starts over there", place[0], end, place[1], self._plan.group,
+                    "records are lost; the group starts over there", place[0], end.offset, place[1], self._plan.group,
                     progress.offset,
                 )  # fmt: skip
                 cut[place] = "earliest"
+            elif progress is not None and progress.last is not None and end is not None and place in begins:
+                offset, epoch = progress.last
+                if epoch != end.epoch and offset >= begins[place].offset:  # by an unchanged leader nothing was cut
+                    suspects[place] = progress.last, begins[place].offset
+        for place in self._replaced(suspects):
+            log.warning(
+                "topic %s has other records in partition %d than group %s has read: its last records were lost, and "
+                "others written in their place; the group starts over there", place[0], place[1], self._plan.group,
+            )  # fmt: skip
+            cut[place] = "earliest"
         return cut
+
+    def _replaced(self, suspects: Mapping[Place, tuple[tuple[int, int], int]]) -> list[Place]:
+        """The partitions with a record of a later epoch before, or in place of, the last record that the group read.
+
+        `suspects`: that record's offset and leader epoch, and where the partition begins.
+        """
+        if not suspects:
+            return []
+        replaced: list[Place] = []
+        unread = {place: last for place, (last, _) in suspects.items()}
+        # Not the feed's client: it fetches elsewhere. The name of its group has no meaning.
+        own = {"group.id": f"{self._plan.group}-control", "enable.partition.eof": True, "fetch.wait.max.ms": FETCH_MS}
+        consumer = self._cluster.consumer({**own, "auto.offset.reset": "earliest"})
+        try:
+            consumer.assign(
+                [TopicPartition(*place, max(begin, last - LOOK_BACK)) for place, ((last, _), begin) in suspects.items()]
+            )
+            heard = time.monotonic()
+            while unread:
+                record = consumer.poll(STEP_SECONDS)
+                if time.monotonic() - heard > CALL_SECONDS:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "Kafka gives no records"))
+                if record is None:
+                    continue
+                error, place = record.error(), (record.topic(), record.partition())
+                if place not in unread:
+                    continue
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    if is_final(error):
+                        raise KafkaException(error)
+                    continue
+                heard = time.monotonic()
+                last, epoch = unread[place]
+                offset = record.offset() or 0
+                if error is None and offset <= last and (record.leader_epoch() or 0) > epoch:
+                    replaced.append(place)
+                elif error is None and offset < last:
+                    continue
+                del unread[place]
+        finally:
+            consumer.close()
+        return replaced
 
     def look_behind(self, jumps: Mapping[Place, tuple[int, int]]) -> None:
         """Log which of these ranges of offsets without a record were deleted: the client skips them silently."""
         begins, _ = self._bounds(jumps)
         for place, begin in begins.items():
             start, end = jumps[place]
-            tell_deleted(self._plan.group, place, start, min(begin, end))
+            tell_deleted(self._plan.group, place, start, min(begin.offset, end))
 
-    def _bounds(self, places: Collection[Place]) -> tuple[dict[Place, int], dict[Place, int]]:
+    def _bounds(self, places: Collection[Place]) -> tuple[dict[Place, Bound], dict[Place, Bound]]:
         """The first and end offsets of the partitions that have a leader, except where the brokers refuse.
 
         The ends include open transactions.
@@ -152,11 +238,12 @@ class Starts:
             admin.list_offsets({TopicPartition(*place): spec for place in led}, request_timeout=CALL_SECONDS)
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
         ]
-        bounds: tuple[dict[Place, int], dict[Place, int]] = {}, {}
+        bounds: tuple[dict[Place, Bound], dict[Place, Bound]] = {}, {}
         for offsets, partition_answers in zip(bounds, answers, strict=True):
             for p, answer in partition_answers.items():
                 with contextlib.suppress(KafkaException):
-                    offsets[p.topic, p.partition] = offset_of(answered(answer, CALL_SECONDS))
+                    bound = answered(answer, CALL_SECONDS)
+                    offsets[p.topic, p.partition] = Bound(offset_of(bound), bound.leader_epoch)
         return bounds
 
     def begin(self, places: Iterable[Place]) -> dict[Place, int]:

@@ -62,7 +62,7 @@ class Topics:
             topics.append(_made(groups.retry_topic(group), groups.RETRY_PARTITIONS, config))
         if self._plan.sharing == "owner":
             topics.append(_made(groups.owner_topic(group), 1, {}))
-        for name in make_missing(self._cluster, topics):
+        for name in make_missing(self._cluster, topics, tells_changed=True):
             self._see(name)
         self._own = [topic.topic for topic in topics]
         if self._retries:

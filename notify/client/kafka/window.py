@@ -74,6 +74,8 @@ class Window:
         self.reset = progress.reset
         self.topic_id = progress.topic
         """Kafka's id of the topic; empty if unknown."""
+        self.last = progress.last
+        """The offset and leader epoch of the last record that was read; None if unknown."""
         self._is_stopped = False
         self.is_closed = False
         """Whether the partition belongs to another instance or window, so that nothing is handled or committed."""
@@ -286,7 +288,7 @@ class Window:
             failed = {offset: failed[offset] for offset in most}
         begun = frozenset(offset for offset in self._begun if offset not in leaving)
         is_left = self._is_stopped and not self._handled
-        return Progress(position, done, failed, self.reset, begun, is_left, self.topic_id)
+        return Progress(position, done, failed, self.reset, begun, is_left, self.topic_id, self.last)
 
     @property
     def is_full(self) -> bool:

@@ -27,6 +27,7 @@ from notify.kafka.positions import Recorded, make_positions_topic, newest_whole,
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.refusals import REFUSED
 from notify.kafka.rights import missing, of_bridge, user_of
+from notify.kafka.table import PARTITION
 from notify.kafka.topics import Topics, record_bytes
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.movers.sinks.acceptance import refusal, refused
@@ -114,7 +115,7 @@ class KafkaSink:
         self._cluster = self._cluster.again()
         self._topics = Topics(self._cluster)
         make_positions_topic(self._cluster, source)
-        make_wheels(self._cluster, WHEELS)
+        make_wheels(self._cluster, WHEELS, tells_changed=True)
         if not take_back:
             self._check_is_newest()
         producer = self._replaced()
@@ -303,7 +304,7 @@ class KafkaSink:
     def _write(self, producer: TransactionalProducer, records: list[tuple[bytes, bytes]]) -> None:
         """Write records of these keys and values into the topic of positions."""
         for key, value in records:
-            self._produce(producer, Record("", positions_topic(self._source), key, value, []))
+            self._produce(producer, Record("", positions_topic(self._source), key, value, [], PARTITION))
 
     def _commit(self, producer: TransactionalProducer) -> None:
         producer.commit_transaction(self._call_seconds)

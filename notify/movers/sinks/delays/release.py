@@ -23,6 +23,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.codes import NEVER_STORED
 from notify.kafka.records import REASON
 from notify.kafka.rights import user_of
+from notify.kafka.table import PARTITION
 from notify.kafka.transactional import TransactionalProducer, flush
 from notify.kafka.undelivered import TOPIC as REFUSED
 from notify.movers.sinks.delays.delayed_record import Delayed, delayed_headers, delayed_of
@@ -270,7 +271,7 @@ class Release:
             (topic, partition), headers = place, delayed_headers(headers, now_us + AGAIN_US, topic)
         elif refused is not None:
             headers = [*delayed_headers(headers, delayed.due_us, topic), (REASON, refused.str().encode())]
-            topic = REFUSED
+            topic, partition = REFUSED, PARTITION
         elif move.to is not None:
             headers = delayed_headers(headers, delayed.due_us, topic)
             topic, partition = move.to

@@ -16,8 +16,8 @@ CONFIG = {
 """No record is deleted by age. The segments are small, because moved records are deleted by whole segments."""
 
 
-def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
-    """Make the missing topics of the wheels.
+def make_wheels(cluster: Cluster, wheels: Wheels, *, tells_changed: bool = False) -> None:
+    """Make the missing topics of the wheels. `tells_changed`: see make_missing.
 
     Raises Unavailable if the brokers do not answer or cannot make them now, InvalidRequest if they refuse, or if a
     topic has too few partitions.
@@ -30,4 +30,5 @@ def make_wheels(cluster: Cluster, wheels: Wheels) -> None:
                 f"topic {topic!r} has {len(topics[topic].partitions)} partitions; delayed messages need {partitions}: "
                 f"kafka-topics.sh --alter --topic {topic} --partitions {partitions}"
             )
-    make_missing(cluster, [new_topic(topic, partitions, CONFIG) for topic, partitions in wanted])
+    topics_of_wheels = [new_topic(topic, partitions, CONFIG) for topic, partitions in wanted]
+    make_missing(cluster, topics_of_wheels, tells_changed=tells_changed)

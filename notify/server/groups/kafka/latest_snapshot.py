@@ -13,6 +13,7 @@ from notify.errors import NotFound
 from notify.kafka.admin_process import AdminProcess
 from notify.kafka.control import CONTROL, Control
 from notify.kafka.groups import OWN_TOPICS, owner_topic
+from notify.kafka.table import PARTITION
 from notify.server.groups.kafka.answers import PASSING
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
@@ -49,7 +50,7 @@ class Orders:
             changed = change(self.read(whole=True).get(group, Control()))
             key, value = CONTROL.record(group, changed)
             producer.begin_transaction()
-            producer.produce(CONTROL.topic, value, key, partition=0)
+            producer.produce(CONTROL.topic, value, key, PARTITION)
 
     def close(self) -> None:
         self._topic.close()

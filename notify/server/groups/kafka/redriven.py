@@ -9,6 +9,7 @@ from notify.kafka import records
 from notify.kafka.groups import retry_topic
 from notify.kafka.records import Headers
 from notify.kafka.redriven import DROPPED, REDRIVEN, Spot
+from notify.kafka.table import PARTITION
 from notify.kafka.topic_ids import topic_ids
 from notify.server.groups.kafka.answers import CALL_SECONDS
 from notify.server.groups.kafka.brokers import Brokers
@@ -80,7 +81,7 @@ class Redriven:
                         retry_topic(group), letter.value, letter.key, partition=0, headers=_headers(letter, due)
                     )
                     key, value = REDRIVEN.record((group, letter.spot), letter.id)
-                    producer.produce(REDRIVEN.topic, value, key, partition=0)
+                    producer.produce(REDRIVEN.topic, value, key, PARTITION)
         return statuses
 
     def drop(self, group: str, letters: Sequence[KafkaLetter], why: str) -> list[int]:
@@ -98,7 +99,7 @@ class Redriven:
             for letter, status in zip(letters, statuses, strict=True):
                 if status == 204:
                     key, value = DROPPED.record((group, letter.spot), f"{letter.id}\n{why[:500]}")
-                    producer.produce(DROPPED.topic, value, key, partition=0)
+                    producer.produce(DROPPED.topic, value, key, PARTITION)
         return statuses
 
     def close(self) -> None:
