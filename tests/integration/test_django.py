@@ -202,6 +202,27 @@ def test_sqlite_cannot_commit_what_is_managed_by_hand_with_a_savepoint(shop: Sho
     assert (shop.delivered(), shop.items()) == (["d", "e"], ["e"])
 
 
+def test_autocommit_is_not_turned_on_over_messages(shop: Shop) -> None:
+    """MySQL's drivers and sqlite3 commit then: the change was there, and its messages went with the next transaction of
+    the connection, or not at all."""
+    transaction.set_autocommit(False, using=shop.alias)
+    try:
+        shop.order("a")
+        with pytest.raises(BindingRefused, match="would commit the transaction"):
+            transaction.set_autocommit(True, using=shop.alias)
+        transaction.rollback(using=shop.alias)
+        shop.order("b")
+        with pytest.raises(BindingRefused, match="would commit the transaction"):
+            transaction.set_autocommit(True, using=shop.alias)
+        transaction.commit(using=shop.alias)
+    finally:
+        transaction.set_autocommit(True, using=shop.alias)
+    with pytest.raises(ZeroDivisionError), shop.atomic():
+        shop.order("c")
+        raise ZeroDivisionError
+    assert shop.delivered() == shop.items() == ["b"]
+
+
 def test_callbacks_run_once_the_outcome_is_on_its_way(shop: Shop) -> None:
     order: list[str] = []
     outcome_soon = shop.producer.outgoing.outcome_soon

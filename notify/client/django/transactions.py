@@ -1,7 +1,7 @@
 """Listener: observes how the transactions and savepoints of one of Django's connections end.
 
 Django has no hook before COMMIT: `transaction.on_commit` runs after it. Therefore the first `send` on a connection
-replaces six methods of this one connection object by methods of the listener, which get the original method as an
+replaces some methods of this one connection object by methods of the listener, which get the original method as an
 argument. `_commit` is the last moment before COMMIT, and an exception there stops the commit.
 
 Errors of the database are observed from the connection's beginning. Some errors roll back the whole transaction, while
@@ -35,7 +35,9 @@ log = program_log("notify.client")
 
 ATTRIBUTE = "notify_listener"
 """The attribute of a Django connection that holds its listener."""
-REPLACED = ("_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit")
+REPLACED = (
+    "_commit", "_rollback", "_close", "_savepoint", "_savepoint_rollback", "_savepoint_commit", "_set_autocommit",
+)  # fmt: skip
 
 
 class DjangoHalfSender(HalfSender):
@@ -207,6 +209,15 @@ class Listener:
             )
         self._drop()
         original()
+
+    def _set_autocommit(self, original: Callable[[bool], object], autocommit: bool) -> None:
+        """Raises BindingRefused where MySQL's drivers and sqlite3 would commit; PostgreSQL's refuse it themselves."""
+        if autocommit and self.carries:
+            raise BindingRefused(
+                "turning autocommit on would commit the transaction without its messages: call transaction.commit() or "
+                "transaction.rollback() before it"
+            )
+        original(autocommit)
 
     def _savepoint(self, original: Callable[[str], object], sid: str) -> None:
         original(sid)
