@@ -28,8 +28,8 @@ MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 TOGETHER = 16
 """The most rows of one statement whose text has them all."""
 MOST_BYTES = 2 << 20
-"""The most bytes of bodies in one INSERT with VALUES on MySQL and MariaDB, unless a single row has more: the server
-refuses a statement above its max_allowed_packet."""
+"""The most bytes of bodies in one INSERT with VALUES, unless a single row has more: MySQL and MariaDB refuse a
+statement above their max_allowed_packet."""
 _STRICT = "STRICT_ALL_TABLES"
 """The mode in which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session is
 the service's, which may change its own mode at any time. MariaDB tells a driver the mode of this statement, by which
@@ -135,11 +135,11 @@ class HalfRows:
 
     def _insert_values(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> int:
         """Insert rows with VALUES; returns how many were written."""
-        if connection.dialect.name not in ("mysql", "mariadb") or len(rows) == 1:
+        if len(rows) == 1 or _takes_many(connection):
             rows = [row | self._fixed for row in rows]
             insert = self._of_values(connection, place, 1, list(rows[0]))
             return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
-        written = 0  # the drivers would send the rows one by one, because not every value is a parameter
+        written = 0
         for part in _parts(rows):
             if len(part) == 1:
                 written += self._insert_values(connection, place, part)
@@ -263,12 +263,22 @@ def _lacks_clock(connection: Connection) -> bool:
     return connection.dialect.name == "sqlite"
 
 
+def _takes_many(connection: Connection) -> bool:
+    """Whether the driver executes an INSERT with many rows as it should. Those of MySQL and MariaDB would send the rows
+    one by one, because not every value is a parameter; psycopg2 with `executemany_mode="values_plus_batch"` would count
+    those of the last statement alone."""
+    dialect = connection.dialect
+    is_in_batches = dialect.driver == "psycopg2" and not dialect.supports_sane_multi_rowcount
+    return not is_in_batches and dialect.name not in ("mysql", "mariadb")
+
+
 def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The rows of each INSERT with VALUES, in order: at most TOGETHER, and MOST_BYTES of bodies if they are several."""
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        row_size = len(row.get("body") or b"")
+        body = row.get("body")
+        row_size = len(getattr(body, "adapted", body) or b"")  # psycopg2 wraps it
         if part and (len(part) == TOGETHER or size + row_size > MOST_BYTES):
             yield part
             part, size = [], 0
