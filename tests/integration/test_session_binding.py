@@ -225,6 +225,25 @@ def test_joined_external_transaction_is_refused(shop: Shop) -> None:
             shop.send(session, "a")
 
 
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_transaction_that_was_ended_on_the_connection(shop: Shop, end: str) -> None:
+    """The next message raised a TypeError."""
+    with shop.sessions() as session:
+        session.add(Order(item="a"))
+        session.flush()
+        shop.send(session, "a")
+        getattr(session.connection().get_transaction(), end)()
+        with pytest.raises(BindingRefused, match="ended on its connection"):
+            shop.send(session, "b")
+        with pytest.warns(sa.exc.SAWarning, match="already deassociated"):
+            session.rollback()
+        session.add(Order(item="c"))
+        shop.send(session, "c")
+        session.commit()
+    shop.server.advance(10)
+    assert shop.delivered() == shop.items() == (["a", "c"] if end == "commit" else ["c"])
+
+
 def test_two_phase_sessions_are_refused(shop: Shop) -> None:
     with Session(shop.engine, twophase=True) as session, pytest.raises(BindingRefused, match="two-phase"):
         shop.send(session, "a")

@@ -269,6 +269,11 @@ class Binding:
     def _check_connection(self, connection: Connection) -> None:
         if base_of(connection.engine) is not self._base:
             raise self._foreign(connection.engine)
+        if connection.get_transaction() is None:
+            raise BindingRefused(
+                "this session's transaction was ended on its connection: end it with session.commit() or "
+                "session.rollback()"
+            )
         if isinstance(connection.get_transaction(), TwoPhaseTransaction):
             raise BindingRefused(_TWO_PHASE.format("transaction"))
         check_driver(connection)
