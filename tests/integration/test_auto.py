@@ -121,7 +121,7 @@ def halves(engine: sa.Engine) -> int:
 def test_a_key_in_use_all_the_time_returns_to_halves(away: ServerProcess, engine: sa.Engine, unique: str) -> None:
     """Its commits wait a moment for the rows before them; otherwise there would always be one that waits."""
     with (
-        auto(away, engine, unique, half_timeout=1.0) as producer,
+        auto(away, engine, unique, half_timeout=10.0) as producer,
         repeated(lambda: send(producer, unique, "later", key="k"), threads=3, pause_seconds=0.001, passing=()),
     ):
         eventually(lambda: len(rows(engine)) > 50, "rows that are left behind")
@@ -142,7 +142,7 @@ def test_a_key_in_use_all_the_time_returns_to_halves_on_an_event_loop(
                     await producer.send(session, Message(unique, "later", key="k"))
 
         async with AsyncTransactionProducer(
-            away.url, group=unique, engine=theirs, mode="auto", half_timeout=1.0
+            away.url, group=unique, engine=theirs, mode="auto", half_timeout=10.0
         ) as producer:
             committing = [asyncio.create_task(commit(producer)) for _ in range(3)]
             await eventually_async(lambda: len(rows(engine)) > 50, "rows that are left behind")
