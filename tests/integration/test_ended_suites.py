@@ -58,6 +58,7 @@ def suite(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", *words, "--basetemp", str(tmp_path / "temporary"), str(tmp_path)],
             cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may have begun this run of tests
         )  # fmt: skip
     try:
         eventually(lambda: run.poll() is not None or all((tmp_path / name).exists() for name in names), seconds=600)
