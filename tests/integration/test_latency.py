@@ -44,18 +44,11 @@ def assert_alike(measured: Sequence[float], shown: dict[str, Any]) -> None:
         assert abs(bucket(exact) - bucket(shown[name])) <= 1, (name, exact, shown)
 
 
-class InLoop(AsyncConsumer):
-    """Runs as a Consumer does, in a loop of its own."""
-
-    def run(self, *, signals: bool = True) -> None:  # type: ignore[override]
-        asyncio.run(super().run())
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["threads", "coroutines", "batches"])
 def test_a_handlers_time_is_the_same_everywhere(timed: ServerProcess, unique: str, kind: str) -> None:
     measured: list[float] = []
-    consumer: Any = (InLoop if kind == "coroutines" else Consumer)(timed.url, group=unique, concurrency=4)
+    consumer: Any = (AsyncConsumer if kind == "coroutines" else Consumer)(timed.url, group=unique, concurrency=4)
 
     def handle(message: ReceivedMessage) -> None:
         began = time.perf_counter()

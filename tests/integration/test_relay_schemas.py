@@ -250,7 +250,7 @@ def test_a_tenant_that_cannot_be_read_holds_up_no_other(tenants: Tenants, server
     relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}*")
     with tenants.engine.connect() as other:
         other.exec_driver_sql(locking)
-        asyncio.run(until([relay], lambda: relay.total.sent == 10, "the others to be moved"))
+        until([relay], lambda: relay.total.sent == 10, "the others to be moved")
         other.invalidate()
     with pytest.raises(Unavailable, match=r"1 schemas could not be moved"):
         asyncio.run(relay_once(tenants, server.url))
@@ -287,7 +287,7 @@ def test_a_list_of_refused_messages_beside_a_locked_source_holds_up_no_other(
     relay = Relay(tenants.engine, server.url, schemas=f"{tenants.prefix}*")
     with tenants.engine.connect() as locker:
         locker.exec_driver_sql(locking)
-        asyncio.run(until([relay], lambda: relay.total.sent == 5, "the other to be moved"))
+        until([relay], lambda: relay.total.sent == 5, "the other to be moved")
         locker.invalidate()
 
 
@@ -302,7 +302,7 @@ def test_relays_of_one_schema_and_of_all_exclude_each_other(
     own = tenants.within(names[0])
     engines = [make_engine(tenants.url) for _ in range(2)]
     running = [Relay(own, server.url)] + [Relay(each, server.url, schemas=f"{tenants.prefix}*") for each in engines]
-    asyncio.run(until(running, lambda: not tenants.waiting(), "all to be moved"))
+    until(running, lambda: not tenants.waiting(), "all to be moved")
     for engine in [own, *engines]:
         engine.dispose()
     check_order(bodies(drain(server.url, unique, unique, 800)), dict.fromkeys(names, 400))
