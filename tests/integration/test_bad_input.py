@@ -177,7 +177,7 @@ def test_the_sdk_says_what_is_recorded(memory: InMemoryServer, unique: str) -> N
         with pytest.raises(IdInUse):
             await stranger.resolve(half, Outcome.COMMIT)
         assert await half.commit() == "COMMITTED"
-        with pytest.raises(OutcomeConflict, match="COMMITTED is recorded"):
+        with pytest.raises(OutcomeConflict, match="COMMITTED is already recorded"):
             await half.rollback()
         with pytest.raises(IdInUse):
             await stranger.resolve(half, Outcome.COMMIT)

@@ -71,7 +71,7 @@ def test_json_that_cannot_be_decoded(reader: str, odd: str) -> None:
 def test_progress_that_another_tool_wrote_is_ignored() -> None:
     """Characters beyond ASCII in it were an error of base64 that nobody expected: the consumer did not start."""
     for done in ("é", "=", "a", "####", "QUJD"):
-        assert Progress.of(7, msgspec.json.encode({"notify": 1, "done": done}).decode()) == Progress(7)
+        assert Progress.of(7, msgspec.json.encode({"notify": 1, "done": done}).decode()) == Progress(7, is_own=False)
 
 
 @pytest.mark.parametrize("odd", MSGPACK)
