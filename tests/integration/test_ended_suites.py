@@ -14,6 +14,7 @@ import pytest
 from notify.testing import usage
 from notify.testing.guardian import MARK, Guardian, register
 from tests.support.clock import PATIENCE_SECONDS, eventually
+from tests.support.told import hear_hangups
 from tests.support.verdict import INCONCLUSIVE
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def suite(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         run = subprocess.Popen(
             [sys.executable, "-m", "pytest", *words, "--basetemp", str(tmp_path / "temporary"), str(tmp_path)],
             cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may have begun this run of tests
+            preexec_fn=hear_hangups,
         )  # fmt: skip
     try:
         eventually(lambda: run.poll() is not None or all((tmp_path / name).exists() for name in names), seconds=600)

@@ -27,6 +27,11 @@ print("ended", flush=True)
 """A consumer of a URL, in a group and of a topic of one name and in a mode, whose handler never returns."""
 
 
+def hear_hangups() -> None:
+    """Let a new process end by SIGHUP, although nohup may have begun this run of tests: a `preexec_fn`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Told:
     """A process whose output is waited for before each signal. It ends with its context at the latest."""
 
@@ -36,7 +41,7 @@ class Told:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may have begun this run of tests
+            preexec_fn=hear_hangups,
         )
         self.output = ""
 

@@ -269,12 +269,13 @@ class Binding:
     def _check_connection(self, connection: Connection) -> None:
         if base_of(connection.engine) is not self._base:
             raise self._foreign(connection.engine)
-        if connection.get_transaction() is None:
+        transaction = connection.get_transaction()
+        if transaction is None:
             raise BindingRefused(
                 "this session's transaction was ended on its connection: end it with session.commit() or "
                 "session.rollback()"
             )
-        if isinstance(connection.get_transaction(), TwoPhaseTransaction):
+        if isinstance(transaction, TwoPhaseTransaction):
             raise BindingRefused(_TWO_PHASE.format("transaction"))
         check_driver(connection)
         if connection.dialect.name == "sqlite" and not begins_explicitly(connection):
