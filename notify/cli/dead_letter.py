@@ -92,7 +92,7 @@ def _whole(write: AdminWrite, url: str, group_name: str, *, body: dict[str, Any]
         raise typer.BadParameter("say which: --id, --all, --max, or conditions such as --contains")
     if write is dead_letters.DROP and not body.keys() & {"ids", "wanted"}:
         raise typer.BadParameter(
-            "say which: --id, or conditions such as --contains; `notify dead-letter truncate` deletes all"
+            "say which: --id, or conditions such as --contains; `notify dead-letter purge` deletes all"
         )
     rows: dict[str, list[Any]] = {}
     most = body.setdefault("max", dead_letters.REDRIVEN) if write is dead_letters.REDRIVE else 0
@@ -117,7 +117,7 @@ def _check_known(url: str, group_name: str, rows: list[Any]) -> None:
 
 
 add_write(
-    group, "truncate", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
+    group, "purge", dead_letters.PURGE, "Delete a group's dead letters up to a point, redriven or not.",
     group_name=GROUP,
 )  # fmt: skip
 add_write(

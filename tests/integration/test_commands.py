@@ -300,7 +300,7 @@ def test_doctor_says_what_to_do_about_an_alarm(memory: InMemoryServer, unique: s
     memory.advance(60)
     (finding,) = eventually(findings, "the alarm")
     code, answer = cli("dead-letter", "drop", unique, "--reason", "all of them", "--url", memory.url)
-    assert code == 2 and "--contains" in answer["text"] and "truncate" in answer["text"], answer
+    assert code == 2 and "--contains" in answer["text"] and "dead-letter purge" in answer["text"], answer
     letter = cli("dead-letter", "list", unique, "--url", memory.url, "--json")[1]["messages"][0]["id"]
     shown = cli("message", "show", letter, "--url", memory.url)[1]["text"].splitlines()
     assert "dead letter" in shown[-1] and unique in shown[-1], "it was said to be settled"
@@ -331,8 +331,8 @@ def test_tokens_that_expire_soon_are_an_alarm_which_doctor_names() -> None:
         eventually(lambda: not findings(), "the alarm to be cleared")
 
 
-def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> None:
-    """`top` had no rows, and `group show` printed names of the code: epoch, bound, settled above."""
+def test_top_has_rows_of_groups_and_topics_and_each_is_shown_in_words() -> None:
+    """`top` had no rows, `group show` printed names of the code (epoch, bound), and no command showed one topic."""
     server = InMemoryServer().start()
     try:
         publish(server.url, "orders", ["a", "b"])
@@ -345,5 +345,11 @@ def test_top_has_rows_of_groups_and_topics_and_a_group_is_shown_in_words() -> No
         assert "epoch" not in shown and "settled above" not in shown
         answer = cli("group", "show", "points", "--url", server.url, "--json")[1]
         assert "epoch" in answer["subscriptions"][0], "programs read the names of the route"
+        shown = cli("topic", "show", "orders", "--url", server.url)[1]["text"]
+        assert "the server's setting" in shown and "next offset" in shown and "points" in shown, shown
+        answer = cli("topic", "show", "orders", "--url", server.url, "--json")[1]
+        assert answer["queues"] == [{"queue": 0, "start": 0, "end": 2}] and answer["groups"][0]["lag"] == 2
+        code, answer = cli("topic", "show", "none.such", "--url", server.url)
+        assert code == 2 and "no topic 'none.such'" in answer["text"], answer
     finally:
         server.stop()

@@ -223,9 +223,9 @@ def test_all_letters_are_sent_again_as_a_job_and_purged(kafka_url: str, server: 
         assert (status, group.name in text) == (200, True), page
     status, refused = ask(server.url, "POST", f"/v1/admin/{path}/purge", {"reason": REASON, "before": 3})
     assert (status, "partitions" in refused["detail"]) == (422, True)
-    assert cli("dead-letter", "truncate", group.name, "--before", "2026-01-01T00:00:00Z", *why)[0] == 0
+    assert cli("dead-letter", "purge", group.name, "--before", "2026-01-01T00:00:00Z", *why)[0] == 0
     assert len(admin(server, "GET", path)["messages"]) == 9
-    code, said = cli("dead-letter", "truncate", group.name, "--before", "latest", *why)
+    code, said = cli("dead-letter", "purge", group.name, "--before", "latest", *why)
     assert (code, said["result"]["missed"]) == (0, {}), said
     assert admin(server, "GET", path)["messages"] == []
     until_waiting(server, group, 0)

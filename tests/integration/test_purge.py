@@ -47,7 +47,7 @@ def test_a_purge_survives_a_kill_and_a_group_goes_on_behind_it(unique: str, tmp_
         subscribe(server.url, unique, unique)
         publish(server.url, unique, ["0", "1", "2"])
         code, answer = cli(
-            *("topic", "truncate", unique, "--before", "2", "--force", "--reason", "r", "--url", server.url, "--json")
+            *("topic", "purge", unique, "--before", "2", "--force", "--reason", "r", "--url", server.url, "--json")
         )
         assert code == 0 and answer["result"]["missed"] == {unique: 2}
         server.kill()
@@ -74,7 +74,7 @@ def test_dead_letters_are_purged(server: ServerProcess, unique: str) -> None:
     assert [i["status"] for i in redrive(server.url, unique)["items"]] == [201]
     assert bodies(caller.receive(unique, wait=30)) == ["c"]
     code, answer = cli(
-        *("dead-letter", "truncate", unique, "--before", "latest", "--reason", "r", "--url", server.url, "--json")
+        *("dead-letter", "purge", unique, "--before", "latest", "--reason", "r", "--url", server.url, "--json")
     )
     assert code == 0 and answer["result"]["queues"][0]["dropped"] == 1
     assert admin(server.url, "GET", f"groups/{unique}/dead-letters")["messages"] == []

@@ -87,7 +87,7 @@ def test_a_group_without_dead_letters_says_so(memory: InMemoryServer, unique: st
     subscribe(memory.url, unique, unique)
     code, answer = cli("dead-letter", "list", unique, "--url", memory.url, "--json")
     assert (code, answer["messages"]) == (0, [])
-    purged = refusal(memory.url, "dead-letter", "truncate", unique, "--before", "latest", *WHY)
+    purged = refusal(memory.url, "dead-letter", "purge", unique, "--before", "latest", *WHY)
     assert f"group '{unique}' has no dead letters" in purged
     assert cli("dead-letter", "redrive", unique, "--id", "x", *WHY, "--url", memory.url)[0] == 1
 
