@@ -13,6 +13,7 @@ the positions, each with a part of it, since brokers take records of 1 MiB only.
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from notify.kafka.table import latest
 from notify.movers.long_positions import LongPosition, refers_to_base
 from notify.protocol.wire import UNDECODABLE
 
+log = logging.getLogger("notify.binlog_bridge")
 T = TypeVar("T")
 
 PART_CHARACTERS = 512 << 10
@@ -88,11 +90,20 @@ class Recorded:
         return self._at.whole
 
     def read(self, cluster: Cluster, source: str) -> int:
-        """Continue from a source's last record, and return its epoch. Raises Unavailable."""
+        """Continue from a source's last record, and return its epoch. Raises Unavailable.
+
+        If the topic has lost the position that was committed here, as one that was deleted, continue from that.
+        """
         last = standing(cluster, source)
+        if last.epoch or not self._at.whole:
+            self._at = self._next = whole(cluster, source, last)
+        else:
+            log.warning(
+                "%s has lost the position of source %s: somebody deleted the topic or its records. The position is "
+                "written again as of this bridge's last commit", positions_topic(source), source,
+            )  # fmt: skip
         self._source = source
-        self._at = self._next = whole(cluster, source, last)
-        self._since_base = BASE_AGAIN  # it may have been long ago
+        self._since_base = BASE_AGAIN  # it may have been long ago, or is lost
         return last.epoch
 
     def is_last(self, standing: Standing) -> bool:

@@ -182,6 +182,33 @@ def test_a_topic_whose_positions_would_be_deleted_is_told(
     assert "notify-delayed" not in caplog.text
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("length", [1, 2_000_000], ids=["short", "long"])
+def test_a_position_whose_topic_is_deleted_is_written_again(
+    url: str, unique: str, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next claim found none, and the bridge published everything again."""
+    topic = f"{POSITIONS}.{unique}"
+    admin = Cluster.of(url).admin()
+    positions = ["1" * length + str(n) for n in range(3)]
+
+    async def work(sink: Sink) -> None:
+        epoch, _ = await sink.claim(unique)
+        for position in positions:
+            await append(sink, unique, epoch, position)
+        admin.delete_topics([topic])[topic].result(PATIENCE_SECONDS)
+        eventually(lambda: topic not in admin.list_topics().topics, "the topic to go")
+        assert await sink.claim(unique) == (epoch + 1, positions[-1])
+        again = patient_sink(url)
+        assert await again.claim(unique) == (epoch + 2, positions[-1])
+        await append(again, unique, epoch + 2, positions[-1] + "0")
+        assert await again.position(unique) == positions[-1] + "0"
+        await again.close()
+
+    use(url, work)
+    assert f"{topic} has lost the position of source {unique}" in caplog.text
+
+
 class Counting(Wrapped):
     """A consumer of Kafka that counts the records it gives."""
 

@@ -120,7 +120,7 @@ class KafkaSink:
             self._check_is_newest()
         producer = self._replaced()
         # No transaction of this source is open any more, so that the committed position is final.
-        self._epoch = self._recorded.read(self._cluster, source) + 1
+        self._epoch = max(self._epoch, self._recorded.read(self._cluster, source)) + 1
         # Written immediately, so that a fenced publisher can tell that the brokers did not fail.
         producer.begin_transaction()
         self._is_open = True
