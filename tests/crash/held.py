@@ -53,6 +53,9 @@ class Books:
     """Messages whose ack, whose skip was answered."""
     last: dict[str, str] = field(default_factory=dict)
     """The last message of a key that came for the first time."""
+    bodies: dict[str, str] = field(default_factory=dict)
+    """Bodies by message id. A key is not always held by its last message: a skip that was not answered yet lets the
+    next message come, and a kill takes it back."""
     looked_at: set[str] = field(default_factory=set)
     """Flaky messages that an operator has retried or released."""
     decided: int = 0
@@ -60,7 +63,7 @@ class Books:
 
     def came(self, message: Delivered) -> None:
         """Check the order of a key, and that nothing comes after its end was answered."""
-        body = message.body.decode()
+        body = self.bodies[message.id] = message.body.decode()
         key, _, number = body.partition(".")
         if body in self.acked or body in self.skipped:
             self.violations.append(f"{body} came after its end was answered")
@@ -123,7 +126,7 @@ async def operate(http: HttpClient, books: Books, chance: random.Random) -> None
         await asyncio.sleep(0.05)  # a person looks now and then; nothing tells that a key is held
         with contextlib.suppress(Unavailable):
             for row in (await _ask(http, "GET", "held-keys?max=1000"))["held"]:
-                body = books.last[row["key"]]  # nothing of the key comes after the message that holds it
+                body = books.bodies[row["id"]]
                 what = chance.choice(("retry", "release"))
                 if books.fates.get(body) == "poisoned" and chance.random() < 0.5:
                     what = "skip"
@@ -150,13 +153,13 @@ async def drain(server: ServerProcess, books: Books, bodies: int, consumers: int
     work = [consume(http, f"i{n}", books, random.Random(seed + n)) for n in range(consumers)]
     tasks = [asyncio.create_task(each) for each in (*work, operate(http, books, random.Random(seed - 1)))]
     try:
-        killed, progress, deadline = 0, (0, 0, 0), time.monotonic() + PATIENCE_SECONDS
+        killed, progress, deadline = 0, (0, 0), time.monotonic() + PATIENCE_SECONDS
         while True:
             await asyncio.sleep(0.05)  # the pause between two looks at the books
             for task in tasks:
                 if task.done():
                     task.result()
-            now = len(books.acked), len(books.skipped), books.decided
+            now = len(books.acked), len(books.skipped)
             if now != progress:
                 progress, deadline = now, time.monotonic() + PATIENCE_SECONDS
             assert time.monotonic() < deadline, f"nothing went on: {len(books.seen):,} of {bodies:,} came, {now}"
