@@ -161,9 +161,13 @@ def silence(target: str, result: Mapping[str, Any]) -> Description:
 
 def set_settings(target: str, result: Mapping[str, Any]) -> Description:
     """Settings that change while servers run."""
-    cells = [[name, setting(change["from"]), setting(change["to"])] for name, change in result["changes"].items()]
+    changes, revision = result["changes"], result["revision"]
+    if all(change["from"] == change["to"] for change in changes.values()):
+        same = ", ".join(f"{name} is {setting(change['to'])} already" for name, change in changes.items())
+        return Description([f"Revision {revision} changes nothing: {same}."])
+    cells = [[name, setting(change["from"]), setting(change["to"])] for name, change in changes.items()]
     return Description(
-        [f"Revision {result['revision']} changes these settings:"], Rows(["Setting", "Before", "From now on"], cells)
+        [f"Revision {revision} changes these settings:"], Rows(["Setting", "Before", "From now on"], cells)
     )
 
 

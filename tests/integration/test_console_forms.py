@@ -204,6 +204,27 @@ def test_a_place_for_the_trace_is_asked_for(memory: InMemoryServer) -> None:
     assert send(memory, "settings.put", "preview", setting="trace_url", trace_url=url)[0] == 200
 
 
+def test_the_form_of_a_setting_has_its_value(memory: InMemoryServer) -> None:
+    """The field was empty: the value that one changes stood on another page, and `false` was shown as `true`."""
+
+    def shown(name: str) -> str:
+        page = str(ask(memory.url, "GET", f"/do/settings.put?setting={name}")[1])
+        (field,) = re.findall(rf'<(?:input|select) id="f-{name}"[^>]*>(?:<option.*</select>)?', page)
+        return str(field)
+
+    url = "https://traces.example/{trace}"
+    for name, value in (("check_attempts", "7"), ("create_topics", "false"), ("trace_url", url)):
+        assert send(memory, "settings.put", "do", setting=name, **{name: value})[0] == 200
+    assert 'value="7"' in shown("check_attempts")
+    assert "<option>true</option><option selected>false</option>" in shown("create_topics")
+    assert f'value="{url}"' in shown("trace_url")
+    assert send(memory, "settings.put", "do", setting="trace_url", trace_url="")[0] == 200
+    assert 'value=""' in shown("trace_url"), "a browser sends an emptied field, which empties the setting"
+    status, page = send(memory, "settings.put", "do", setting="check_attempts", check_attempts="")
+    assert status == 422 and "check_attempts is missing" in page
+    admin(memory.url, "POST", "settings/rollback", {"to": 0})
+
+
 def test_a_form_that_is_sent_twice_acts_once(memory: InMemoryServer, unique: str) -> None:
     """A double click on "Do it", or a reload of the result, sent a message twice."""
     admin(memory.url, "PUT", f"topics/{unique}", {})

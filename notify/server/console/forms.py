@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from notify.admin_api.declaration import AdminWrite, Input
 from notify.admin_api.description import Description
 from notify.admin_api.groups import class_inputs
+from notify.admin_api.words import setting
 from notify.admin_api.writes import FORMS, described
 from notify.errors import InvalidRequest, NotFound, NotifyError, TooLarge, Unavailable
 from notify.runtime.threads import in_thread
@@ -188,11 +189,13 @@ async def _change(api: Api, name: str, fields: dict[str, str]) -> AdminWrite:
     row = next((row for row in settings if row["name"] == wanted and row["live"]), None)
     if row is None:
         raise NotFound(f"there is no setting {wanted[:60]!r} that may change while servers run")
+    if "reason" not in fields:  # the form is opened, not posted
+        fields.setdefault(wanted, "" if row["value"] == "" else setting(row["value"]))
     choices = ("true", "false") if row["type"] == "bool" else ()
     bound = f" From {row['low']:g} to {row['high']:g}." if row["low"] is not None else ""
-    kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "text"
-    field = Input(row["name"], row["doc"] + bound, kind, choices, name=row["name"])
-    return dataclasses.replace(change, title=f"Change {row['name']}", chosen=(field,))
+    kind = "choice" if choices else "number" if row["type"] in ("int", "float") else "exact"
+    field = Input(wanted, row["doc"] + bound, kind, choices, kind != "exact", wanted)
+    return dataclasses.replace(change, title=f"Change {wanted}", chosen=(field,))
 
 
 async def _fill_in_content(api: Api, fields: dict[str, str], like: str) -> None:
