@@ -296,7 +296,7 @@ def decide_transactions(writes: Writes) -> None:
     w.press("a:has-text('Continue')")
     w.page.wait_for_selector("dd.good:has-text('done')")
     assert writes.states(names) == ["COMMITTED", "COMMITTED", "ROLLED_BACK"]
-    assert "roll back transactions of orders" in w.text() and "ROLLED_BACK" in w.text()
+    assert "roll back transactions: orders" in w.text() and "ROLLED_BACK" in w.text()
     w.go("/transactions")
     assert "In doubt 0" in w.page.inner_text("#states") and "No transaction is without an outcome" in w.text()
 

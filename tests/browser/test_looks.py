@@ -37,6 +37,9 @@ CONTRASTS = """(least = 4.5) => {
   return bad;
 }"""
 """Texts whose contrast with what is behind them is below 4.5 (WCAG 2.2, 1.4.3), or a greater number."""
+HIDDEN_COLUMNS = """[...document.querySelectorAll(".scroll")]
+  .filter((e) => e.checkVisibility() && e.scrollWidth > e.clientWidth + 1).map((e) => e.innerText.slice(0, 60))"""
+"""Tables of which a part is beyond the edge, where a phone shows no bar to scroll."""
 SCHEMES = (
     ({"color_scheme": "light", "contrast": "no-preference"}, 4.5), ({"color_scheme": "dark"}, 4.5),
     ({"contrast": "more"}, 7), ({"color_scheme": "light"}, 7),
@@ -103,6 +106,7 @@ def test_every_text_can_be_read(scene: Scene, window: Any) -> None:
             w.page.set_viewport_size({"width": width, "height": 860})
             if w.page.evaluate("document.documentElement.scrollWidth > innerWidth + 1"):
                 seen.append(f"{path} is wider than {width} pixels")
+            seen += [f"{path} hides columns at {width} pixels: {head}" for head in w.page.evaluate(HIDDEN_COLUMNS)]
     assert w.page.locator("button.danger:has-text('Do it')").count() == 1
     assert seen == []
 

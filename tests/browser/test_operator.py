@@ -6,6 +6,7 @@ Each is answered on the page where it comes up: the tests count the clicks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +117,19 @@ def test_a_form_says_what_it_will_do_before_a_reason_is_given(trouble: Trouble, 
 
 
 @pytest.mark.long
+def test_forms_begin_with_what_is_known(trouble: Trouble, window: Any) -> None:
+    """Silencing asked for hours before it said anything, and a reset for the only topic of the group."""
+    eventually(lambda: admin(trouble.url, "GET", "alarms")["alarms"], "the alarm")
+    w = window(trouble.url)
+    w.go("/")
+    w.press("#alarms a:text-is('silence')")
+    assert "is silent until" in w.page.get_by_role("region", name="What this will do").inner_text()
+    w.go(f"/groups/{GROUP}")
+    w.press("a:text-is('Reset the position')")
+    assert w.page.input_value("input[name=topic]") == TOPIC
+
+
+@pytest.mark.long
 def test_a_paused_group_says_who_paused_it_and_why(trouble: Trouble, window: Any) -> None:
     w = window(trouble.url)
     w.go("/groups/ledger")
@@ -134,3 +148,38 @@ def test_a_message_shows_first_the_group_that_gave_it_up(trouble: Trouble, windo
     first = w.page.locator("h2:text-is('State in each group') + .scroll tbody tr").first
     assert first.locator("td").nth(0).inner_text() == GROUP
     assert first.locator("td").nth(2).inner_text() == "1"
+
+
+@pytest.mark.long
+def test_many_alarms_of_a_kind_leave_the_groups_in_sight(tmp_path: Path, window: Any) -> None:
+    """An outage of all consumers: its 30 alarms filled the first window, and three on a phone."""
+    environment = {"NOTIFY_ALARM_EVERY_SECONDS": "0.2", "NOTIFY_ALARM_NO_CONSUMER_SECONDS": "0.1"}
+    server = ServerProcess(tmp_path / "data", environment=environment).start()
+    try:
+        groups = [f"recommendations-for-customers-{n:02d}" for n in range(30)]
+        for group in groups:
+            subscribe(server.url, group, TOPIC)
+        publish(server.url, TOPIC, ["x"])
+        eventually(lambda: len(admin(server.url, "GET", "alarms")["alarms"]) == len(groups), "the alarms")
+        for width in (1280, 390):
+            w = window(server.url, width=width)
+            w.go("/")
+            shown = w.page.locator("#alarms dt:visible")
+            assert w.page.inner_text("#alarm-count") == "30 alarms" and shown.count() == 3
+            assert w.page.locator("h2:text-is('Groups')").bounding_box()["y"] < 860
+            w.page.click("summary:text-is('27 more alarms: no consumers')")
+            w.page.evaluate("() => window.notifyRefresh()")
+            assert shown.count() == len(groups) and w.wrong == []
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+def test_an_alarm_that_is_a_warning_is_not_red(trouble: Trouble, window: Any) -> None:
+    eventually(lambda: admin(trouble.url, "GET", "alarms")["alarms"], "the alarm")
+    w = window(trouble.url)
+    w.go(f"/groups/{GROUP}")
+    assert w.page.inner_text("#alarms dt span") == "warning"
+    colours = "e => [getComputedStyle(e).borderTopColor, getComputedStyle(e.querySelector('b')).color]"
+    warning = w.page.locator("#alarms dt span").first.evaluate("e => getComputedStyle(e).color")
+    assert w.page.locator("#alarms").evaluate(colours) == [warning, warning]

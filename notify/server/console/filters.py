@@ -136,12 +136,12 @@ _OF_A_TOPIC = {"unread_topic", "filter"}
 """Alarms whose target is a group and its topic."""
 
 
-def together(alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Alarms with those of a kind next to each other; the kinds stay in the order of their first alarms."""
+def together(alarms: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Alarms by kind; the kinds stay in the order of their first alarms."""
     kinds: dict[str, list[dict[str, Any]]] = {}
     for alarm in alarms:
         kinds.setdefault(alarm["name"], []).append(alarm)
-    return [alarm for kind in kinds.values() for alarm in kind]
+    return list(kinds.values())
 
 
 TREND_SECONDS = 600.0

@@ -195,14 +195,15 @@ async def _group(api: Api, request: Request) -> dict[str, Any]:
     held = None
     if priorities:  # keys are held in the own queues only
         held = await api.get(path_of("groups/{name}/held-keys", name=name), max=1)
+    read = [s for s in group["subscriptions"] + group["patterns"] if not s["topic"].startswith("retry/")]
     tenants = None
-    if any(s.get("fair_by") for s in group["subscriptions"] + group["patterns"]):
+    if any(s.get("fair_by") for s in read):
         tenants = await api.get(path_of("groups/{name}/tenants", name=name), max=MOST_TENANTS)
     causes = None
     if dead:
         causes = (await api.get(path_of("groups/{name}/dead-letters/failures", name=name)))["failures"][:CAUSES]
     alarms = [row for row in (await api.get("alarms"))["alarms"] if group_of(row) == name and not row["silence"]]
-    values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants}
+    values = {"priorities": priorities, "push": push, "dead": dead, "held": held, "tenants": tenants, "read": read}
     values |= {"causes": causes, "alarms": alarms, "actions": await _actions_on(api, name)}
     values["history"] = await api.get(path_of("groups/{name}/history", name=name))
     if group["paused"]:

@@ -44,7 +44,8 @@
   let asked = "";
   let pause = 0;
   async function offer(field) {
-    const address = `${document.documentElement.dataset.prefix}/names/${field.list.id.slice("names-".length)}?q=${encodeURIComponent(field.value)}`;
+    const typed = field.value;
+    const address = `${document.documentElement.dataset.prefix}/names/${field.list.id.slice("names-".length)}?q=${encodeURIComponent(typed)}`;
     if (address === asked) return;
     asked = address;
     try {
@@ -53,7 +54,7 @@
       const names = await answer.json();
       if (address !== asked) return;  // More has been typed.
       field.list.replaceChildren(...names.map((name) => new Option(name, name)));
-      field.list.dataset.offered = field.value;
+      field.list.dataset.offered = typed;
     } catch (error) {  // Names can be typed; the next key or focus asks again.
       if (address === asked) asked = "";
     }
