@@ -556,7 +556,7 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
         # The browser refuses to frame the console.
         with w.page.expect_console_message(lambda message: "frame" in message.text):
             w.go("/")
-        w.page.wait_for_function("window.tried")
+        w.page.wait_for_function("() => window.tried")
         with w.page.expect_navigation():
             w.page.evaluate("document.getElementById('a').submit()")
         assert "another site" in w.page.inner_text("body") or "not its server" in w.page.inner_text("body")

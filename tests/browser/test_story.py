@@ -126,7 +126,7 @@ def test_the_menu_counts_what_waits_and_follows_it(told: Told, window: Any) -> N
     w.go("/topics")
     assert NAME in w.page.inner_text(".bar .name") and w.page.title() == f"Topics – {NAME} – Notify"
     letters = w.page.locator("#menu a[href='/dead-letters'] .count")
-    w.page.wait_for_function("document.querySelector('#menu a[href=\"/dead-letters\"] .count')")
+    w.page.wait_for_function("() => document.querySelector('#menu a[href=\"/dead-letters\"] .count')")
     assert letters.inner_text().startswith("1")
     assert w.page.locator("#menu a[href='/transactions'] .count").count() == 0, "nothing waits there"
     half = new_id()
