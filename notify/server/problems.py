@@ -72,17 +72,15 @@ def answer_errors(api: FastAPI) -> None:
 
     async def away(request: Request, error: Exception) -> Response:
         faults.note("records_away", error, method=request.method, path=request.scope["path"][:200])
+        told: NotifyError = Unavailable("the database of the server's records does not answer; try again")
         if _sqlite_code(error) == sqlite3.SQLITE_FULL:
-            return _problem(DiskFull("the disk is full, so this write cannot be recorded; reads continue"))
-        if _sqlite_code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
-            reason = getattr(error, "orig", error)
-            return _problem(
-                Unavailable(
-                    f"the file of the server's records cannot be used ({reason}): look whether its disk has room for "
-                    "another file (df -i), and at the server's limit of open files"
-                )
+            told = DiskFull("the disk is full, so this write cannot be recorded; reads continue")
+        elif _sqlite_code(error) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
+            told = Unavailable(
+                f"the file of the server's records cannot be used ({getattr(error, 'orig', error)}): look whether its "
+                "disk has room for another file (df -i), and at the server's limit of open files"
             )
-        return _problem(Unavailable("the database of the server's records does not answer; try again"))
+        return refused(request.scope, told)
 
     for kind in faults.DATABASE_AWAY:
         api.exception_handler(kind)(away)
@@ -93,7 +91,7 @@ def answer_errors(api: FastAPI) -> None:
 
     @api.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        return _problem(fault_of("request_failed", request.method, request.scope["path"]))
+        return refused(request.scope, fault_of("request_failed", request.method, request.scope["path"]))
 
     @api.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -112,7 +110,6 @@ def answer_errors(api: FastAPI) -> None:
         detail = str(error.detail)
         if error.status_code in (404, 405):
             detail = text_of_missing(request.method, request.scope["path"])
-        invalid = InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
-        if _wants_page(request.scope):
-            return failed(request, invalid)
-        return Response(problem(invalid), error.status_code, media_type=PROBLEM)
+        return refused(
+            request.scope, InvalidRequest(detail, codes.get(error.status_code, "invalid"), error.status_code)
+        )

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 import structlog
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
 
 from notify.errors import Unavailable
 from notify.runtime import faults
+from notify.server.access.principal import EVERYONE
 from notify.server.core.check_webhooks import CheckWebhooks
 from notify.server.core.pushes import Push, Pushes
 from notify.server.core.subscriptions import Subscriptions
+from notify.server.problems import answer_errors
 from notify.server.watch.alarms import Alarms
 from notify.server.watch.history import History
 from notify.storage.records import InDoubt
@@ -40,6 +44,25 @@ def test_a_fault_is_logged_with_its_traceback_and_counted() -> None:
     assert (line["event"], line["log_level"], line["job"]) == ("look_failed", "error", 7)
     assert "Traceback" in line["trace"] and "dictionary changed size" in line["trace"]
     assert faults.count() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(fault(), "its log says why"), (sa.exc.OperationalError("q", {}, Exception("x")), "try again")]
+)
+def test_a_page_that_fails_is_answered_with_a_page(error: Exception, words: str) -> None:
+    """A browser was shown JSON."""
+    api = FastAPI()
+    answer_errors(api)
+
+    @api.get("/{path:path}")
+    async def fail(request: Request, path: str) -> None:
+        request.state.principal = EVERYONE
+        raise error
+
+    client = TestClient(api, raise_server_exceptions=False)
+    answer = client.get("/topics", headers={"accept": "text/html"})
+    assert answer.status_code >= 500 and "text/html" in answer.headers["content-type"] and words in answer.text
+    assert words in client.get("/v1/admin/topics", headers={"accept": "text/html"}).json()["detail"]
 
 
 def test_many_faults_are_all_counted_and_not_all_logged() -> None:
