@@ -426,7 +426,8 @@ class Bridge:
                 read = await reading.next()
                 for task in background:
                     if task.done():
-                        task.result()  # raises: it ends only by a fault of the bridge
+                        await self._note_stop(sink, epoch, text, task.exception())
+                        task.result()  # raises: it ends only by a fault of the bridge or of the source
                 batch, newest_us = read or (None, 0)
                 listed.read(text, is_caught_up=batch is None and bool(reading.caught_up_us))
                 may_retry = not has_parts_open and listed.is_passed
@@ -468,6 +469,12 @@ class Bridge:
             await reading.close()
             # Else the engine would be disposed of while a thread of it still reads.
             await asyncio.wait(background)
+
+    async def _note_stop(self, sink: Sink, epoch: int, text: str, error: BaseException | None) -> None:
+        """Store at the target that rows were passed over which the log lacks, if that is the error."""
+        position = self._log.stopped_at(text) if isinstance(error, Unfit) else text
+        if position != text:
+            await self._post(sink, PackedBridgeBatch(epoch, text, position))
 
     def _note_end(self) -> None:
         """Note where a run with `once` ends, and whether this candidate is behind an earlier one that noted it.

@@ -124,7 +124,13 @@ class DatabaseLog(Protocol):
 
     def watch(self, engine: Engine) -> Retained | None:
         """Look at a source that is being read, about every two seconds; what it keeps for this reader, None if it keeps
-        nothing for readers. Raises Unfit if rows would be missed from now on."""
+        nothing for readers. Raises Unfit if rows would be missed from now on, Unavailable if the connection by which it
+        is read has fallen silent."""
+        ...
+
+    def stopped_at(self, text: str) -> str:
+        """The position to store after `watch` raised Unfit. The log may lack rows before it, so that the next bridge
+        has to stop, too, even if all looks right again by then."""
         ...
 
     def denied(self, error: BaseException | None) -> str | None:

@@ -11,11 +11,13 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from notify.binlog_bridge import announcing
 from notify.binlog_bridge.batching import PART_BYTES
-from notify.binlog_bridge.bridge import Bridge
+from notify.binlog_bridge.bridge import CAUGHT_UP_US, Bridge
 from notify.binlog_bridge.errors import Purged, Unreadable
 from notify.client import create_tables
 from notify.protocol import ids
+from notify.runtime.clock import wall_clock
 from notify.storage.sql import schema
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
@@ -216,6 +218,27 @@ def test_another_history_that_has_passed_the_position_stops_it(
     assert move(url, server).totals.rows == 2
     wanted = [n for n in range(42) if n % 4 != 3 and n not in (2,)] + [44, 45]
     assert sorted(numbers(server, unique, len(wanted))) == wanted
+
+
+@pytest.mark.long
+def test_a_history_that_begins_again_under_a_bridge_that_runs_stops_it(
+    url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source waits for the end of a file that is gone, sends heartbeats, and nothing else."""
+    monkeypatch.setattr(announcing, "ANNOUNCE_SECONDS", 0.1)
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    bridge = Bridge([url], server.url)
+    with in_background(bridge.run()) as bridging:
+        bridging.until(lambda: bridge.totals.rows == 2, "the bridge to read")
+        read_us = wall_clock()
+        bridging.until(lambda: bridge.totals.read_through_us > read_us - CAUGHT_UP_US, "a heartbeat")
+        binlog_server.forget_binlogs()
+        outbox(url, unique, range(4, 6))
+        with pytest.raises(Purged, match="--backfill"):
+            bridging.result()
+    move(url, server, fill=True)
+    assert numbers(server, unique, 4) == [0, 1, 4, 5]
 
 
 @pytest.mark.long

@@ -25,10 +25,12 @@ from notify.protocol import ids
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mariadb_server import MariaDbServer
 from notify.testing.process import ServerProcess
+from notify.testing.statements import execute
 from tests.support.authority import Authority
 from tests.support.bridges import SEES_BINLOG, binlog_reader, move, numbers, outbox, write_as_statement
 from tests.support.databases import own_mariadb, own_mysql
 from tests.support.groups import subscribe
+from tests.support.wal import insert
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,36 @@ def test_a_statement_that_names_a_table_in_capitals_stops_it(url: URL, server: S
     write_as_statement(url, "UPDATE HALF_MESSAGE SET tag = 'x'")
     with pytest.raises(Unreadable, match="STATEMENT format"):
         move(text(url), server)
+
+
+@pytest.mark.long
+def test_a_table_that_is_swapped_is_read_on_and_one_behind_a_view_stops_it(
+    url: URL, server: ServerProcess, unique: str
+) -> None:
+    """Services write to the view as before; the binlog has the other table's name."""
+    address = text(url)
+    subscribe(server.url, unique, unique)
+    outbox(address, unique, range(3))
+    move(address, server)
+    execute(
+        address,
+        "CREATE TABLE _half_message_gho LIKE half_message",
+        "ALTER TABLE _half_message_gho ADD more INT FIRST",
+        "RENAME TABLE half_message TO _half_message_del, _half_message_gho TO half_message",
+    )
+    outbox(address, unique, range(4, 7))
+    assert move(address, server).totals.rows == 3
+    execute(address, "RENAME TABLE half_message TO new_rows", "CREATE VIEW half_message AS SELECT * FROM new_rows")
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        insert(connection, unique, 8)
+    engine.dispose()
+    execute(address, "DROP VIEW half_message", "RENAME TABLE new_rows TO half_message")
+    for _ in range(2):
+        with pytest.raises(Unreadable, match=r"a view was put in the place of .*half_message.*--backfill"):
+            move(address, server)
+    move(address, server, fill=True)
+    assert numbers(server, unique, 7) == [0, 1, 2, 4, 5, 6, 8]
 
 
 @pytest.mark.long

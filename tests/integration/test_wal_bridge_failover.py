@@ -177,6 +177,37 @@ def test_a_bridge_goes_on_at_a_new_primary_once_the_tables_have_filled_what_its_
 
 
 @pytest.mark.long
+def test_a_snapshot_of_the_disk_stops_it_also_when_its_log_is_longer_by_then(
+    servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
+) -> None:
+    """It has the cluster's identifier, timeline and slot. A crash of the machine alone stops nothing."""
+    primary, _ = servers
+    data, copy = primary.directory / "data", primary.directory / "copy"
+    subscribe(server.url, unique, unique)
+    outbox(primary.url, unique, range(3))
+    move(primary.url, server)
+    primary.kill()
+    subprocess.run(["cp", "-a", data, copy], check=True)
+    primary.start()
+    outbox(primary.url, unique, range(4, 7))
+    scalar(primary, "SELECT pg_logical_emit_message(true, 'x', repeat('x', 100000))")
+    assert move(primary.url, server).totals.rows == 3
+    primary.kill()
+    data.rename(primary.directory / "lost")
+    copy.rename(data)
+    primary.start()
+    outbox(primary.url, unique, range(8, 11))
+    scalar(primary, "SELECT pg_logical_emit_message(true, 'x', repeat('x', 1000000))")
+    for _ in range(2):
+        with pytest.raises(Purged, match=r"found its log up to .* only.*snapshot of its disk.*--backfill"):
+            move(primary.url, server)
+    move(primary.url, server, fill=True)
+    outbox(primary.url, unique, range(12, 15))
+    assert move(primary.url, server).totals.rows == 3
+    assert numbers(server, unique, 12) == [n for n in range(15) if n % 4 != 3]
+
+
+@pytest.mark.long
 def test_a_new_primary_without_the_last_transactions_of_the_old_one_stops_it(
     servers: tuple[PostgreSqlServer, PostgreSqlServer], server: ServerProcess, unique: str
 ) -> None:

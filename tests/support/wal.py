@@ -27,10 +27,14 @@ def row(topic: str, n: int, **values: Any) -> dict[str, Any]:
     return defaults | values
 
 
-def insert(connection: Connection, topic: str, *numbers: int, **values: Any) -> None:
-    """Write such rows in the connection's transaction."""
+def insert(connection: Connection, topic: str, *numbers: int, into: str = "", **values: Any) -> None:
+    """Write such rows in the connection's transaction. `into`: another table with the same columns."""
+    table = half_message
+    if into:
+        schema, _, name = into.rpartition(".")
+        table = half_message.to_metadata(sa.MetaData(), schema=schema or None, name=name)
     for n in numbers:
-        connection.execute(half_message.insert().values(row(topic, n, **values)))
+        connection.execute(table.insert().values(row(topic, n, **values)))
 
 
 def execute(engine: sa.Engine, *statements: str) -> None:

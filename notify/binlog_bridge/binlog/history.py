@@ -26,7 +26,7 @@ from notify.binlog_bridge.errors import Purged
 from notify.protocol.limits import digits
 
 
-def _number(file: str) -> int:
+def file_number(file: str) -> int:
     """A binlog's number; 0 for a name without one."""
     return digits(file.rpartition(".")[2]) or 0
 
@@ -51,7 +51,7 @@ class History:
             self._position = None
             if position.created and created != position.created:
                 raise _foreign(f"the source has replaced {name} since this bridge read it")
-        elif _number(name) < _number(position.file):
+        elif file_number(name) < file_number(position.file):
             raise _foreign(f"the source has the bridge's GTIDs in {name}, and this bridge read them in {position.file}")
 
     def state_before_file(self, gtids: GtidSet) -> None:
@@ -176,7 +176,7 @@ def check_unnamed(connection: Any, position: Position) -> None:
             if any(kind.startswith("Gtid") for kind in kinds):
                 return
             name, _, number = file.rpartition(".")
-            file, offset = f"{name}.{_number(file) + 1:0{len(number)}}", 0
+            file, offset = f"{name}.{file_number(file) + 1:0{len(number)}}", 0
 
 
 def check_gap(moved: MariaDbSet, domain: int, number: int) -> None:

@@ -10,12 +10,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from notify.binlog_bridge.announcing import Warnings
 from notify.binlog_bridge.binlog import rights, source
 from notify.binlog_bridge.binlog.position import Position
-from notify.binlog_bridge.binlog.reader import BinlogReader
+from notify.binlog_bridge.binlog.reader import BinlogReader, Quiet
+from notify.binlog_bridge.binlog.tables import OURS
 from notify.binlog_bridge.errors import Unfit, refuse
 from notify.binlog_bridge.log import LogSnapshot, Retained
 from notify.binlog_bridge.scope import OWN, Scope
+from notify.errors import Unavailable
+from notify.runtime.databases import has_table
 from notify.storage.sql.checkup import Finding, is_mariadb
 
 FIRST_SERVER_ID = 740_000_000
@@ -24,6 +28,36 @@ FIRST_SERVER_ID = 740_000_000
 def default_server_id(name: str) -> int:
     """A server id that depends on the source's name alone, so that it is the same at each start of a bridge."""
     return FIRST_SERVER_ID + zlib.crc32(name.encode()) % 1_000_000
+
+
+STALLED_HEARTBEATS = 2
+"""A heartbeat that comes after a change may have been sent before it."""
+
+
+class Stall:
+    """Recognises a stream that has fallen silent although its connection lives: after a RESET of the binlog a source
+    waits for the end of a file that is gone, and sends heartbeats for ever."""
+
+    def __init__(self) -> None:
+        self._end: tuple[int, int] | None = None
+        self._quiet = Quiet()
+        self._moved: Quiet | None = None
+        """The stream's silence when the end of the log was first seen to have moved meanwhile."""
+
+    def has_stalled(self, end: tuple[int, int] | None, quiet: Quiet) -> bool:
+        """Whether the end of the source's log has gone back, or heartbeats still name the place from before it moved.
+        `end`: None if it is not known."""
+        earlier, before = self._end, self._quiet
+        self._end, self._quiet = end, quiet
+        if end is None or earlier is None:
+            return False
+        if not (quiet.heartbeats >= before.heartbeats > 0 and quiet.place == before.place):
+            self._moved = None
+        elif self._moved is None and end != earlier:
+            self._moved = quiet
+        return end < earlier or (
+            self._moved is not None and quiet.heartbeats >= self._moved.heartbeats + STALLED_HEARTBEATS
+        )
 
 
 class Binlog:
@@ -37,6 +71,9 @@ class Binlog:
         self._server_id = server_id
         self._mariadb = False
         self._scope = OWN
+        self._reader: BinlogReader | None = None
+        self._stall = Stall()
+        self._warnings = Warnings()
 
     def check(
         self, connection: Connection, name: str, scope: Scope, schemas: Sequence[str] | None, *, fill: bool
@@ -51,7 +88,19 @@ class Binlog:
         return source.findings(connection, self._server_id or default_server_id(name))
 
     def watch(self, engine: Engine) -> Retained | None:
+        with engine.connect() as connection:
+            end = source.end_of_file(connection)
+            if not self._scope.is_many and not any(has_table(connection, name, self._scope.schema) for name in OURS):
+                self._warnings.say("the tables were renamed, moved or dropped: nothing is read", self._scope.schema)
+        if self._reader is not None and self._stall.has_stalled(end, self._reader.quiet):
+            raise Unavailable(
+                "the source writes its binlog, and sends nothing of it (was there a RESET BINARY LOGS or RESET MASTER?)"
+            )
         return None
+
+    def stopped_at(self, text: str) -> str:
+        """A bridge stops before the events that it cannot read, and so does the next one."""
+        return text
 
     def denied(self, error: BaseException | None) -> str | None:
         return rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
@@ -79,7 +128,8 @@ class Binlog:
         source_us: Callable[[], int],
         known_seconds: float,
     ) -> BinlogReader:
-        return BinlogReader(
+        self._stall = Stall()
+        self._reader = BinlogReader(
             engine.url,
             self._server_id,
             position,
@@ -88,6 +138,7 @@ class Binlog:
             scope=scope,
             known_seconds=known_seconds,
         )
+        return self._reader
 
     def prepare_backfill(self, engine: Engine) -> None:
         """A server has one binlog for all readers, and nothing to make."""

@@ -6,6 +6,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from sqlalchemy.engine.url import URL
 
@@ -30,6 +31,7 @@ from notify.binlog_bridge.binlog.stream import BinlogStream
 from notify.binlog_bridge.binlog.tables import Tables
 from notify.binlog_bridge.errors import Damaged, Unreadable
 from notify.binlog_bridge.log import Read
+from notify.binlog_bridge.rows import MOST_TABLES
 from notify.binlog_bridge.scope import Scope
 from notify.client.tables.purge import IDS_RETENTION_SECONDS
 from notify.runtime.clock import wall_clock
@@ -37,8 +39,20 @@ from notify.runtime.clock import wall_clock
 _STANDALONE = 1
 _WITH_CRC32 = 1
 _CHECKSUM_BYTES = 4
-_BODY = 20
-"""Where the body of an event begins in a packet: after one byte that marks an event, and a header of 19 bytes."""
+_OFFSET, _FLAGS, _BODY = 14, 18, 20
+"""Where in a packet an event's place in its file, its flags and its body begin: after a byte that marks an event and
+parts of a header of 19 bytes."""
+
+
+class Quiet(NamedTuple):
+    """A stream's silence: where the source waits for more events, by its newest heartbeat, and how many heartbeats came
+    since the newest transaction began."""
+
+    place: bytes = b""
+    heartbeats: int = 0
+
+
+_HEARD = Quiet()
 
 
 class BinlogReader:
@@ -72,6 +86,10 @@ class BinlogReader:
         The time is by this machine's clock, in microseconds since 1970.
         """
         return self._assembly.caught_up_us
+
+    @property
+    def quiet(self) -> Quiet:
+        return self._assembly.quiet
 
     def connect(self) -> None:
         """Raises Purged if the position is gone or foreign, Unavailable if the source does not answer."""
@@ -112,6 +130,7 @@ class Assembly(Batching):
         self._source_us = source_us
         self._is_quiet = False
         """Whether the newest event is a heartbeat."""
+        self.quiet = _HEARD
         self.logs_all = True
         """Whether the source writes all its changes to its binlog, including those that it replicates."""
         self._scope = Scope(scope) if isinstance(scope, str) else scope
@@ -134,6 +153,8 @@ class Assembly(Batching):
         self._ended: bytes | None = None
         """The event that ended the newest transaction, in the file that is being read."""
         self._is_inside = self._is_standalone = False
+        self._left: set[str] = set()
+        """Schemas whose tables of ours were renamed or dropped."""
 
     def joined(self, *, logs_all: bool, purged: str) -> None:
         """Take what the source said about itself before its events: see `logs_all`, and a MySQL's gtid_purged."""
@@ -192,7 +213,8 @@ class Assembly(Batching):
         elif kind == FORMAT:
             self._file_begins(packet)
         elif kind in (events.HEARTBEAT, events.HEARTBEAT_V2):
-            self._is_quiet = True
+            place = packet[_OFFSET:_FLAGS] + packet[_BODY : len(packet) - self._checksum]
+            self._is_quiet, self.quiet = True, Quiet(place, self.quiet.heartbeats + 1)
         elif kind == events.GTID_LIST:
             self._history.state_before_file(gtid_list(packet[_BODY:]))
         elif kind == events.PREVIOUS_GTIDS:
@@ -286,7 +308,7 @@ class Assembly(Batching):
                 self._gtid = tagged_gtid(packet[_BODY:])
             self._is_standalone = True
         self._is_inside = True
-        self._is_quiet, self.caught_up_us = False, 0  # even if its rows take long to arrive
+        self._is_quiet, self.caught_up_us, self.quiet = False, 0, _HEARD  # even if its rows take long to arrive
         if self._open.bytes:  # the earlier transaction never ended
             self._forget()
 
@@ -366,6 +388,7 @@ class Assembly(Batching):
             else:
                 self._roll_back(packet)
         elif self._is_standalone:
+            self._check_tables_stay(database, text)
             if self._is_inside:
                 self._end(packet)
         elif word.startswith(b"SAVEPOINT"):
@@ -373,11 +396,41 @@ class Assembly(Batching):
         else:
             check_no_message(self._scope, database, text)
 
+    def _check_tables_stay(self, database: bytes, text: bytes) -> None:
+        """Raises Unreadable if DDL puts a view in the place of a table of ours: what is written through it is logged
+        under the name of the table behind it. In one of several schemas it may be a report's, unless there was a
+        table."""
+        if b"half_message" not in text.lower():
+            return
+        words = text[:200].upper().split()
+        schemas = {(match[1] or database).strip(b"`").decode("utf-8", "replace") for match in _OURS.finditer(text)}
+        if b"RENAME" in text.upper() or words[:2] == [b"DROP", b"TABLE"]:
+            self._left |= {schema for schema in schemas if len(self._left) < MOST_TABLES}
+        view = _VIEW.match(text)
+        if view is None:
+            return
+        schema = (view[1] or database).strip(b"`").decode("utf-8", "replace")
+        is_ours = self._scope.has(schema) or self._scope.has(schema.lower())  # the source may fold names
+        if is_ours and (not self._scope.is_many or schema in self._left):
+            raise Unreadable(
+                f"a view was put in the place of {schema}.{view[2].decode()}: the binlog has the rows that are written "
+                "through it under another table's name. Remove the view, put the table back under its name, then start "
+                "this bridge with --backfill"
+            )
+
     def _verify(self, packet: bytes) -> None:
         if self._checksum and zlib.crc32(packet[1:-4]) != int.from_bytes(packet[-4:], "little"):
             raise Damaged("an event of the binlog has a wrong checksum: connecting again")
 
 
+_SCHEMA = rb"(?:(`(?:[^`]|``)+`|[\w$-]+)\s*\.\s*)?"
+_OURS = re.compile(_SCHEMA + rb"`?\b(?:server_)?half_message\b", re.IGNORECASE)
+_VIEW = re.compile(
+    rb"(?:CREATE|ALTER)\b(?:(?!\bAS\b).)*?\bVIEW\s+(?:IF\s+NOT\s+EXISTS\s+)?"
+    + _SCHEMA
+    + rb"`?((?:server_)?half_message)`?(?:\s+AS\b|\s*\()",
+    re.IGNORECASE | re.DOTALL,
+)
 _SAVEPOINT_NAME = re.compile(
     rb"(?:SAVEPOINT|ROLLBACK(?: WORK)? TO(?: SAVEPOINT)?)\s+(.+?)\s*\Z", re.IGNORECASE | re.DOTALL
 )

@@ -10,10 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.binlog import rights
+from notify.binlog_bridge.binlog.history import file_number
 from notify.binlog_bridge.binlog.position import MariaDbSet, Position
 from notify.binlog_bridge.errors import Unfit
 from notify.binlog_bridge.rows import COLUMNS
 from notify.movers.outbox import LOCAL, MOVES, SERVER
+from notify.protocol.limits import digits
 from notify.protocol.wire import microseconds
 from notify.runtime.databases import has_table
 from notify.runtime.guarantees import faults
@@ -320,6 +322,17 @@ def _binlog_status(connection: Connection) -> dict[str, str]:
         rows = connection.exec_driver_sql("SHOW BINARY LOG STATUS")
     row = rows.mappings().first()
     return {str(key).lower(): str(value) for key, value in row.items()} if row is not None else {}
+
+
+def end_of_file(connection: Connection) -> tuple[int, int] | None:
+    """The number of the file that the source writes, and how far; None if this user may not see that."""
+    try:
+        status = _binlog_status(connection)
+    except sa.exc.OperationalError as error:
+        if not rights.is_refusal(error):
+            raise
+        return None
+    return file_number(status.get("file", "")), digits(status.get("position", "")) or 0
 
 
 def _table_findings(connection: Connection, schema: str) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from sqlalchemy.engine import Connection, Engine
 from notify.binlog_bridge.errors import Purged, Unfit, refuse
 from notify.binlog_bridge.log import LogSnapshot, Retained
 from notify.binlog_bridge.postgresql import rights, slot, source
-from notify.binlog_bridge.postgresql.position import Position
+from notify.binlog_bridge.postgresql.position import GAP, Position
 from notify.binlog_bridge.postgresql.reader import WalReader
 from notify.binlog_bridge.postgresql.slot import Slot
 from notify.binlog_bridge.postgresql.source import Published
@@ -54,12 +55,29 @@ class Wal:
     def watch(self, engine: Engine) -> Retained | None:
         with engine.connect() as connection:
             now, uncovered = source.published(connection, self._slot, self._scope)
-            refuse(uncovered)
-            if changed := now.changed_since(self._published):
-                raise Unfit(published_anew(", ".join(changed[:3])))
+            try:
+                self._check_unchanged(connection, now, uncovered)
+            except Unfit:
+                self._published = replace(self._published, has_gap=True)
+                raise
             self._published = now
             state = next(iter(slot.states(connection, self._slot.name)), None)
         return Retained(state.retained, state.left, state.age) if state is not None else None
+
+    def _check_unchanged(self, connection: Connection, now: Published, uncovered: list[Finding]) -> None:
+        """Raises Unfit if a change since the last look may have kept rows out of the log, or out of the slot."""
+        if now.ours != self._published.ours:
+            found = [finding for finding in source.table_findings(connection, now.ours) if finding.stops]
+            if not self._scope.is_many:
+                found += now.gone_since(self._published)
+            refuse(replace(each, remedy=f"{each.remedy}; then start this bridge with --backfill") for each in found)
+        refuse(uncovered)
+        if changed := now.changed_since(self._published):
+            raise Unfit(published_anew(", ".join(changed[:3])))
+
+    def stopped_at(self, text: str) -> str:
+        position = Position.of(text)
+        return replace(position, published=GAP).text if position is not None and self._published.has_gap else text
 
     def denied(self, error: BaseException | None) -> str | None:
         return rights.denied(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
@@ -82,6 +100,11 @@ class Wal:
     ) -> WalReader:
         if position is None:
             raise Purged("the queue has no position for this source: start with --backfill")
+        if position.published == GAP:
+            raise Purged(
+                "this bridge stopped because the source did not log all rows (its messages then said why), and had "
+                "read on by then: start with --backfill, which sends the missing messages from the tables"
+            )
         if put_back := self._published.put_back_since(position.published):
             raise Purged(published_anew(", ".join(put_back[:3])))
         return WalReader(

@@ -36,6 +36,8 @@ class Position:
     """A digest of the source's publications when the place was read: see Published; "": unknown."""
     scope: str = ""
     """The schemas whose tables were read up to here: see Scope; "": unknown."""
+    started: int = 0
+    """When the server was started from which the place was read, in microseconds by its own clock; 0: unknown."""
 
     @property
     def shown(self) -> str:
@@ -44,7 +46,7 @@ class Position:
     @property
     def text(self) -> str:
         fields = {"lsn": lsn_text(self.lsn), "system": self.system, "timeline": self.timeline}
-        further = {name: getattr(self, name) for name in _LATER if getattr(self, name)}
+        further = {name: getattr(self, name) for name in (*_LATER, _STARTED) if getattr(self, name)}
         return msgspec.json.encode(fields | {"newest_us": self.newest_us} | further).decode()
 
     def reaches(self, other: Position) -> bool:
@@ -68,8 +70,8 @@ class Position:
             return None
         try:
             system, *later = (str(stored.get(name, "")) for name in ("system", *_LATER))
-            timeline, newest_us = (int(stored.get(name, 0)) for name in ("timeline", "newest_us"))
-            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, *later)
+            timeline, newest_us, started = (int(stored.get(name, 0)) for name in ("timeline", "newest_us", _STARTED))
+            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, *later, started)
         except (ValueError, TypeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "
@@ -78,7 +80,9 @@ class Position:
 
 
 _FIRST = "lsn"
-_LATER = ("published", "scope")
+_LATER, _STARTED = ("published", "scope"), "started"
 """The fields that a position may lack."""
+GAP = "gap"
+"""The digest of a position at which a bridge stopped because its source no longer logged all rows."""
 MOMENT = "@"
 """Separates a digest of publications from the moment at which it was made: the number of a transaction."""

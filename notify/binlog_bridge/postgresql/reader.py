@@ -13,6 +13,7 @@ from notify.binlog_bridge.log import Read
 from notify.binlog_bridge.postgresql import messages
 from notify.binlog_bridge.postgresql.messages import BEGIN, COMMIT, HARMLESS, INSERT, MESSAGE, RELATION, UPDATE
 from notify.binlog_bridge.postgresql.position import Position
+from notify.binlog_bridge.postgresql.replication import Identity
 from notify.binlog_bridge.postgresql.slot import Slot
 from notify.binlog_bridge.postgresql.stream import Kept, WalStream
 from notify.binlog_bridge.postgresql.tables import Row, Tables
@@ -46,7 +47,7 @@ class WalReader:
         return self._assembly.caught_up_us
 
     def connect(self) -> None:
-        self._assembly.history(*self._stream.connect())
+        self._assembly.identity = self._stream.connect()
 
     def batches(self) -> Iterator[Read]:
         with closing(self._stream.messages()) as received:  # also where a message cannot be read
@@ -88,7 +89,8 @@ class Assembly(Batching):
         self._tables = Tables(scope)
         self._known_us = round(known_seconds * 1e6)
         self._lsn, self._newest_us = position.lsn, position.newest_us
-        self._system, self._timeline = position.system, position.timeline
+        self.identity = Identity(position.system, position.timeline, position.started)
+        """The server, and which of its histories, from which the messages come."""
         self._is_inside = False
         self._quiet_us = 0
         """When the source had no more to send; `caught_up_us` once the batch before it was taken."""
@@ -97,10 +99,6 @@ class Assembly(Batching):
         self._decided: dict[str, list[Row]] = {}
         """Rows of the server's table that became COMMITTED in it, by the transaction. One statement changes the rows of
         many transactions, in the order in which they lie in the table. So they wait for the commit, in memory."""
-
-    def history(self, system: str, timeline: int) -> None:
-        """Take from which cluster, and which of its histories, the messages come."""
-        self._system, self._timeline = system, timeline
 
     def batches(self, received: Iterable[bytes | Kept | None]) -> Iterator[Read]:
         """See Reader. `received`: messages of pgoutput, what the source says between them of its progress, and None
@@ -129,8 +127,9 @@ class Assembly(Batching):
                 raise Unreadable(f"the source sent a message of a kind ({chr(kind)!r}) that was not asked for")
 
     def _position(self) -> str:
-        where = self._lsn, self._system, self._timeline
-        return Position(*where, self._newest_us, self._published(), self._scope.text).text
+        system, timeline, started = self.identity
+        what = self._newest_us, self._published(), self._scope.text
+        return Position(self._lsn, system, timeline, *what, started).text
 
     def _note_progress(self, kept: Kept) -> None:
         """The source has sent everything before a place, at which no transaction of ours may have ended."""

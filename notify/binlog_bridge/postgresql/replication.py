@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import pq
@@ -30,6 +30,14 @@ _SENDER_TIMEOUT = (
 )
 """The timeout is PostgreSQL's default. A server without one would keep the slot of a machine that is gone busy. A
 longer one stays: up to version 15 PostgreSQL ends a connection while it decodes a large REFRESH MATERIALIZED VIEW."""
+
+
+class Identity(NamedTuple):
+    """The identifier of a cluster, its present timeline, and when its server was started: see Position."""
+
+    system: str
+    timeline: int
+    started: int
 
 
 class Replication:
@@ -79,10 +87,10 @@ class Replication:
     def close(self) -> None:
         self._connection.close()
 
-    def identity(self) -> tuple[str, int]:
-        """The identifier of the cluster, and its present timeline."""
+    def identity(self) -> Identity:
         row = self.command("IDENTIFY_SYSTEM")[0]
-        return row[0], int(row[1])
+        started = self.command("SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint)")[0][0]
+        return Identity(row[0], int(row[1]), int(started))
 
     def command(self, text: str, *, seconds: float = COMMAND_SECONDS, late: str = "") -> list[list[str]]:
         """Run a command or query; its rows as texts ("" for NULL). `late`: the error's text if it is not done in time.

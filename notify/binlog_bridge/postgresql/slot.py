@@ -172,7 +172,7 @@ def snapshot(engine: Engine, name: str, published: str = "", scope: str = "") ->
     A temporary slot tells that place, and lends its snapshot. Raises Unavailable, Unfit.
     """
     with Replication(engine.url, lock_seconds=MAKE_SECONDS) as replication:
-        system, timeline = replication.identity()
+        system, timeline, started = replication.identity()
         made = replication.command(
             f'CREATE_REPLICATION_SLOT "{name}_fill" TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT',
             seconds=MAKE_SECONDS + ANSWER_SECONDS,
@@ -191,7 +191,7 @@ def snapshot(engine: Engine, name: str, published: str = "", scope: str = "") ->
             connection.close()
             raise
     at_us = microseconds(now.replace(tzinfo=UTC))
-    position = Position(lsn_of(consistent_point), system, timeline, at_us, published, scope)
+    position = Position(lsn_of(consistent_point), system, timeline, at_us, published, scope, started)
     return LogSnapshot(connection, position, position)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.binlog_bridge.postgresql import slot as slots
-from notify.binlog_bridge.postgresql.position import MOMENT
+from notify.binlog_bridge.postgresql.position import GAP, MOMENT
 from notify.binlog_bridge.postgresql.rights import POOLED
 from notify.binlog_bridge.postgresql.slot import PREFIX, SERVER_SUFFIX, Slot
 from notify.binlog_bridge.scope import Scope
@@ -44,6 +44,8 @@ class Table:
     """pg_class.relpersistence: `p` permanent, `u` unlogged."""
     identity: str
     """pg_class.relreplident: `f` for FULL."""
+    is_simple: bool
+    """Whether neither rules nor other tables (INHERITS, partitions) may take its rows."""
 
     @property
     def is_server(self) -> bool:
@@ -51,7 +53,8 @@ class Table:
 
 
 _TABLES = sa.text(
-    "SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text "
+    "SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text, "
+    "NOT (c.relhassubclass OR c.relhasrules) "
     "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relname IN (:local, :server) AND c.relkind IN ('r', 'p', 'v', 'f') AND NOT c.relispartition "
     "AND n.nspname NOT LIKE 'pg\\_%' ORDER BY 1, 2"
@@ -61,10 +64,10 @@ _TABLES = sa.text(
 def tables(connection: Connection, scope: Scope) -> list[Table]:
     """Notify's tables in the bridge's schemas."""
     rows = connection.execute(_TABLES, {"local": LOCAL.table.name, "server": SERVER.table.name})
-    found = [tuple(map(str, row)) for row in rows]
+    found = [(*map(str, row[:5]), bool(row[5])) for row in rows]
     return [
-        Table(schema, name, f"{quoted(connection, schema)}.{name}", kind, persistence, identity)
-        for schema, name, kind, persistence, identity in found
+        Table(schema, name, f"{quoted(connection, schema)}.{name}", *rest)  # type: ignore[arg-type]
+        for schema, name, *rest in found
         if scope.has(schema)
     ]
 
@@ -161,20 +164,28 @@ def findings(connection: Connection, slot: Slot, scope: Scope, *, accept_unbound
                 "run create_tables in the service (outbox), or `notify storage upgrade` (server)",
             )
         )
-    for table in ours:
-        found += _table_findings(table)
-    for schema in dict.fromkeys(table.schema for table in ours):
-        found += [Finding(fault.what, fault.remedy) for fault in faults(connection, MOVES, schema)]
+    found += table_findings(connection, ours)
     return sorted(found, key=lambda f: not f.stops)
 
 
+def table_findings(connection: Connection, ours: Sequence[Table]) -> list[Finding]:
+    """Findings about tables whose rows the log lacks, or has under another name."""
+    found = [finding for table in ours for finding in _table_findings(table)]
+    for schema in dict.fromkeys(table.schema for table in ours):
+        found += [Finding(fault.what, fault.remedy) for fault in faults(connection, MOVES, schema)]
+    return found
+
+
 def _version_findings(connection: Connection) -> list[Finding]:
-    version = connection.exec_driver_sql("SELECT current_setting('server_version_num')::int").scalar()
-    if int(version or 0) < OLDEST:
+    if _server_version(connection) < OLDEST:
         return [Finding("a bridge reads PostgreSQL 14 and later", "upgrade the server, or run `notify relay`")]
     if connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar():
         return [Finding("this is a standby, whose log a bridge reads once it is promoted", "name the primary, too")]
     return []
+
+
+def _server_version(connection: Connection) -> int:
+    return int(connection.exec_driver_sql("SELECT current_setting('server_version_num')::int").scalar() or 0)
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -320,10 +331,10 @@ def _table_findings(table: Table) -> list[Finding]:
 # changed is replaced by one with another xmin; a table that is made again has another oid, and needs an entry unless
 # all tables are published. Numbers of transactions are counted through from the first one; those of a table's system
 # columns are its own.
-_PUBLISHED = sa.text(
+_PUBLISHED = (
     "SELECT p.pubname, concat_ws(' ', p.oid, p.xmin), t.schemaname, t.tablename, "
-    "CASE WHEN r.prrelid IS NULL THEN '' ELSE concat_ws(' ', r.prrelid, r.xmin) END, "
-    "now.until, now.until + age(now.latest) - coalesce(age(r.xmin), 2147483647), "
+    "coalesce(CASE WHEN r.prrelid IS NULL THEN s.version ELSE concat_ws(' ', r.prrelid, r.xmin) END, ''), "
+    "now.until, now.until + age(now.latest) - coalesce(age(r.xmin), s.age, 2147483647), "
     "now.until + age(now.latest) - coalesce((SELECT age(a.xmin) FROM pg_attribute a "
     "WHERE a.attrelid = c.oid AND a.attnum = -1), 0), "
     "p.pubinsert, p.pubupdate, p.pubviaroot, to_jsonb(r) "
@@ -332,8 +343,15 @@ _PUBLISHED = sa.text(
     "pg_publication_tables t JOIN pg_publication p ON p.pubname = t.pubname "
     "JOIN pg_namespace n ON n.nspname = t.schemaname "
     "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename "
-    "LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE p.pubname = ANY(:names)"
+    "LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid "
+    "LEFT JOIN LATERAL ({schemas}) s ON true WHERE p.pubname = ANY(:names)"
 )
+_BY_SCHEMA = (
+    "SELECT concat_ws(' ', x.oid, x.xmin) AS version, age(x.xmin) AS age FROM pg_publication_namespace x "
+    "WHERE x.pnpubid = p.oid AND x.pnnspid = n.oid"
+)
+_BY_SCHEMA_SINCE, _NONE_BY_SCHEMA = 15_00_00, "SELECT CAST(NULL AS text) AS version, CAST(NULL AS int) AS age"
+"""Publications of whole schemas (FOR TABLES IN SCHEMA), and what stands for their entries before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,15 +365,31 @@ class Published:
     """The first transaction of which nothing is seen here."""
     made: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """The transactions that made a table, and put it into its publications last."""
+    ours: Sequence[Table] = ()
+    """All of Notify's tables, and views in their place."""
+    has_gap: bool = False
+    """Whether rows were passed over that are not in the log."""
 
     def changed_since(self, earlier: Published) -> list[str]:
         """The publications and tables of an earlier moment that were changed, or removed and added again."""
         pairs = ((self.publications, earlier.publications), (self.tables, earlier.tables))
         return [name for now, before in pairs for name, version in now.items() if before.get(name, version) != version]
 
+    def gone_since(self, earlier: Published) -> list[Finding]:
+        """Findings about tables of an earlier moment that are not there any more: their services may write to where
+        they are now."""
+        there = {table.shown for table in self.ours}
+        return [
+            Finding(f"{table.shown} is gone (renamed, moved to another schema, or dropped)", "put it back")
+            for table in earlier.ours
+            if table.shown not in there
+        ]
+
     def digest(self, *, is_many: bool) -> str:
         """A text that is another one after a change; "": nothing is published. `is_many`: schemas come and go, so that
         their tables do not count; instead it names the moment, see `put_back_since`."""
+        if self.has_gap:
+            return GAP
         if not self.publications:
             return ""
         versions = sorted(self.publications.items()), [] if is_many else sorted(self.tables.items())
@@ -379,8 +413,10 @@ def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Publish
     versions: dict[str, list[str]] = {}
     made: dict[str, tuple[int, int]] = {}
     until = 0
+    has_schemas = _server_version(connection) >= _BY_SCHEMA_SINCE
+    query = sa.text(_PUBLISHED.format(schemas=_BY_SCHEMA if has_schemas else _NONE_BY_SCHEMA))
     for publication, version, schema, name, of_table, seen, entry, table_made, *rest in connection.execute(
-        _PUBLISHED, {"names": list(slot.publications)}
+        query, {"names": list(slot.publications)}
     ):
         until = int(seen)
         made[f"{schema}.{name}"] = int(table_made), max(int(entry), made.get(f"{schema}.{name}", (0, 0))[1])
@@ -388,7 +424,8 @@ def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Publish
         publications[str(publication)] = str(version)
         versions.setdefault(f"{schema}.{name}", []).append(f"{publication} {of_table}")
     found = []
-    found_here = [table for table in tables(connection, scope) if table.kind in "rp" and table.persistence == "p"]
+    all_ours = tables(connection, scope)
+    found_here = [table for table in all_ours if table.kind in "rp" and table.persistence == "p"]
     for table in found_here:
         publication = slot.name + (SERVER_SUFFIX if table.is_server else "")
         entries = entries_of.get((table.schema, table.name), [])
@@ -414,6 +451,7 @@ def published(connection: Connection, slot: Slot, scope: Scope) -> tuple[Publish
         {name: " ".join(sorted(versions[name])) for name in listed},
         until,
         {name: made[name] for name in listed},
+        all_ours,
     )
     return now, found
 

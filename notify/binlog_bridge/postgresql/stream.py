@@ -18,7 +18,7 @@ from sqlalchemy.engine.url import URL
 from notify.binlog_bridge.errors import Purged
 from notify.binlog_bridge.postgresql.messages import EPOCH_US
 from notify.binlog_bridge.postgresql.position import MOMENT, Position, lsn_of, lsn_text
-from notify.binlog_bridge.postgresql.replication import Replication, ending, lost_history, refusal
+from notify.binlog_bridge.postgresql.replication import Identity, Replication, ending, lost_history, refusal
 from notify.binlog_bridge.postgresql.slot import Slot, is_lost
 from notify.errors import Unavailable
 from notify.runtime.clock import wall_clock
@@ -75,8 +75,8 @@ class WalStream:
         self._asked_us = 0
         """Where the log ended when that was last asked, and when that was."""
 
-    def connect(self) -> tuple[str, int]:
-        """The identifier of the cluster, and its timeline. Raises Purged if the position is gone or foreign,
+    def connect(self) -> Identity:
+        """The server that answers. Raises Purged if the position is gone or foreign,
         Unavailable if the source does not answer, Unfit if it refuses this user."""
         try:
             return self._connect()
@@ -84,11 +84,11 @@ class WalStream:
             self._release()
             raise
 
-    def _connect(self) -> tuple[str, int]:
+    def _connect(self) -> Identity:
         self._replication = replication = Replication(self._url)
         self._socket = socket.socket(fileno=os.dup(replication.pgconn.socket))
-        system, timeline = replication.identity()
-        self._check_history(replication, system, timeline)
+        identity = replication.identity()
+        self._check_history(replication, identity)
         self._check_slot(replication)
         before, now = (text.partition(MOMENT)[0] for text in (self._position.published, self._published))
         if before and now and before != now:
@@ -100,11 +100,12 @@ class WalStream:
         )
         self._asking = replication.plain_connection()
         self._heard_at = time.monotonic()
-        return system, timeline
+        return identity
 
-    def _check_history(self, replication: Replication, system: str, timeline: int) -> None:
+    def _check_history(self, replication: Replication, identity: Identity) -> None:
         """Raises Purged if the position is not part of the source's history."""
         position = self._position
+        system, timeline, started = identity
         if position.system and position.system != system:
             raise Purged(
                 f"the source is another cluster ({system}) than that of this bridge's position ({position.system}). "
@@ -119,6 +120,15 @@ class WalStream:
                     f"primary wrote up to {position.shown}: an audit names messages whose transactions were lost "
                     f"(GHOST). {_REMEDY}"
                 )
+        # A snapshot of a disk has the timeline that it had, and its log soon passes the position. But the server still
+        # knows where its last recovery ended.
+        recovered = replication.command("SELECT pg_last_wal_replay_lsn()")[0][0]
+        if recovered and started != position.started > 0 and lsn_of(recovered) < position.lsn:
+            raise Purged(
+                f"the source was started again since this bridge read it, and found its log up to "
+                f"{lsn_text(lsn_of(recovered))} only, before this bridge's position {position.shown}: it was restored "
+                f"from a snapshot of its disk, or has lost its last transactions. {_REMEDY}"
+            )
         if position.lsn > end:
             raise Purged(
                 f"the source's log ends at {lsn_text(end)}, before this bridge's position {position.shown}: it was "
