@@ -181,10 +181,13 @@ def _check_driver(url: URL, named: str) -> None:
 
 
 def _name_options(engine: Engine, named: str) -> None:
-    """Let a connection raise InvalidRequest for an option in the URL that its driver does not know."""
+    """Let a connection raise InvalidRequest for an option in the URL that its driver does not know, and take a password
+    of any letters."""
 
     @event.listens_for(engine, "do_connect")
     def connect(dialect: Any, _: Any, arguments: Any, options: dict[str, Any]) -> Any:
+        if dialect.driver == "pymysql" and "password" in options:
+            options = options | {"password": encoded_password(options["password"])}
         try:
             return dialect.connect(*arguments, **options)
         except TypeError as error:  # PyMySQL's; other drivers raise an error of the DB-API
@@ -197,6 +200,11 @@ def with_driver(url: URL) -> URL:
     drivers = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
     drivers["postgres"] = drivers["postgresql+psycopg2"] = drivers["postgresql"]
     return url.set(drivername=drivers.get(url.drivername, url.drivername))
+
+
+def encoded_password(text: str) -> bytes:
+    """A password as MySQL and MariaDB compare it. PyMySQL would send a text in Latin-1, and fail at other letters."""
+    return text.encode()
 
 
 _KNOWN_DRIVERS = ("pymysql", "mysqldb", "psycopg")

@@ -17,7 +17,7 @@ from notify.storage.sql.engines import LOCK_SECONDS, opened
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
-from tests.support.bridges import move, move_until, outbox, poison
+from tests.support.bridges import binlog_reader, move, move_until, outbox, poison
 from tests.support.groups import subscribe
 
 FEW = "'few'@'127.0.0.1'"
@@ -207,6 +207,19 @@ def test_without_the_right_to_mark_rows_nothing_is_sent_twice(
         return not binlog_server.execute(f"SELECT 1 FROM {database}.notify_refused WHERE state = 'RETRY'")
 
     move_until(text(few), server, is_taken)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("password", ["p@ss:w/ö%rd", "ключ"])
+def test_a_password_may_have_any_letters(
+    binlog_url: str, binlog_server: BinlogServer, server: ServerProcess, unique: str, password: str
+) -> None:
+    """PyMySQL takes a text for Latin-1: the server refused the first, and the second was a UnicodeEncodeError."""
+    outbox(binlog_url, unique, range(2))
+    with binlog_reader(binlog_server, binlog_url, unique, {"*": "ALL"}) as url:
+        binlog_server.execute(f"ALTER USER '{unique}'@'127.0.0.1' IDENTIFIED BY '{password.replace('%', '%%')}'")
+        named = sa.make_url(url).set(password=password).render_as_string(hide_password=False)
+        assert move(named, server).totals.rows == 2
 
 
 @pytest.mark.parametrize("code", [1040, 1053, 1203, 1226, 2003, 2006, 2013, 3032])

@@ -22,7 +22,7 @@ from notify.binlog_bridge.binlog.position import MySqlSet, Position, shown
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Unfit
 from notify.errors import Unavailable
 from notify.runtime.databases import KEEPALIVE, set_up_mysql
-from notify.storage.sql.engines import with_driver
+from notify.storage.sql.engines import encoded_password, with_driver
 
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 10.0
@@ -238,7 +238,8 @@ def _login(url: URL) -> dict[str, Any]:
     _, arguments = with_driver(url).get_dialect()().create_connect_args(url)
     login = {name: value for name, value in arguments.items() if name in _LOGIN or name.startswith("ssl")}
     host = None if "read_default_file" in login else "127.0.0.1"
-    own = {"host": url.host or host, "port": url.port, "user": url.username, "password": url.password}
+    password = url.password and encoded_password(url.password)
+    own = {"host": url.host or host, "port": url.port, "user": url.username, "password": password}
     return login | {name: value for name, value in own.items() if value is not None}
 
 
