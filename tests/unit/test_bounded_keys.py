@@ -125,7 +125,7 @@ BOUNDS = {
         movers/relay/relay.py:_publishers movers/relay/relay.py:_showings movers/relay/sources.py:by_schema
         movers/relay/sources.py:unsafe client/producer/left_sender.py:_reported client/producer/left_sender.py:_looks
         binlog_bridge/batching.py:_savepoints
-        binlog_bridge/binlog/position.py:_runs
+        binlog_bridge/binlog/position.py:_runs binlog_bridge/binlog/reader.py:_left
         binlog_bridge/bridge.py:_source_ids
         binlog_bridge/postgresql/reader.py:_decided
     """,

@@ -405,7 +405,7 @@ class Assembly(Batching):
         words = text[:200].upper().split()
         schemas = {(match[1] or database).strip(b"`").decode("utf-8", "replace") for match in _OURS.finditer(text)}
         if b"RENAME" in text.upper() or words[:2] == [b"DROP", b"TABLE"]:
-            self._left |= {schema for schema in schemas if len(self._left) < MOST_TABLES}
+            self._left |= set(list(schemas)[: MOST_TABLES - len(self._left)])
         view = _VIEW.match(text)
         if view is None:
             return

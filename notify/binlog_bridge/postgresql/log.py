@@ -67,7 +67,9 @@ class Wal:
     def _check_unchanged(self, connection: Connection, now: Published, uncovered: list[Finding]) -> None:
         """Raises Unfit if a change since the last look may have kept rows out of the log, or out of the slot."""
         if now.ours != self._published.ours:
-            found = [finding for finding in source.table_findings(connection, now.ours) if finding.stops]
+            before = set(self._published.ours)
+            others = [table for table in now.ours if table not in before]
+            found = [finding for finding in source.table_findings(connection, others) if finding.stops]
             if not self._scope.is_many:
                 found += now.gone_since(self._published)
             refuse(replace(each, remedy=f"{each.remedy}; then start this bridge with --backfill") for each in found)

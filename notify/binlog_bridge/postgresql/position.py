@@ -69,9 +69,9 @@ class Position:
         if not isinstance(stored, dict) or _FIRST not in stored:
             return None
         try:
-            system, *later = (str(stored.get(name, "")) for name in ("system", *_LATER))
+            system, published, scope = (str(stored.get(name, "")) for name in ("system", *_LATER))
             timeline, newest_us, started = (int(stored.get(name, 0)) for name in ("timeline", "newest_us", _STARTED))
-            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, *later, started)
+            return cls(lsn_of(str(stored[_FIRST])), system, timeline, newest_us, published, scope, started)
         except (ValueError, TypeError):
             raise InvalidRequest(
                 f"the queue stands at {text[:100]!r} for this source, which is not a position in a write-ahead log: "

@@ -64,10 +64,10 @@ _TABLES = sa.text(
 def tables(connection: Connection, scope: Scope) -> list[Table]:
     """Notify's tables in the bridge's schemas."""
     rows = connection.execute(_TABLES, {"local": LOCAL.table.name, "server": SERVER.table.name})
-    found = [(*map(str, row[:5]), bool(row[5])) for row in rows]
     return [
-        Table(schema, name, f"{quoted(connection, schema)}.{name}", *rest)  # type: ignore[arg-type]
-        for schema, name, *rest in found
+        Table(schema, name, f"{quoted(connection, schema)}.{name}", kind, persistence, identity, bool(is_simple))
+        for *texts, is_simple in rows
+        for schema, name, kind, persistence, identity in [map(str, texts)]
         if scope.has(schema)
     ]
 
