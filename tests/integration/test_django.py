@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import IntegrityError, close_old_connections, connections, transaction
+from django.db import IntegrityError, ProgrammingError, close_old_connections, connections, transaction
 from django.db.transaction import TransactionManagementError
 
 from notify.client import Message, WithdrawalOutcome
@@ -220,6 +220,32 @@ def test_autocommit_is_not_turned_on_over_messages(shop: Shop) -> None:
     with pytest.raises(ZeroDivisionError), shop.atomic():
         shop.order("c")
         raise ZeroDivisionError
+    assert shop.delivered() == shop.items() == ["b"]
+
+
+@pytest.mark.parametrize("end", ["the block fails", "its half is refused"])
+def test_a_rollback_that_is_interrupted_commits_nothing(shop: Shop, end: str) -> None:
+    """Django's atomic() turned autocommit on, with which MySQL's drivers and sqlite3 committed the change alone."""
+    connections[shop.alias].close()
+    del connections[shop.alias]
+    interrupts = [KeyboardInterrupt()]
+    rollback = shop.connection._rollback
+
+    def interrupted() -> None:
+        if interrupts:
+            raise interrupts.pop()
+        rollback()
+
+    shop.connection._rollback = interrupted
+    with pytest.raises((KeyboardInterrupt, BindingRefused, ProgrammingError)), shop.atomic():
+        shop.add("a")
+        shop.send("a", key=(lambda: 1 // 0) if end == "its half is refused" else None)
+        if end == "the block fails":
+            raise ZeroDivisionError
+    assert not interrupts
+    close_old_connections()  # as Django does between requests
+    with shop.atomic():
+        shop.order("b")
     assert shop.delivered() == shop.items() == ["b"]
 
 

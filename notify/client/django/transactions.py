@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.utils import DatabaseErrorWrapper
+from django.db.utils import DatabaseErrorWrapper, Error
 
 from notify.check.listener import Outcome
 from notify.client.django.engine import DjangoEngine, django_errors
@@ -195,8 +195,15 @@ class Listener:
         self._forget()
 
     def _rollback(self, original: Callable[[], object]) -> None:
+        """The messages are dropped afterwards. If a time limit or Ctrl-C interrupts the rollback, Django's `atomic` turns
+        autocommit on, with which MySQL and SQLite would commit the changes: `_set_autocommit` refuses that while there
+        are messages."""
+        try:
+            original()
+        except Error:
+            self._drop()  # Django closes the connection
+            raise
         self._drop()
-        original()
 
     def _close(self, original: Callable[[], object]) -> None:
         sent = self._sent
