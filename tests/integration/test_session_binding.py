@@ -244,6 +244,37 @@ def test_a_transaction_that_was_ended_on_the_connection(shop: Shop, end: str) ->
     assert shop.delivered() == shop.items() == (["a", "c"] if end == "commit" else ["c"])
 
 
+@pytest.mark.parametrize("change", ["new", "changed", "deleted"])
+def test_changes_that_its_connection_would_leave_out_stop_the_commit(shop: Shop, change: str) -> None:
+    """The message was sent without them: only the commit of the session itself flushes."""
+    with shop.sessions() as session, session.begin():
+        session.add(Order(item="old"))
+    with shop.sessions() as session:
+        order = session.scalars(sa.select(Order)).one()
+        if change == "new":
+            session.add(Order(item=change))
+        elif change == "changed":
+            order.item = change
+        else:
+            session.delete(order)
+        shop.send(session, change)
+        with pytest.raises(BindingRefused, match="not flushed"):
+            session.connection().commit()
+    assert (shop.items(), shop.delivered()) == (["old"], [])
+
+
+def test_a_message_after_the_commit_is_refused_with_the_remedy(shop: Shop) -> None:
+    """As it is sent from habit where messages are published after the commit. SQLAlchemy's error said why alone."""
+    with shop.sessions() as session:
+        sa.event.listen(session, "after_commit", lambda session: shop.send(session, "late"))
+        session.add(Order(item="a"))
+        shop.send(session, "a")
+        with pytest.raises(BindingRefused, match="at the latest in the session's event before_commit"):
+            session.commit()
+    shop.server.advance(10)
+    assert shop.delivered() == shop.items() == ["a"]
+
+
 def test_two_phase_sessions_are_refused(shop: Shop) -> None:
     with Session(shop.engine, twophase=True) as session, pytest.raises(BindingRefused, match="two-phase"):
         shop.send(session, "a")

@@ -195,8 +195,8 @@ class Listener:
         self._forget()
 
     def _rollback(self, original: Callable[[], object]) -> None:
-        """The messages are dropped afterwards. If a time limit or Ctrl-C interrupts the rollback, Django's `atomic` turns
-        autocommit on, with which MySQL and SQLite would commit the changes: `_set_autocommit` refuses that while there
+        """Drop the messages once the rollback is over. If a time limit or Ctrl-C interrupts it, Django's `atomic` turns
+        autocommit on, with which MySQL and SQLite would commit the changes; `_set_autocommit` refuses that while there
         are messages."""
         try:
             original()

@@ -20,6 +20,7 @@ from typing import Any
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTransaction
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
@@ -74,6 +75,10 @@ def existing(binding: Binding | None) -> Binding:
 _TWO_PHASE = (
     "two-phase {}s are not supported, since a later vote decides the message's outcome: commit in one phase where a "
     "message is sent"
+)
+_UNFLUSHED = (
+    "nothing is committed: the session has changes that are not flushed, which the commit of its connection leaves "
+    "out: call session.commit() instead"
 )
 _WRITES = re.compile(
     r"(?:\s|\(|--[^\n]*\n|/\*(?:(?!\*/).)*+\*/)*+"
@@ -216,8 +221,16 @@ class Binding:
             bind = self._engine  # a session that is bound to a reader by default
         if base_of(bind) is not self._base:
             raise self._foreign(bind)
-        # Called even if the session has a connection, so that a savepoint that has not used it yet includes it.
-        return session.connection(bind_arguments={"bind": bind})
+        try:
+            # Called even if the session has a connection, so that a savepoint that has not used it yet includes it.
+            return session.connection(bind_arguments={"bind": bind})
+        except PendingRollbackError:
+            raise
+        except InvalidRequestError as error:
+            raise BindingRefused(
+                "this session is being committed, or has been, so that no message can join its transaction: send it "
+                f"earlier, at the latest in the session's event before_commit. The error: {error}"
+            ) from error
 
     def writing(self, session: Session) -> list[Connection]:
         """The connections of the session's root transaction that are not a reader's. Raises BindingRefused if a reader
@@ -335,6 +348,8 @@ class Binding:
             session = None if pending.session is None else pending.session()
             if session is not None and len(self.writing(session)) > 1:
                 raise BindingRefused(SEVERAL)
+            if session is not None and (session.new or session.dirty or session.deleted):
+                raise BindingRefused(_UNFLUSHED)
             self._half_sender.prepare(connection, pending)
         except BaseException as error:
             pending.failed = error
