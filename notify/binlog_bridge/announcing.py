@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from notify.binlog_bridge import source
+from notify.binlog_bridge.errors import Warnings
 from notify.binlog_bridge.log import DatabaseLog
 from notify.binlog_bridge.refusals import Refusals
 from notify.binlog_bridge.scope import OWN, Scope
@@ -26,21 +26,6 @@ from notify.storage.sql.tables import server_member
 log = logging.getLogger("notify.binlog_bridge")
 
 ANNOUNCE_SECONDS = 2.0
-WARN_SECONDS = 60.0
-
-
-class Warnings:
-    """Logs repeated events: each kind at most once a minute."""
-
-    def __init__(self) -> None:
-        self._logged_at: dict[str, float] = {}
-
-    def say(self, what: str, detail: object) -> None:
-        """`what`: the failure and its remedy."""
-        now = time.monotonic()
-        if now - self._logged_at.get(what, -WARN_SECONDS) >= WARN_SECONDS:
-            self._logged_at[what] = now
-            log.warning("%s: %s", what, str(detail)[:300])
 
 
 class Announcing:

@@ -8,13 +8,21 @@ Superseded      another bridge has taken over the source
 Damaged         an event is damaged, perhaps only in the network
 SameServerId    another reader has this bridge's identity, perhaps its own last connection
 TargetAway      the target does not answer, or accepts nothing for now
+
+Warnings logs those that pass.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable
 
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
+
+log = logging.getLogger("notify.binlog_bridge")
+
+WARN_SECONDS = 60.0
 
 
 class Unfit(InvalidRequest):
@@ -59,3 +67,17 @@ class SameServerId(Unavailable):
 
 class TargetAway(Unavailable):
     """The target does not answer, or accepts nothing for now: another candidate for the source would not help."""
+
+
+class Warnings:
+    """Logs repeated events: each kind at most once a minute."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+
+    def say(self, what: str, detail: object) -> None:
+        """`what`: the failure and its remedy."""
+        now = time.monotonic()
+        if now - self._logged_at.get(what, -WARN_SECONDS) >= WARN_SECONDS:
+            self._logged_at[what] = now
+            log.warning("%s: %s", what, str(detail)[:300])

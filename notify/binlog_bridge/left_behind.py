@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.binlog_bridge.announcing import Warnings
+from notify.binlog_bridge.errors import Warnings
 from notify.binlog_bridge.kinds import takes_no_writes
 from notify.binlog_bridge.scope import Scope
 from notify.client.tables.definitions import half_message

@@ -17,7 +17,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from notify.binlog_bridge.announcing import Warnings
+from notify.binlog_bridge.errors import Warnings
 from notify.binlog_bridge.kinds import end_of_log, position_of
 from notify.binlog_bridge.log import Position
 from notify.binlog_bridge.refusals import Readable, Refusals

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+CHANCE = random.SystemRandom()
+"""Not the functions of `random`, whose sequence belongs to the application: it may have seeded it, or test with it."""
 SPREAD = 0.2
 """Each wait is lengthened by up to this share, at random, so that callers that failed together spread out."""
 
@@ -22,7 +24,7 @@ class Backoff:
         """The seconds to wait after a failure."""
         seconds = self._next
         self._next = min(seconds * 2, self._most)
-        return seconds * (1 + SPREAD * random.random())
+        return seconds * (1 + SPREAD * CHANCE.random())
 
     def reset(self) -> None:
         """Start again with the first wait; call this after a success."""

@@ -350,7 +350,9 @@ def is_table_missing(error: BaseException | None) -> bool:
     """Whether a driver's error says that a table, or its schema, does not exist."""
     if isinstance(error, sqlite3.Error):
         return "no such table" in str(error)
-    return _state_of(error) in _NO_TABLE_STATES or _code_of(error) == _NO_TABLE_CODE
+    return (
+        _state_of(error) in _NO_TABLE_STATES or _code_of(error) == _NO_TABLE_CODE or is_database_missing(error)
+    )  # to MySQL a schema is a database
 
 
 def quoted(connection: Connection, schema: str) -> str:

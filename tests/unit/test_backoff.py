@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from notify.runtime.backoff import SPREAD, Backoff
 
 
@@ -16,3 +18,10 @@ def test_waits_double_up_to_the_bound_and_are_spread() -> None:
 def test_two_that_failed_together_do_not_wait_alike() -> None:
     first, second = Backoff(1.0, 60.0), Backoff(1.0, 60.0)
     assert [first.next() for _ in range(5)] != [second.next() for _ in range(5)]
+
+
+def test_the_applications_random_numbers_stay_as_they_are() -> None:
+    """A service that seeds `random`, and Hypothesis, met another sequence while a thread of Notify waited."""
+    before = random.getstate()
+    Backoff(1.0, 60.0).next()
+    assert random.getstate() == before

@@ -10,12 +10,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from notify.binlog_bridge.announcing import Warnings
 from notify.binlog_bridge.binlog import rights, source
 from notify.binlog_bridge.binlog.position import Position
 from notify.binlog_bridge.binlog.reader import BinlogReader, Quiet
 from notify.binlog_bridge.binlog.tables import OURS
-from notify.binlog_bridge.errors import Unfit, refuse
+from notify.binlog_bridge.errors import Unfit, Warnings, refuse
 from notify.binlog_bridge.log import LogSnapshot, Retained
 from notify.binlog_bridge.scope import OWN, Scope
 from notify.errors import Unavailable

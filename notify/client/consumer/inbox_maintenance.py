@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -16,7 +15,7 @@ from notify.client.consumer.session import Session, Work
 from notify.client.inbox import inbox as inboxes
 from notify.client.inbox.inbox import Inbox
 from notify.errors import NotifyError
-from notify.runtime.backoff import Backoff
+from notify.runtime.backoff import CHANCE, Backoff
 from notify.runtime.databases import reason_of
 from notify.runtime.program_log import program_log
 
@@ -67,7 +66,7 @@ class InboxMaintenance:
         The servers are also told after another process has purged the inbox (`Inbox.purge`).
         """
         inbox, loop = self._inbox, asyncio.get_running_loop()
-        purge_at = loop.time() + random.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group often start together
+        purge_at = loop.time() + CHANCE.uniform(0, INBOX_PURGE_SECONDS)  # instances of a group often start together
         while True:
             await asyncio.sleep(INBOX_LOOK_SECONDS)
             try:

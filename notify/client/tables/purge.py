@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from notify.client.transport.servers import Servers
 from notify.errors import InvalidRequest, NotifyError, UnsafeTable
 from notify.protocol import ids
 from notify.protocol.wire import Item, OutcomeItem, Outcomes, States, encode_msgpack
+from notify.runtime.backoff import CHANCE
 from notify.runtime.databases import (
     LEFT_BEHIND,
     REFUSED,
@@ -171,7 +171,7 @@ class RowPurge:
 
     async def run(self) -> None:
         """Purge until cancelled. If the database or server is unreachable, try again an hour later."""
-        await asyncio.sleep(random.uniform(0, EVERY_SECONDS))  # instances of a group often start together
+        await asyncio.sleep(CHANCE.uniform(0, EVERY_SECONDS))  # instances of a group often start together
         while True:
             try:
                 await self.once()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from notify.client.transport.login import Shown, Token
 from notify.errors import Closed, DiskFull, ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unavailable
 from notify.protocol.keys import shard_of_key
 from notify.protocol.wire import MSGPACK
+from notify.runtime.backoff import CHANCE
 from notify.runtime.environment import value_of
 from notify.runtime.program_log import program_log
 from notify.runtime.urls import refuse_user
@@ -97,7 +97,7 @@ def room_then_load(candidates: Sequence[Candidate], room: str) -> Candidate:
     choose the same server.
     """
     near = [candidate for candidate in candidates if room and candidate.room == room] or list(candidates)
-    return random.choices(near, [1 / (1 + max(0.0, candidate.load)) for candidate in near])[0]
+    return CHANCE.choices(near, [1 / (1 + max(0.0, candidate.load)) for candidate in near])[0]
 
 
 def chosen_by(chooser: Chooser, candidates: Sequence[Candidate], room: str) -> str:
@@ -184,7 +184,7 @@ class Servers:
         """Whether the server that listed the members takes outcomes in requests with halves."""
         self._apart: frozenset[str] = frozenset()
         """The shards that only some servers of the role have."""
-        self._turn = random.randrange(1 << 16)
+        self._turn = CHANCE.randrange(1 << 16)
         """Counts through the shards for items without a key; it starts at random, so that clients differ."""
         self._moves_at = 0.0
         self._closed = False
