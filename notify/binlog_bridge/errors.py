@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from notify.errors import InvalidRequest, StorageFailed, Unavailable
 
@@ -72,12 +72,13 @@ class TargetAway(Unavailable):
 class Warnings:
     """Logs repeated events: each kind at most once a minute."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._logged_at: dict[str, float] = {}
 
     def say(self, what: str, detail: object) -> None:
         """`what`: the failure and its remedy."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._logged_at.get(what, -WARN_SECONDS) >= WARN_SECONDS:
             self._logged_at[what] = now
             log.warning("%s: %s", what, str(detail)[:300])

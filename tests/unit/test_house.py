@@ -203,7 +203,7 @@ READ_A_CLOCK = {
         "spark.messages.server spark.messages.shipped object_store.store storage.sql.writer"
     ),
     "it works again and again beside others, and leaves them their share": (
-        "binlog_bridge.announcing binlog_bridge.postgresql.stream binlog_bridge.bridge binlog_bridge.listed "
+        "binlog_bridge.postgresql.stream binlog_bridge.bridge binlog_bridge.listed "
         "client.kafka.loop client.kafka.settling "
         "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
