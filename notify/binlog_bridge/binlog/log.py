@@ -90,7 +90,8 @@ class Binlog:
         with engine.connect() as connection:
             end = source.end_of_file(connection)
             if not self._scope.is_many and not any(has_table(connection, name, self._scope.schema) for name in OURS):
-                self._warnings.say("the tables were renamed, moved or dropped: nothing is read", self._scope.schema)
+                where = self._scope.schema or engine.url.database
+                self._warnings.say("the tables were renamed, moved or dropped: nothing is read", where)
         if self._reader is not None and self._stall.has_stalled(end, self._reader.quiet):
             raise Unavailable(
                 "the source writes its binlog, and sends nothing of it (was there a RESET BINARY LOGS or RESET MASTER?)"
