@@ -96,6 +96,7 @@ def list_tenants(
 WORDS = {
     "bound": "at most in flight",
     "earlier": "earlier limits",
+    "end": "next offset",
     "epoch": "resets",
     "expired": "leases expired",
     "inbox_from": "inbox complete since",
@@ -106,6 +107,7 @@ WORDS = {
     "replay": "replays",
     "settled_above": "acknowledged out of order",
     "share": "turns in its class",
+    "start": "first offset",
 }
 """The words that people read for the names of fields."""
 
@@ -123,12 +125,16 @@ def _since(instant: str | None) -> str | None:
 
 
 VALUES: dict[str, Callable[[Any], Any]] = {
+    "backlog": lambda count: count or "no bound",
     "inbox_from": _since,
     "p50": latency,
     "p95": latency,
     "p99": latency,
+    "retention": lambda seconds: duration(seconds) if seconds else "the server's setting",
+    "retention_bytes": lambda size: size or "no bound",
     "retry_max": duration,
     "retry_min": duration,
+    "ttl": lambda seconds: duration(seconds) if seconds else "never expire",
 }
 """The functions that make these fields' values readable."""
 

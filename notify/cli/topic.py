@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
 
 import typer
 
 from notify.admin_api import topics
-from notify.admin_api.words import duration
 from notify.cli import tail
 from notify.cli.api import AS_JSON, URL, WIDE, Columns, call, show, show_rows
+from notify.cli.group import in_words
 from notify.cli.writes import add_write
 
 COLUMNS: Columns = {
@@ -31,24 +29,11 @@ def list_topics(wide: bool = WIDE, url: str = URL, as_json: bool = AS_JSON) -> N
     show_rows(call(url, "GET", "topics"), as_json, "topics", COLUMNS, wide)
 
 
-OFFSETS = {"start": "first offset", "end": "next offset"}
-VALUES: dict[str, Callable[[Any], Any]] = {
-    "retention": lambda seconds: duration(seconds) if seconds else "the server's setting",
-    "retention_bytes": lambda size: size or "no bound",
-    "ttl": lambda seconds: duration(seconds) if seconds else "never expire",
-    "backlog": lambda count: count or "no bound",
-    "queues": lambda queues: [{OFFSETS.get(field, field): queue[field] for field in queue} for queue in queues],
-}
-"""The functions that make these fields' values readable."""
-
-
 @group.command("show")
 def show_topic(name: str, url: str = URL, as_json: bool = AS_JSON) -> None:
     """Show a topic: its policy, its queues, and the groups that subscribe to it with their lag."""
     answer = call(url, "GET", "topics", name) | call(url, "GET", "topics", name, "groups")
-    if not as_json:
-        answer = {field: VALUES.get(field, lambda value: value)(value) for field, value in answer.items()}
-    show(answer, as_json)
+    show(answer if as_json else in_words(answer), as_json)
 
 
 add_write(
