@@ -65,6 +65,8 @@ def change_url(name: str, /, **targets: Any) -> str:
 
 
 _templates.globals["do"] = change_url
+for _first in ("base.html", "parts.html", "overview.html"):
+    _templates.get_template(_first)  # compiled here, so that the first page after a start does not wait for it
 
 
 def rendered(template: str, path: str, who: str, query: Mapping[str, str], **values: Any) -> str:
