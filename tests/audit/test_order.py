@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from notify.spark.checks import order
+from notify.spark.checks import searches
 from notify.spark.small_table import small_table
 
 KINDS = dict.fromkeys(("group", "topic", "queue", "key_hash", "epoch", "seq", "offset"), pa.int64())
@@ -34,10 +34,10 @@ def test_a_hot_key_is_judged_part_by_part(spark: Any, monkeypatch: pytest.Monkey
     settled = small_table(spark, KINDS, rows)
 
     def late() -> set[tuple[int, int, int]]:
-        found = order.settled_late(settled, len(rows)).collect()
+        found = searches.settled_late(settled, len(rows)).collect()
         return {(row["key_hash"], row["offset"], row["highest"]) for row in found}
 
     assert late() == expected and len(expected) > 20
-    monkeypatch.setattr(order, "HOT_ROWS", 50)
-    monkeypatch.setattr(order, "PART_BYTES", 100)
+    monkeypatch.setattr(searches, "HOT_ROWS", 50)
+    monkeypatch.setattr(searches, "PART_BYTES", 100)
     assert late() == expected
