@@ -11,25 +11,18 @@ from notify.server.admin import (
     alarms,
     audits,
     backups,
-    bodies,
     bridges,
-    check_webhooks,
     credentials,
     dead_letters,
     decisions,
     groups,
     held_keys,
     jobs,
-    limits,
     messages,
-    objectives,
     overview,
     permission,
-    purge,
-    pushes,
     repairs,
     schedules,
-    sending,
     settings,
     topics,
     transactions,
@@ -48,25 +41,18 @@ def router(running: Callable[[], Running]) -> APIRouter:
     desk = Desk(running)
     topics.add_routes(routes, services, desk)
     dead_letters.add_routes(routes, desk)
-    purge.add_routes(routes, desk)  # before routes with {action}, which would match its paths
     repairs.add_routes(routes, desk)
-    sending.add_routes(routes, desk)
     withdrawing.add_routes(routes, desk)
     held_keys.add_routes(routes, desk)  # before the groups' {action}
     groups.add_routes(routes, services, desk)
     decisions.add_routes(routes, desk)
     transactions.add_routes(routes, desk)
     messages.add_routes(routes, desk)
-    limits.add_routes(routes, desk)
     jobs.add_routes(routes, desk)
     bridges.add_routes(routes, desk)
     settings.add_routes(routes, desk)
     schedules.add_routes(routes, desk)
     backups.add_routes(routes, desk)
-    bodies.add_routes(routes, desk)
-    check_webhooks.add_routes(routes, desk)
-    objectives.add_routes(routes, desk)
-    pushes.add_routes(routes, desk)
     credentials.add_routes(routes, desk)
     actions.add_routes(routes, desk)
     alarms.add_routes(routes, desk)

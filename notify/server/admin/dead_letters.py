@@ -1,4 +1,4 @@
-"""Admin routes of dead letters: list them, count them by cause, send them to their group again, and drop them."""
+"""Admin routes of dead letters: list them, count them by cause, send them to their group again, drop them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from notify.admin_api.dead_letters import MOST_TEXT, Drop, LetterConditions, Redrive
+from notify.admin_api.dead_letters import MOST_TEXT, Drop, EditLetter, LetterConditions, Redrive
+from notify.admin_api.topics import Purge
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between
 from notify.server.admin.writes import Desk, Who
 from notify.server.letters.engine import Closing
 from notify.server.letters.letters import effects_of
-from notify.server.letters.query import Chosen, LetterQuery
+from notify.server.letters.query import Chosen, Edited, LetterQuery
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
@@ -20,6 +21,7 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
     _views(routes, desk)
     _redriving(routes, desk)
     _dropping(routes, desk)
+    _editing(routes, desk)
 
 
 def _wanted(conditions: LetterConditions) -> LetterQuery:
@@ -120,6 +122,12 @@ def _dropping(routes: APIRouter, desk: Desk) -> None:
             raise InvalidRequest("say which: give ids, or conditions in wanted; a purge deletes all", "invalid_schema")
         return await _as_job(desk, name, write, who, "drop", {"drop": why}, {})
 
+    @routes.post("/groups/{name}/dead-letters/purge")
+    async def purge_dead_letters(name: str, write: Purge, who: Who) -> dict[str, Any]:
+        """Purge a group's dead letters from before a point, redriven or not."""
+        preview, do = await desk.running.queues.letters.purge(name, write.before)
+        return await desk.carry_out(write, who, "dead_letter.purge", name, do, preview)
+
 
 async def _as_job(
     desk: Desk, name: str, write: Redrive | Drop, who: str, what: str, how: dict[str, Any], more: dict[str, Any]
@@ -144,3 +152,16 @@ async def _failure(desk: Desk, name: str, fingerprint: str) -> dict[str, Any]:
         if row["fingerprint"] == fingerprint:
             return dict(row)
     raise NotFound(f"group {name[:100]!r} has no failure group {fingerprint}: list them again, they may be gone")
+
+
+def _editing(routes: APIRouter, desk: Desk) -> None:
+    @routes.post("/groups/{name}/dead-letters/edit")
+    async def edit(name: str, write: EditLetter, who: Who) -> dict[str, Any]:
+        """Send a dead letter with other content to its own group, once, as a redrive does.
+
+        The record names the changed fields. The log keeps the letter unchanged, and the message that was sent.
+        """
+        how = Closing(replay_effects=write.replay_effects, force=write.force)
+        edited = Edited(write.id, write.given("id", "replay_effects", "force"), how)
+        preview, do = await desk.running.queues.letters.edit(name, edited)
+        return await desk.carry_out(write, who, "dead_letter.edit", name, do, preview)

@@ -1,7 +1,8 @@
-"""Admin routes of consumer groups: their progress, subscriptions, priorities and resets."""
+"""Admin routes of consumer groups: their progress, subscriptions, priorities, resets, objectives and webhooks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -9,13 +10,16 @@ from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from notify.admin_api.declaration import Write
-from notify.admin_api.groups import PrioritiesWrite, Reset, SubscriptionWrite
+from notify.admin_api.groups import ObjectiveWrite, PrioritiesWrite, PushWrite, Reset, SubscriptionWrite
 from notify.admin_api.queue_rows import sorted_groups
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol.limits import check_between, check_name, instant_us
 from notify.protocol.wire import Subscribe
 from notify.server.admin import permission
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
+from notify.server.configuration.revisions import OBJECTIVES, PUSHES
+from notify.server.core.objectives import MOST_OBJECTIVES, Objective
+from notify.server.core.pushes import Push
 from notify.server.core.subscriptions import way_shown
 from notify.server.delivery.turns import ONE_CLASS
 from notify.server.groups import Move, own_tenants
@@ -61,10 +65,12 @@ def _objective_shown(desk: Desk, group: str) -> dict[str, Any] | None:
 
 
 def add_routes(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
-    """Add the routes under `groups`; `services` gets the routes that services call with their own rights."""
+    """Add the routes `groups` and `pushes`; `services` gets the routes that services call with their own rights."""
     _views(routes, desk)
     _subscriptions(routes, services, desk)
     _writes(routes, desk)
+    _objectives(routes, desk)
+    _pushes(routes, desk)
 
 
 Sort = Literal["name", "pain", "lag", "oldest", "in", "out", "p99", "dead_letters", "consumers"]
@@ -197,3 +203,77 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             raise NotFound(f"a group can be paused or resumed, not {action[:40]!r}")
         preview, do = await desk.running.queues.groups.pause(name, action == "pause")
         return await desk.carry_out(write, who, f"group.{action}", name, do, preview)
+
+
+def _objectives(routes: APIRouter, desk: Desk) -> None:
+    async def revise(who: str, reason: str, objectives: Mapping[str, Objective]) -> None:
+        administration = desk.running.administration
+        await administration.revise(who, reason, administration.configuration.with_groups(OBJECTIVES, objectives))
+
+    @routes.put("/groups/{name}/objective")
+    async def put(name: str, write: ObjectiveWrite, who: Who) -> dict[str, Any]:
+        """Set how soon a share of a group's messages is to be acknowledged; an alarm says when it is not."""
+        check_name("group", name)
+        if name not in desk.running.core.delivery.groups:
+            raise NotFound(f"group {name!r} has no subscription: subscribe it first", "not_subscribed")
+        wanted = Objective(write.within, write.share)
+        objectives = desk.running.administration.configuration.objectives
+        if len({*objectives, name}) > MOST_OBJECTIVES:
+            raise InvalidRequest(f"{MOST_OBJECTIVES} groups have an objective; remove one first", "out_of_bounds")
+        result = {"objective": asdict(wanted)}
+
+        async def do() -> Any:
+            await revise(who, write.reason, objectives | {name: wanted})
+            return result
+
+        return await desk.carry_out(write, who, "objective.put", name, do, result)
+
+    @routes.delete("/groups/{name}/objective")
+    async def delete(name: str, write: Write, who: Who) -> dict[str, Any]:
+        """Remove a group's objective."""
+        objectives = desk.running.administration.configuration.objectives
+        if name not in objectives:
+            raise NotFound(f"group {name[:100]!r} has no objective")
+
+        async def do() -> Any:
+            await revise(who, write.reason, {group: o for group, o in objectives.items() if group != name})
+            return {"objective": None}
+
+        return await desk.carry_out(write, who, "objective.delete", name, do, {"objective": None})
+
+
+def _pushes(routes: APIRouter, desk: Desk) -> None:
+    @routes.get("/pushes")
+    async def shown() -> dict[str, Any]:
+        """List the consumer groups whose messages are posted to a webhook, and their failures at this server."""
+        return {"pushes": desk.running.pushes.shown()}
+
+    @routes.put("/groups/{name}/push")
+    async def put(name: str, write: PushWrite, who: Who) -> dict[str, Any]:
+        """Post a group's messages to a webhook from now on; a status of 2xx acknowledges them."""
+        check_name("group", name)
+        wanted = Push(write.url, write.batch, write.at_once)
+        configuration = desk.running.administration.configuration
+        desk.running.pushes.check(name, wanted, configuration.pushes)
+
+        async def do() -> Any:
+            document = configuration.with_groups(PUSHES, configuration.pushes | {name: wanted})
+            await desk.running.administration.revise(who, write.reason, document)
+            return {"push": desk.running.pushes.shown().get(name)}
+
+        preview = {"url": wanted.url, "batch": wanted.batch, "at_once": wanted.at_once}
+        return await desk.carry_out(write, who, "push.put", name, do, {"push": preview})
+
+    @routes.delete("/groups/{name}/push")
+    async def delete(name: str, write: Write, who: Who) -> dict[str, Any]:
+        """Stop posting a group's messages; they wait for consumers."""
+        configuration = desk.running.administration.configuration
+        if name not in configuration.pushes:
+            raise NotFound(f"the messages of group {name[:100]!r} are posted to no webhook")
+
+        async def do() -> Any:
+            remaining = {group: push for group, push in configuration.pushes.items() if group != name}
+            await desk.running.administration.revise(who, write.reason, configuration.with_groups(PUSHES, remaining))
+            return {}
+
+        return await desk.carry_out(write, who, "push.delete", name, do, {})

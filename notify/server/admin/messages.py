@@ -1,4 +1,4 @@
-"""Admin routes of messages: searches, and one message's life."""
+"""Admin routes of messages: searches, one message's life, a message from a person, and the bodies that they name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from notify.admin_api.topics import SendMessage
 from notify.errors import InvalidRequest
-from notify.protocol.limits import LIMITS, check_between
-from notify.protocol.wire import microseconds
+from notify.protocol import ids
+from notify.protocol.limits import LIMITS, check_between, digits
+from notify.protocol.wire import JsonMessages, JsonPublished, microseconds
 from notify.server.admin.timeline import timeline
-from notify.server.admin.writes import Desk
+from notify.server.admin.writes import Asker, Desk, Who
+from notify.server.core.admission import new_messages
 from notify.server.data.encode import json_pulled
 from notify.server.message_pages import Place, page
+from notify.storage.capabilities import NamesBodies
+from notify.storage.log import LogStore
 from notify.storage.queues import Store
 from notify.storage.records import StoredMessage
 
@@ -33,8 +38,13 @@ def _microseconds(name: str, moment: datetime | None, otherwise: int) -> int:
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes under `messages`."""
+    """The routes under `messages`, and the route `stored-bodies`."""
+    _views(routes, desk)
+    _sending(routes, desk)
+    _stored_bodies(routes, desk)
 
+
+def _views(routes: APIRouter, desk: Desk) -> None:
     @routes.get("/messages")
     async def messages(
         id: str | None = None,
@@ -80,6 +90,45 @@ def add_routes(routes: APIRouter, desk: Desk) -> None:
         to read all of it; `notify audit explain` reads everything, including the row of the effect.
         """
         return await timeline(desk.running.core, message_id)
+
+
+def _sending(routes: APIRouter, desk: Desk) -> None:
+    @routes.post("/topics/{name}/messages")
+    async def send(name: str, write: SendMessage, who: Who, asker: Asker) -> dict[str, Any]:
+        """Send a message to a topic that exists, without a transaction; the preview names the receiving groups."""
+        desk.topic(name)  # a mistyped name makes no topic
+        message = JsonPublished(topic=name, id=ids.message_id(ids.new_id(), 0), **write.given())
+        new_messages(
+            [message], desk.running.core.clock(), lambda _: True, lambda _: None
+        )  # raises what publishing raises
+        desk.running.core.transactions.check_place([message])
+        groups = None
+        if asker.may("view"):  # an administrator of this topic alone must not learn who reads it
+            groups = [row["group"] for row in await desk.running.queues.topics.groups_of(name)]
+
+        async def do() -> Any:
+            (item,) = await desk.running.core.transactions.publish(JsonMessages(messages=[message]))
+            why = {"code": item.code, "detail": item.detail} if item.code else {}
+            return {"items": [{"id": item.id, "status": item.status} | why], "groups": groups}
+
+        return await desk.carry_out(write, who, "message.send", name, do, {"groups": groups})
+
+
+def _stored_bodies(routes: APIRouter, desk: Desk) -> None:
+    @routes.get("/stored-bodies")
+    async def stored_bodies(after: str = "") -> dict[str, Any]:
+        """List the stored bodies that messages of this server name, part by part, for `notify store sweep`.
+
+        `next`, given as `after`, continues the list; empty: it has ended. It also names bodies of messages that nothing
+        needs any more, until retention drops them.
+        """
+        store = desk.running.core.store
+        if not isinstance(store, NamesBodies):
+            raise InvalidRequest("this server's storage cannot tell which bodies it names", "no_log")
+        if isinstance(store, LogStore) and after and digits(after) is None:
+            raise InvalidRequest(f"after is {after[:80]!r}: it should be an earlier answer's `next`", "invalid_query")
+        names, following = await store.stored_bodies(after)
+        return {"names": sorted(names), "next": following}
 
 
 def _oldest(store: Store, topic: str, queue: int, from_us: int, until_us: int, most: int) -> Iterator[StoredMessage]:

@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from notify.protocol import ids
-from notify.protocol.sources import NO_DATABASE
-from notify.protocol.wire import instant
+from notify.protocol.wire import NO_DATABASE, instant
 from notify.server.core.core import Core
 from notify.server.data.encode import json_pulled
 from notify.storage.records import State, StoredMessage, Transaction

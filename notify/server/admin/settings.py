@@ -1,4 +1,4 @@
-"""Admin routes of settings: their values, changes while servers run, and the return to an earlier revision."""
+"""Admin routes of what all servers follow by revisions: settings, rate limits, and webhooks for checks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from notify.admin_api.server import Rollback, SettingsWrite
+from notify.admin_api.server import LimitsWrite, Rollback, SettingsWrite, WebhooksWrite
 from notify.errors import Conflict
-from notify.protocol.limits import check_between
+from notify.protocol.limits import check_between, check_name
 from notify.protocol.wire import instant
 from notify.runtime.threads import in_thread
 from notify.server import webhooks
 from notify.server.admin.writes import Desk, Who
-from notify.server.configuration.revisions import Configuration, Revision
+from notify.server.configuration.revisions import WEBHOOKS, Configuration, Revision
+from notify.server.core.flow import RateLimits
 from notify.server.settings import Settings, check_trace_url, environment_name
 
 SECRET = "(secret)"
@@ -53,9 +54,11 @@ _TYPES = typing.get_type_hints(Settings)
 
 
 def add_routes(routes: APIRouter, desk: Desk) -> None:
-    """The routes under `settings`."""
+    """The routes under `settings`, `limits` and `check-webhooks`."""
     _views(routes, desk)
     _changes(routes, desk)
+    _limits(routes, desk)
+    _check_webhooks(routes, desk)
 
 
 def _views(routes: APIRouter, desk: Desk) -> None:
@@ -116,3 +119,47 @@ def _changes(routes: APIRouter, desk: Desk) -> None:
             return {"revision": revision.number, "values": _revision_row(revision)["values"]}
 
         return await desk.carry_out(write, who, "settings.rollback", str(write.to), do, preview)
+
+
+def _limits(routes: APIRouter, desk: Desk) -> None:
+    @routes.get("/limits")
+    async def limits() -> dict[str, Any]:
+        """Show the rates by topic, producer group and consumer group; a name that is not listed has no limit."""
+        return dataclasses.asdict(desk.running.core.flow.limits)
+
+    @routes.put("/limits")
+    async def put_limits(write: LimitsWrite, who: Who) -> dict[str, Any]:
+        """Replace all rates; a name that is left out no longer has a limit."""
+        for name in [*write.topics, *write.producer_groups, *write.consumer_groups]:
+            check_name("name", name)
+        wanted = RateLimits(write.topics, write.producer_groups, write.consumer_groups)
+
+        async def do() -> Any:
+            document = desk.running.administration.configuration.with_limits(wanted)
+            await desk.running.administration.revise(who, write.reason, document)
+            return dataclasses.asdict(wanted)
+
+        return await desk.carry_out(write, who, "limits.put", "limits", do, dataclasses.asdict(wanted))
+
+
+def _check_webhooks(routes: APIRouter, desk: Desk) -> None:
+    @routes.get("/check-webhooks")
+    async def shown() -> dict[str, Any]:
+        """List the addresses by producer group."""
+        return {"webhooks": desk.running.administration.configuration.check_webhooks}
+
+    @routes.put("/check-webhooks")
+    async def put(write: WebhooksWrite, who: Who) -> dict[str, Any]:
+        """Replace all webhooks; their hosts must be on the allow-list, and the server signs its calls."""
+        configuration = desk.running.administration.configuration
+        for group, url in write.webhooks.items():
+            check_name("producer_group", group)
+            webhooks.check_address(url, configuration.settings)
+        result = {"webhooks": write.webhooks}
+
+        async def do() -> Any:
+            document = configuration.document() | {WEBHOOKS: write.webhooks}
+            await desk.running.administration.revise(who, write.reason, document)
+            return result
+
+        return await desk.carry_out(write, who, "check_webhooks.put", "check-webhooks", do, result)

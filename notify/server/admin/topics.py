@@ -1,4 +1,4 @@
-"""Admin routes of topics: list, show, make, change and delete them."""
+"""Admin routes of topics: list, show, make, change, purge and delete them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from fastapi import APIRouter, Depends
 
 from notify.admin_api.declaration import Write
 from notify.admin_api.queue_rows import kept, sent
-from notify.admin_api.topics import TopicWrite
-from notify.errors import InvalidRequest
+from notify.admin_api.topics import PurgeTopic, TopicWrite
+from notify.errors import Conflict, InvalidRequest
 from notify.protocol.limits import check_between, check_name
 from notify.server.admin import permission
 from notify.server.admin.writes import Desk, SpanName, Who, check_no_after
 from notify.server.core.core import Core
+from notify.server.groups import purging
 from notify.server.topics import changed, check_retry, described, policy
 from notify.storage.topics import Topic
 
@@ -156,3 +157,23 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
             return {"deleted": name}
 
         return await desk.carry_out(write, who, "topic.delete", name, do, described(desk.running.core.queues, topic))
+
+    @routes.post("/topics/{name}/purge")
+    async def purge(name: str, write: PurgeTopic, who: Who) -> dict[str, Any]:
+        """Purge a topic's messages up to a point; messages that a group has not settled need `force`.
+
+        Transactions in doubt and delayed messages are in no queue yet: they stay.
+        """
+        topic = desk.topic(name)
+        preview = purging.preview(desk.running.core, topic, write.before)
+        if preview["missed"] and not write.force and not write.dry_run:
+            groups = ", ".join(f"{group} {count}" for group, count in sorted(preview["missed"].items())[:10])
+            raise Conflict(
+                f"groups have not settled all messages: {groups}; let them catch up, reset them, or purge with force",
+                "not_settled",
+            )
+
+        async def do() -> Any:
+            return await purging.drop(desk.running.core, topic, preview)
+
+        return await desk.carry_out(write, who, "topic.purge", name, do, preview)
