@@ -130,13 +130,12 @@ def of_server() -> Needs:
     )
 
 
-def of_decider(topics: Iterable[str] = ("TOPIC",)) -> Needs:
-    """The needs of `notify refused --dsn kafka://…`, whose messages go to these topics."""
-    sent = tuple(Need(TOPIC, name, ("Write", "Create"), "messages that are sent after all") for name in topics)
+def of_decider() -> Needs:
+    """The needs of `notify refused --dsn kafka://…`."""
     return Needs(
         "person who decides about refused messages",
         (
-            *sent,
+            Need(TOPIC, "TOPIC", ("Write", "Create"), "messages that are sent after all"),
             Need(TOPIC, "notify-delayed.refused", ("Read",), "the messages"),
             Need(TOPIC, "notify-undelivered", ("Read", "Write", "Create"), "the decisions"),
             Need(GROUP, "notify-*", ("Read",), "reading topics"),

@@ -17,7 +17,8 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from notify.cli.kafka import topics, transactions
+from notify.cli.kafka import checkup, topics
+from notify.cli.kafka.checkup import transaction_lines
 from notify.cli.kafka.line import Line
 from notify.cli.kafka.nodes import WANTED
 from notify.cli.kafka.seen import Seen
@@ -87,14 +88,14 @@ def test_each_fault_of_a_topic_is_told_with_its_remedy(url: str, unique: str) ->
 def test_a_transaction_that_is_open_for_too_long_is_told(
     url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "OLD_SECONDS", 0.0)
+    monkeypatch.setattr(checkup, "OLD_SECONDS", 0.0)
     producer = open_transaction(url, unique, unique, "k", "v")
     seen = Seen.look(Cluster.of(url))
     only = Seen(seen.cluster, 1, seen.brokers, {unique: seen.topics[unique]}, {}, {})
-    (line,) = transactions.lines(only)
+    (line,) = transaction_lines(only)
     producer.abort_transaction(CALL_SECONDS)
     assert (line.level, f"{unique}/" in line.text, "find-hanging" in line.text) == ("fail", True, True)
-    eventually(lambda: [line.level for line in transactions.lines(only)] == ["ok"], "the transaction to have ended")
+    eventually(lambda: [line.level for line in transaction_lines(only)] == ["ok"], "the transaction to have ended")
 
 
 class Partition:

@@ -24,9 +24,9 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.transactional import TransactionalProducer
 from notify.kafka.undelivered import DECISIONS, SOURCE, TOPIC, UndeliveredList
 from notify.movers.sinks.kafka import KafkaSink
-from notify.server.groups.kafka import refused as over_kafka
+from notify.server.groups.kafka import sources as over_kafka
 from notify.server.groups.kafka.brokers import Brokers
-from notify.server.groups.kafka.refused import RefusedOverKafka
+from notify.server.groups.kafka.sources import RefusedOverKafka
 from tests.support.delayed import refuse
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of
 

@@ -24,9 +24,8 @@ from notify.server.groups.kafka.dead_letters import NO_REPLAY, KafkaLetters
 from notify.server.groups.kafka.latest_snapshot import LatestSnapshot
 from notify.server.groups.kafka.offsets import Place
 from notify.server.groups.kafka.oldest import Oldest
-from notify.server.groups.kafka.refused import RefusedOverKafka
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position, Snapshot
-from notify.server.groups.kafka.sources import Sources
+from notify.server.groups.kafka.sources import RefusedOverKafka, Sources
 from notify.server.groups.kafka.subscriptions import Subscriptions
 from notify.server.groups.kafka.thread import WRITE_SECONDS, BrokersThread
 from notify.server.groups.own import WORST
