@@ -1,9 +1,12 @@
-"""Formats numbers, times and results for people, in the console and in commands."""
+"""Formats numbers, times, results and bodies for people, in the console and in commands."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from notify.protocol.large_bodies import ENCODING, PLACE, ZSTD, reference_of
 
 
 def count(value: float | None) -> str:
@@ -107,3 +110,24 @@ JOBS = {
 def job(what: str) -> str:
     """A job's work in words."""
     return JOBS.get(what, what)
+
+
+def describe_body(message: Mapping[str, Any]) -> str:
+    """Where the body of a message lies, or how it is compressed; empty if the message has it as it was sent.
+
+    `message`: as the routes show it, with `body` or `body_base64`.
+    """
+    headers = message.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        return ""
+    encoding = f", compressed ({ZSTD})" if headers.get(ENCODING) == ZSTD else ""
+    if PLACE in headers:
+        reference = reference_of(str(message.get("body", "")))
+        if reference is None:
+            return ""
+        return f"in a store{encoding}: {reference.url}, {size(reference.size)}, SHA-256 {reference.sha256}"
+    if encoding:
+        encoded = str(message.get("body_base64", ""))
+        length = len(encoded) * 3 // 4 - encoded.count("=") if encoded else len(str(message.get("body", "")).encode())
+        return f"{size(length)}{encoding}"
+    return ""

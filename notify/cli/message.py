@@ -9,9 +9,8 @@ from urllib.parse import urlencode
 import typer
 
 from notify.admin_api import messages
-from notify.admin_api.bodies import describe_body
 from notify.admin_api.declaration import AdminWrite
-from notify.admin_api.words import duration
+from notify.admin_api.words import describe_body, duration
 from notify.cli.api import (
     AS_JSON,
     URL,

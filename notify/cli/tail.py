@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notify.admin_api.bodies import describe_body
+from notify.admin_api.words import describe_body
 from notify.cli.api import URL, place_of, seconds
 from notify.cli.printed import is_terminal, say, say_fields, say_json
 from notify.errors import NotFound

@@ -17,8 +17,8 @@ from notify.kafka.exchange import Exchange
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
 from notify.protocol.limits import digits
+from notify.runtime.environment import text_of
 from notify.runtime.program_log import program_log
-from notify.runtime.text_files import text_of
 from notify.runtime.urls import without_secrets
 
 T = TypeVar("T")

@@ -1,7 +1,8 @@
-"""Which of several logs a key belongs to; clients and servers on all machines compute the same."""
+"""Hashes of keys and tags, and which of several logs a key belongs to; all machines compute the same."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -27,3 +28,8 @@ def _hash_of(key: str) -> int:
 def shard_of_key(key: str, shards: Sequence[str]) -> str:
     """The shard of a key, chosen by its hash."""
     return shards[key_hash(key) % len(shards)]
+
+
+def tag_hash(tag: str | None) -> int:
+    """The CRC32 of a tag, never 0; 0 for a message without a tag."""
+    return (zlib.crc32(tag.encode()) or 1) if tag is not None else 0

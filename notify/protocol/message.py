@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -308,3 +309,11 @@ def why_unfit(error: Exception) -> str:
         for detail in details
     ]
     return " ".join("; ".join(texts).split())[:UNFIT_CHARACTERS]
+
+
+_BYTES = 8
+
+
+def body_digest(body: bytes) -> int:
+    """The 64-bit BLAKE2b digest of an encoded body, as a signed number for a BIGINT column."""
+    return int.from_bytes(blake2b(body, digest_size=_BYTES).digest(), "big", signed=True)

@@ -64,6 +64,10 @@ class Payload(Struct, omit_defaults=True):
 
 # --- transactions ---------------------------------------------------------------------------------------------
 
+NO_DATABASE = "none"
+"""The source of halves whose transactions are in no database: no local row tells their outcome, only a listener. Other
+sources are ids of databases."""
+
 
 class TransactionFields(Fields):
     id: str

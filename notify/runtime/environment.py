@@ -1,10 +1,11 @@
-"""Values of environment variables as they were meant: secrets that were made from files end with a line feed, and
-programs that read files of variables, such as Docker with `--env-file`, keep quotation marks."""
+"""Settings from files, and from environment variables as they were meant: secrets that were made from files end with a
+line feed, and programs that read files of variables, such as Docker with `--env-file`, keep quotation marks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 from notify.errors import InvalidRequest
 
@@ -29,3 +30,12 @@ def strip_all(environ: MutableMapping[str, str]) -> None:
     body may begin and end with one."""
     for name in [name for name in environ if name.startswith(PREFIX)]:
         environ[name] = environ[name].strip()
+
+
+def text_of(setting: str, path: str) -> str:
+    """The text of a UTF-8 file. Raises InvalidRequest if it cannot be read; `setting`: the setting with the path."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not text"
+        raise InvalidRequest(f"{setting}: {path} cannot be read: {why}") from None

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 import structlog
 
 from notify.errors import NotifyError
-from notify.runtime.log_rate import LogRate
+from notify.runtime.log_output import LogRate
 
 log = structlog.get_logger("notify.server")
 

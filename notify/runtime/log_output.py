@@ -1,4 +1,5 @@
 """LogOutput: the stream that a process logs to. A line that cannot be written is lost, without an error for the caller.
+LogRate bounds the lines that strangers can cause.
 
 The disk may be full, or the reader gone: the process that reads a pipe has ended, or journald was restarted. Or the
 reader is there and does not read: then the pipe is full, and a write would never return.
@@ -11,6 +12,7 @@ import errno
 import os
 import select
 import sys
+import time
 from typing import TextIO
 
 STDERR_FILE = 2
@@ -83,3 +85,20 @@ def discard(stream: TextIO) -> None:
 
 
 STDOUT, STDERR = LogOutput("stdout"), LogOutput("stderr")
+
+
+class LogRate:
+    """Allows `per_second` lines a second; further lines are left out."""
+
+    def __init__(self, per_second: int) -> None:
+        self._per_second = per_second
+        self._second = 0
+        self._count = 0
+
+    def may(self) -> bool:
+        """Whether another line may be written now; if so, it counts as written."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        return self._count <= self._per_second

@@ -3,7 +3,7 @@
 A message's hash is half the MD5 of its id as text, `{transaction}.{n}`, and with the digest of its contents that of
 `{transaction}.{n}:{digest}`. The hashes of a slot are combined by XOR: in any order, part by part.
 
-The digest of contents is that of the body (notify.protocol.digest), combined by XOR with the hash of `t{tag} k{key}`
+The digest of contents is that of the body (notify.protocol.message), combined by XOR with the hash of `t{tag} k{key}`
 if the message has one of the two, because a local row has these as text.
 """
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import NO_DATABASE
 from notify.spark.digest import hashes
 from notify.storage.log.entry import EntryKind, due_times
 

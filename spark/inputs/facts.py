@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import NO_DATABASE
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from notify.protocol import ids
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.protocol.wire import UNDECODABLE
 from notify.spark.digest import hashes
 from notify.spark.inputs.columns import (

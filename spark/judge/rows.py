@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from notify.errors import InvalidRequest
-from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import NO_DATABASE
 from notify.spark.checks.late_inboxes import with_late_inboxes
 from notify.spark.checks.outbox_waiting import bridged_us, bridges_of
 from notify.spark.inputs.changes import Left

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notify.protocol.keys import key_hash
+from notify.protocol.keys import key_hash, tag_hash
 from notify.protocol.withdrawal import Dedupe
-from notify.storage.hashing import tag_hash
 from notify.storage.log.entry import (
     ENTRY,
     ENTRY_SIZE,

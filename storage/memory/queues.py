@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notify.errors import InvalidRequest, NotFound
-from notify.protocol.keys import key_hash
-from notify.storage.hashing import tag_hash
+from notify.protocol.keys import key_hash, tag_hash
 from notify.storage.memory.withdrawals import MemoryWithdrawals
 from notify.storage.message_run import LEAST, MessageRun, run_of
 from notify.storage.records import NewMessage, StoredMessage

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from notify.protocol import ids
+from notify.protocol.keys import tag_hash
 from notify.protocol.wire import BridgeBatch, Payload, decode_payload
 from notify.storage.bridged import BridgeState, IdsInUse, check_bridge, is_prepared_by, refuse_foreign
 from notify.storage.checks import CheckAnswer, Checking, Due, new_token
-from notify.storage.hashing import tag_hash
 from notify.storage.memory.queues import MemoryQueues
 from notify.storage.records import (
     Decided,

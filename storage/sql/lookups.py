@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.protocol import ids
+from notify.protocol.keys import tag_hash
 from notify.protocol.large_bodies import PLACE, mentioned
-from notify.storage.hashing import tag_hash
 from notify.storage.records import State, StoredMessage, Transaction
 from notify.storage.sql.rows import microseconds_of, payload_of
 from notify.storage.sql.tables import server_half_message

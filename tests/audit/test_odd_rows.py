@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_inbox
 from notify.protocol import ids
-from notify.protocol.sources import NO_DATABASE
+from notify.protocol.wire import NO_DATABASE
 from notify.spark.audit import Audit
 from notify.spark.checks.malformed import malformed
 from notify.spark.explain.explained import explain

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from notify.client import create_tables
 from notify.client.tables.definitions import half_message, notify_inbox, notify_source
 from notify.protocol import ids
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.log_input import LogInput

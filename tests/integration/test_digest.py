@@ -14,7 +14,7 @@ from notify.client.tables.creation import create_tables
 from notify.client.tables.definitions import half_message
 from notify.client.tables.half_rows import Mode
 from notify.movers.relay.relay import Relay
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.testing.process import ServerProcess
 from tests.support.groups import drain, subscribe
 from tests.support.shop import Base, Order

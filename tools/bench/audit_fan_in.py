@@ -20,7 +20,7 @@ from typing import Any
 from notify.client.tables.creation import create_tables
 from notify.client.tables.definitions import notify_source
 from notify.protocol import ids
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.runtime.signals import exit_on_signal
 from notify.storage.groups import SettleKind, Subscription

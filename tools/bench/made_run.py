@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from notify.client.tables.creation import create_tables
 from notify.client.tables.definitions import notify_source
 from notify.protocol import ids
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import SettleKind, Subscription
 from notify.storage.log.store import LogStore

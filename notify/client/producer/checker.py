@@ -18,8 +18,7 @@ from notify.client.threads.forks import no_fork
 from notify.client.transport.foreign_answers import PollTime
 from notify.errors import ForeignAnswer, NotifyError
 from notify.protocol.limits import LIMITS
-from notify.protocol.sources import NO_DATABASE
-from notify.protocol.wire import Check, Checks, OutcomeItem, Poll
+from notify.protocol.wire import NO_DATABASE, Check, Checks, OutcomeItem, Poll
 from notify.runtime import tracing
 from notify.runtime.backoff import Backoff
 from notify.runtime.green import start_thread

@@ -20,7 +20,7 @@ from notify.client.threads.loop import LoopThread
 from notify.client.transport.http import error_of
 from notify.errors import NotifyError, Unavailable
 from notify.protocol.wire import Item
-from notify.runtime.log_rate import LogRate
+from notify.runtime.log_output import LogRate
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.client")

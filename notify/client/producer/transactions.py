@@ -31,8 +31,8 @@ from notify.errors import (
 )
 from notify.protocol import ids
 from notify.protocol.limits import check_name
-from notify.protocol.sources import NO_DATABASE
 from notify.protocol.wire import (
+    NO_DATABASE,
     Item,
     LeftBehindReport,
     OutcomeItem,

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
 from notify.client.tables.schemas import Place, name_in_text
 from notify.errors import BindingRefused, InvalidRequest
-from notify.protocol.digest import body_digest
+from notify.protocol.message import body_digest
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, RELAYED, UNSENT, database_now
 from notify.runtime.schemas import within

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 
 from notify.errors import InvalidRequest, NotifyError
-from notify.runtime.environment import value_of
+from notify.runtime.environment import text_of, value_of
 from notify.runtime.program_log import program_log
-from notify.runtime.text_files import text_of
 
 log = program_log("notify.client")
 

@@ -17,7 +17,7 @@ import structlog
 from notify.errors import NotifyError, Unauthorized, Unavailable
 from notify.runtime import faults
 from notify.runtime.clock import Clock, steady_clock
-from notify.runtime.log_rate import LogRate
+from notify.runtime.log_output import LogRate
 from notify.server.access import tokens
 from notify.server.access.credential import Credential
 from notify.server.access.lookup import Lookup, Unknown

@@ -10,7 +10,7 @@ import structlog
 
 from notify.errors import Unavailable
 from notify.protocol.limits import LIMITS
-from notify.runtime.log_rate import LogRate
+from notify.runtime.log_output import LogRate
 
 log = structlog.get_logger("notify.server")
 

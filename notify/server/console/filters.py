@@ -14,9 +14,20 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from notify.admin_api.bodies import describe_body
 from notify.admin_api.queue_rows import kept, sent, state
-from notify.admin_api.words import count, duration, exactly, job, latency, percent, setting, size, status, whole
+from notify.admin_api.words import (
+    count,
+    describe_body,
+    duration,
+    exactly,
+    job,
+    latency,
+    percent,
+    setting,
+    size,
+    status,
+    whole,
+)
 
 BODY_CHARACTERS = 20_000
 LINE_CHARACTERS = 120

@@ -13,7 +13,7 @@ from notify.check.schedule import CheckSchedule
 from notify.errors import Unavailable, WrongRole
 from notify.runtime import faults
 from notify.runtime.clock import Clock, SteadyClock, steady_clock
-from notify.runtime.log_rate import LogRate
+from notify.runtime.log_output import LogRate
 from notify.server.core.bridges import Bridges
 from notify.server.core.check_log import CheckLog
 from notify.server.core.checks import Checks

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from notify.errors import InvalidRequest, NotifyError
 from notify.protocol.filter import Filter
+from notify.protocol.keys import tag_hash
 from notify.protocol.wire import decode_payload
 from notify.server.metrics import Metrics
 from notify.storage.groups import SettleKind, Subscription
-from notify.storage.hashing import tag_hash
 from notify.storage.message_run import MessageRun
 from notify.storage.progress import to_runs
 from notify.storage.queues import Store
