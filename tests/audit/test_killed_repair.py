@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +72,45 @@ def test_an_audit_after_repairs_that_were_killed_passes(
     spark: Any, server: ServerProcess, shop: Shop, tmp_path: Path
 ) -> None:
     assert list(WholeRuns(spark, server, shop, tmp_path).run(1)) == []
+
+
+# --- two people carry out copies of one plan at the same time, each with a journal of its own: no effect happens twice
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kills", [0, 10])
+def test_copies_of_a_plan_that_are_carried_out_at_once(
+    server: ServerProcess, shop: Shop, tmp_path: Path, kills: int
+) -> None:
+    ledger = Ledger(shop, server.url)
+    given = (shop.url, server.data_dir, server.url)
+    with running(ledger.consumer, subscribed=True), Repairs(*given, seed=1) as first, Repairs(*given, seed=2) as second:
+        for _ in range(4):
+            shop.order()
+        acknowledged = {f"{name}.0" for name in shop.transactions()}
+        eventually(lambda: acknowledged <= ledger.times().keys() and ledger.settled(), "the effects")
+        ledger.forget(acknowledged)
+        cases = [lost(outbox_row(shop)) for _ in range(6)] + [in_doubt(server, shop) for _ in range(4)]
+        cases += [
+            Found("ACKED_NO_EFFECT", name.partition(".")[0], groups=["points"], log="data", evidence={"acked_us": 1})
+            for name in sorted(acknowledged)
+        ]
+        plans = [tmp_path / name / "plan.json" for name in ("one", "other")]
+        for path in plans:
+            path.parent.mkdir()
+        with opened(shop, server) as inputs:
+            plan = plan_of(result_of(*cases), inputs)
+        assert len(plan.items) == len(cases), plan.held_back
+        plan.write(plans[0])
+        shutil.copy(*plans)
+        threads = [
+            threading.Thread(target=repairs.run_often, args=(path, kills))
+            for repairs, path in zip((first, second), plans, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        names = {case.message_id for case in cases}
+        eventually(lambda: names <= ledger.times().keys() and ledger.settled(), "the repaired effects")
+        assert set(ledger.times().values()) == {1}, ledger.times()

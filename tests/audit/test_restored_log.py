@@ -20,6 +20,7 @@ from notify.storage.log.restored_start import begin_at_the_end
 from notify.storage.log.store import LogStore
 from tests.audit.audited import PLAN
 from tests.audit.trade import COUNT, WITH_INBOX, Trade, effect_of, row_of
+from tests.crash.disk import LostDisks
 
 
 def restored(trade: Trade) -> None:
@@ -85,3 +86,15 @@ def test_a_log_that_goes_on_while_it_is_read_was_not_cut(trade: Trade, tmp_path:
     restored(trade)  # a new segment, and a checkpoint in it
     log.prepare(None, tmp_path / "scratch")
     assert log.problems == []
+
+
+# --- one round of `make crash-disk`: the disk of a server that ships its log is lost, restored, audited and repaired
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_lost_disk_is_restored_audited_and_repaired(spark: Any, tmp_path: Path) -> None:
+    disks = LostDisks(spark, tmp_path, seed=1, say=print)
+    with disks.at_work():
+        disks.round(1)
+    assert disks.complaints == []

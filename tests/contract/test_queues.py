@@ -9,10 +9,9 @@ import pytest
 
 from notify.errors import InvalidRequest, NotFound
 from notify.protocol import ids
-from notify.protocol.keys import key_hash
+from notify.protocol.keys import key_hash, tag_hash
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.storage.groups import Priorities, PriorityClass, SettleKind, Subscription
-from notify.storage.hashing import tag_hash
 from notify.storage.holds import HOLD_RELEASED, HOLD_RETRIED
 from notify.storage.names import DEAD_LETTER_PREFIX
 from notify.storage.records import NewMessage, NewTransaction, State

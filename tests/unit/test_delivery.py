@@ -14,6 +14,8 @@ from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Payload, Receive, SettleItem, decode_payload, encode_msgpack
 from notify.server.delivery.broadcast import INSTANCE_IDLE_US, MOST_BROADCAST_INSTANCES
 from notify.server.delivery.cursor import RUNS_BOUND
+from notify.server.delivery.pace import LEAST_SHARE, STALE_US, WINDOW_US, Pace
+from notify.server.metrics import Metrics
 from notify.storage.groups import Subscription
 from notify.storage.records import NewMessage, NewTransaction
 from notify.storage.topics import MOST_GROWN, Topic
@@ -382,3 +384,41 @@ async def test_messages_of_a_poll_that_ended_go_to_who_waits() -> None:
     await s.send("t", "x")
     first.cancel()
     assert [m.offset for h in await second for _, m, _ in h.each()] == [0]
+
+
+# --- A group that catches up waits while producers are busy, and only then ------------------------------------------
+
+BUSY = 20_000
+"""Messages that keep a server busy for longer than a window."""
+
+
+def test_a_group_is_paced_while_producers_are_busy_and_no_longer() -> None:
+    metrics = Metrics()
+    pace = Pace(metrics, now_us=0)
+    metrics.published += BUSY
+    pace.look(WINDOW_US)
+    assert pace.share == LEAST_SHARE
+    assert pace.is_busy
+    assert pace.pause_us(0.001) > 0
+    pace.look(2 * WINDOW_US)
+    assert not pace.is_busy, "nothing was sent in the last window"
+    assert pace.pause_us(0.001) == 0
+
+
+def test_a_pile_that_was_stored_before_anyone_read_does_not_pace_its_reader() -> None:
+    metrics = Metrics()
+    pace = Pace(metrics, now_us=0)
+    metrics.published += 100 * BUSY
+    pace.look(STALE_US + 1)
+    assert not pace.is_busy
+
+
+def test_the_share_of_a_group_grows_slowly_while_producers_send_less() -> None:
+    metrics = Metrics()
+    pace = Pace(metrics, now_us=0)
+    metrics.published += BUSY
+    pace.look(WINDOW_US)
+    metrics.published += 1
+    pace.look(2 * WINDOW_US)
+    assert pace.is_busy
+    assert LEAST_SHARE < pace.share < 0.5

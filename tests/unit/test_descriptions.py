@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from typing import Any
 
 import pytest
 
+from notify.admin_api.actor import signed
+from notify.admin_api.queue_rows import sorted_groups, state
 from notify.admin_api.writes import FORMS, described
 
 EFFECTS = "handlers with an inbox skip messages"
@@ -163,3 +167,56 @@ def test_other_writes_are_fields_by_name_and_tables() -> None:
 def test_every_write_of_the_console_has_a_sentence() -> None:
     """Its preview was a list of fields for those without one."""
     assert [name for name, write in FORMS.items() if write.describe is None] == []
+
+
+# --- states of groups in words, and the order of their list ---------------------------------------------------------
+
+CALM: dict[str, Any] = {
+    "name": "calm", "lag": 1, "consumers": 1, "paused": False, "oldest_seconds": 0.2, "dead_letters": 0,
+    "is_failing": False, "latency": {"commit_to_ack": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({}, "up to date"),
+        ({"oldest_seconds": 5.0}, "behind"),
+        ({"oldest_seconds": None}, "up to date"),
+        ({"oldest_seconds": None, "lag": 100}, "behind"),
+        ({"lag": 0, "oldest_seconds": 9.0}, "up to date"),
+        ({"dead_letters": 3, "oldest_seconds": 60.0}, "dead letters"),
+        ({"dead_letters": 3, "is_failing": True}, "failing"),
+        ({"consumers": 0, "is_failing": True}, "no consumer"),
+        ({"consumers": 0, "lag": 0}, "up to date"),
+        ({"consumers": 0, "paused": True}, "paused"),
+    ],
+)
+def test_the_state_of_a_group_is_what_needs_an_operator_most(row: dict[str, Any], words: str) -> None:
+    assert state(CALM | row) == words
+
+
+def test_groups_that_fail_now_come_before_those_that_are_only_behind() -> None:
+    rows = [
+        CALM | {"name": "slow", "lag": 60, "oldest_seconds": 38.0},
+        CALM | {"name": "old letters", "dead_letters": 900},
+        CALM | {"name": "fails", "dead_letters": 203, "is_failing": True},
+        CALM | {"name": "alone", "consumers": 0},
+        CALM | {"name": "paused", "paused": True, "lag": 5, "consumers": 0, "oldest_seconds": 1.0},
+    ]
+    names = [row["name"] for row in sorted_groups(rows, "pain", 10)]
+    assert names == ["alone", "fails", "slow", "paused", "old letters"]
+
+
+# --- A command says who ran it, whatever the system knows of its user -----------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 1234"), OSError("No username set")])
+def test_a_user_without_a_name_signs_with_a_number(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers often run as a user that their system does not list; each write ended with a traceback there."""
+
+    def fail() -> str:
+        raise error
+
+    monkeypatch.setattr(getpass, "getuser", fail)
+    assert signed("looked at") == f"looked at (uid {os.getuid()})"

@@ -17,10 +17,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from notify.errors import DiskFull, StorageFailed
+from notify.protocol.wire import BridgeBatch
 from notify.server.data_directory import Room, put_file, room_of
 from notify.server.problems import answer_errors
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
+from notify.storage.log.journal import Journal
 from tests.support.logs import T0
 
 
@@ -162,3 +164,29 @@ def test_a_directory_that_was_deleted_is_looked_for_where_it_was(tmp_path: Path)
 
 def test_a_disk_without_a_size_is_not_full() -> None:
     assert Room(0, 0).used_share == 0.0 and Room(200, 50).used_share == 0.75
+
+
+# --- A batch of a bridge finds room for all that it writes before anything changes ----------------------------------
+
+
+async def test_room_is_made_for_the_bytes_of_both_positions_and_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room: list[tuple[Journal, int]] = []
+    reserve = Journal.reserve
+
+    def noted(journal: Journal, size: int) -> None:
+        reserve(journal, size)
+        room.append((journal, journal.end + size))
+
+    monkeypatch.setattr(Journal, "reserve", noted)
+    store = LogStore(tmp_path)
+    await store.open(T0)
+    at = ""
+    for position, base in (("ö" * 60_000, None), ("1", None), ("2", "ö" * 60_000)):
+        batch = BridgeBatch(epoch=1, expected_position=at, position=position, claim=not at, base=base)
+        await store.append_from_bridge("s", batch, [], T0)
+        journal, until = room[0][0], max(until for _, until in room)
+        assert journal.end <= until
+        at = position
+    await store.close()

@@ -1,4 +1,4 @@
-"""The bounds of a server that asks Kafka's brokers: how many requests wait, and that nobody waits for brokers away."""
+"""Threads that ask Kafka's brokers: how many requests wait, nobody waits for brokers away, and how a thread ends."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import KafkaError, KafkaException
 
+from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.server.groups.kafka.thread import WAITING, BrokersThread
 
@@ -127,3 +128,56 @@ async def test_a_client_that_hangs_does_not_keep_the_server_from_stopping() -> N
     with pytest.raises(Unavailable, match="stopping"):
         await waiting
     assert "waiting" not in made
+
+
+# --- the thread of one Kafka client: it ends with a last call, also where nobody waits for that any more ------------
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_a_last_call_is_made_though_nobody_waits_for_it_any_more() -> None:
+    busy, is_free, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        busy.set()
+        assert is_free.wait(PATIENCE_SECONDS)
+
+    async def test() -> None:
+        thread = ClientThread("test")
+        calling = asyncio.ensure_future(thread.call(call))
+        assert await asyncio.to_thread(busy.wait, PATIENCE_SECONDS)
+        calling.cancel()
+        await thread.end(is_over.set, 0.01)
+        assert not is_over.is_set()
+
+    asyncio.run(test())
+    is_free.set()
+    assert is_over.wait(PATIENCE_SECONDS)
+
+
+def test_a_client_that_calls_back_when_its_loop_is_closed_leaves_nothing_behind() -> None:
+    """The coroutine was never awaited, which is a warning."""
+    failed: list[RuntimeError] = []
+    called, is_closed, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    async def test() -> None:
+        thread = ClientThread("test")
+
+        def call_back() -> None:
+            called.set()
+            assert is_closed.wait(PATIENCE_SECONDS)
+            try:
+                thread.wait_for(nothing())
+            except RuntimeError as error:
+                failed.append(error)
+            is_over.set()
+
+        await thread.end(call_back, 0.01)
+        assert await asyncio.to_thread(called.wait, PATIENCE_SECONDS)
+
+    asyncio.run(test())
+    is_closed.set()
+    assert is_over.wait(PATIENCE_SECONDS)
+    assert failed

@@ -1,18 +1,23 @@
-"""`make bench-consumers`: shares, the table, turns that fail, and what counts as lost."""
+"""The benches: `python -m tools.bench NAME`, `make bench-consumers` with its shares and losses, and `make profile`."""
 
 from __future__ import annotations
 
 import contextlib
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tools.bench
 from notify.errors import Unavailable
 from tools.bench import consumers
+from tools.bench.__main__ import PROGRAMS, main
 from tools.bench.consumers import PLAIN, Figures, Kind, Plan, Report, Turn
 from tools.bench.fill import order
+from tools.bench.profile.__main__ import Profile, by_function, table
 
 PLAN = Plan(messages=1000, body=256, seconds=3.0, only=())
 
@@ -111,3 +116,68 @@ def test_the_file_has_the_ratios_by_their_keys() -> None:
 def test_a_body_has_its_number_and_its_size(size: int) -> None:
     assert len(order(7, size)) == max(size, len(b'{"number":7,"text":""}'))
     assert order(7, size).startswith(b'{"number":7,')
+
+
+# --- `python -m tools.bench NAME`: its names, and what it refuses ---------------------------------------------------
+
+ROOM = Path(tools.bench.__file__).parent
+
+
+def test_each_module_with_options_of_its_own_has_a_name() -> None:
+    found = {
+        ".".join(path.relative_to(ROOM).with_suffix("").parts).removesuffix(".__main__")
+        for path in ROOM.rglob("*.py")
+        if path != ROOM / "__main__.py" and "ArgumentParser(" in path.read_text()
+    }
+    assert found == set(PROGRAMS)
+
+
+def test_each_target_of_the_makefile_names_a_bench() -> None:
+    named = re.findall(r"-m tools\.bench ([\w.]+)", (ROOM.parents[1] / "Makefile").read_text())
+    assert set(named) == set(PROGRAMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bridge", "--dsn", "nonsense"), "not a database URL"),
+        (("bridge", "--dsn", "sqlite:///x.db"), "SQLite has one writer, and no log"),
+        (("delivery", "--client", "wires"), "--client must be one of wire, plain, threads, coroutines"),
+        (("delivery", "--mode", "broadcast"), "--mode must be shared, ordered, failover or exclusive"),
+    ],
+)
+def test_a_wrong_argument_is_refused(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tools.bench", *words])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert raised.value.code == 2
+    printed = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in printed and "Traceback" not in printed
+
+
+# --- `make profile`: its table, and what it reads of py-spy's samples -----------------------------------------------
+
+
+def test_a_table_has_both_sides_and_sums_what_is_small() -> None:
+    before = Profile("1" * 40, "message", 1000.0, {"server": {"a f": 6.0, "b g": 3.96, "c tiny": 0.04}})
+    after = Profile("2" * 40, "message", 2000.0, {"server": {"a f": 2.0, "d new": 3.0}})
+    assert table("server", before, after).splitlines() == [
+        "| server, µs of CPU a message | 1111111 | 2222222 |",
+        "|---|---|---|",
+        "| all | 10.00 | 5.00 |",
+        "| `a f` | 6.00 | 2.00 |",
+        "| `b g` | 3.96 |  |",
+        "| `d new` |  | 3.00 |",
+        "| functions below 1% | 0.04 |  |",
+    ]
+
+
+def test_samples_count_for_the_innermost_function() -> None:
+    raw = (
+        "main (/n/cli.py:3);run (/n/loop.py:9);read (/n/http.py:44) 7\n"
+        "main (/n/cli.py);read (/n/http.py) 2\n"
+        "<module> (/n/x (1).py);<lambda> (/n/loop.py) 1\n"
+    )
+    assert by_function(raw) == {"/n/http.py:read": 9, "/n/loop.py:<lambda>": 1}
