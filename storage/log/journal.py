@@ -82,9 +82,7 @@ class Journal:
         self.is_blank = True
         """Whether the open segment has no record yet."""
         self._segment_is_asked_for = False
-        self.syncs = 0
         self._sync_average = 0.0
-        self.sync_seconds = 0.0
 
     def start(self, end: int, part: OpenPart) -> None:
         """Begin to write at `end`, the position after the last valid frame. Call it on the running event loop."""
@@ -285,8 +283,6 @@ class Journal:
 
     def synced_frame(self, taken: Frame, seconds: float) -> None:
         """A frame is on the disk; `seconds`: how long the sync took."""
-        self.sync_seconds += seconds
-        self.syncs += 1
         # Rises immediately with a slow sync and falls slowly, so that an unsteady disk keeps the thread.
         self._sync_average = max(seconds, self._sync_average * 0.98 + seconds * 0.02)
         for point in taken.points:

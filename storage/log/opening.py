@@ -31,7 +31,6 @@ class Opened:
     checkpoint: int = 0
     """The position of the newest checkpoint; 0: there is none."""
     damages: list[Damage] = field(default_factory=list)
-    replayed_bytes: int = 0
     written_us: int = 0
     """The time of the last frame, or of the newest checkpoint if no frame follows it."""
 
@@ -164,7 +163,6 @@ class Opening:
                 applied_from = len(part.entries) // ENTRY_SIZE
             else:
                 self._replay.apply(part, frame.body)
-                opened.replayed_bytes += frame.end - frame.base
                 opened.written_us = frame.time_us
             opened.end = frame.end
         self._replay.indexed(part, applied_from)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,8 +82,6 @@ class LogStore:
         """
         self.disk = disk or Disk(Path(directory))
         self.damages: list[Damage] = []
-        self.recovery_seconds = 0.0
-        self.replayed_bytes = 0
         self.written_us = 0
         self._on_failure = on_failure
         self._visible_callbacks: list[Callable[[set[str]], None]] = []
@@ -200,7 +197,6 @@ class LogStore:
 
         Raises StorageFailed if another process has it, Corrupt if it cannot be read safely.
         """
-        started = time.perf_counter()
         self.disk.make()
         self._lock.take()
         try:
@@ -209,13 +205,11 @@ class LogStore:
             self.let_go()
             raise
         self.damages = opened.damages
-        self.replayed_bytes = opened.replayed_bytes
         self.written_us = opened.written_us
         self._checkpoints.newest = opened.checkpoint
         self.journal.start(opened.end, self.state.parts.live)
         self._sealer.work(opened.end)
         self._ballast.take()
-        self.recovery_seconds = time.perf_counter() - started
 
     async def close(self) -> None:
         """Make everything durable, take a checkpoint, and release the log. A failed log is only released.
