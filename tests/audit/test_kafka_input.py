@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.tables.definitions import half_message
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.relay.relay import Relay
@@ -31,6 +30,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.groups import running
 from tests.support.kafka import KafkaNode
+from tools.kafka_cluster import KafkaCluster
 
 pytest.importorskip("confluent_kafka")
 

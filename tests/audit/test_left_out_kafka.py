@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client import Consumer
 from notify.server.configuration.records import Records
 from notify.server.database import open_database
@@ -25,6 +24,7 @@ from tests.audit.leaving import WHO, WHY, told
 from tests.support.clock import eventually
 from tests.support.groups import running
 from tests.support.kafka import KafkaNode
+from tools.kafka_cluster import KafkaCluster
 
 pytest.importorskip("confluent_kafka")
 

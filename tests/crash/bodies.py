@@ -223,7 +223,7 @@ def run(
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-bodies-"))
         kafka = ""
         if over_kafka:
-            from notify.cli.demo_shop.kafka import KafkaCluster
+            from tools.kafka_cluster import KafkaCluster
 
             nodes = KafkaCluster(Path(directory) / "kafka").start()
             stack.callback(nodes.stop)

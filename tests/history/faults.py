@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.errors import NotifyError, Unavailable
 from notify.testing.process import ServerProcess
 from tests.history.administration import Failed
@@ -22,6 +21,7 @@ from tests.history.changes import UNDONE_SECONDS, Changes, NotUndone
 from tests.history.stage import Stage
 from tests.support.clock import eventually
 from tests.support.kafka_proxy import Api, Fault, Which
+from tools.kafka_cluster import KafkaCluster
 
 STOPPED_SECONDS = (1.0, 5.0)
 """Seconds of a stop, longer and shorter than the consumers' leases of 3 s."""

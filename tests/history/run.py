@@ -24,7 +24,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.errors import Unavailable
 from notify.testing.databases import BINLOG_SERVERS
 from notify.testing.postgresql_server import PostgreSqlServer
@@ -40,6 +39,7 @@ from tests.history.stage import Stage
 from tests.support.clock import eventually
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.verdict import INCONCLUSIVE, judged
+from tools.kafka_cluster import KafkaCluster
 
 DISK_MEGABYTES = 1024
 KAFKA_NODES = 3

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.protocol.workers import worker_names
 from notify.testing.process import ServerProcess
 from tests.support.kafka_proxy import KafkaProxy
 from tests.support.servers import make_storage, stop_if_running
+from tools.kafka_cluster import KafkaCluster
 
 SERVERS_OVER_DATABASES = 2
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client import Consumer, DeadLetter
 from notify.client.handling.hand import Hand
 from notify.client.kafka import loop
@@ -30,6 +29,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.kafka import Wrapped, commit_offsets, committed
 from tests.support.kafka_consumers import CALL_SECONDS, admin_of, make_topic, produce, produce_in_transaction
+from tools.kafka_cluster import KafkaCluster
 
 pytest.importorskip("confluent_kafka")
 

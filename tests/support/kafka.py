@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings
 from notify.errors import Unavailable
 from notify.kafka.records import SCHEME
 from notify.movers.sinks.sink import Sink, open_sink
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.kafka_proxy import KafkaProxy
+from tools.kafka_cluster import KafkaCluster, NodeSettings
 
 MANY_TOPICS = {"file.delete.delay.ms": 1_000, "log.index.size.max.bytes": 64 << 10}
 """Settings for tests that make and delete thousands of partitions: each maps its indexes, of 10 MB by default, and

@@ -23,11 +23,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 
-from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings
 from notify.kafka.rights import Need, Needs
 from notify.testing.ports import free_port
 from tests.support.authority import Authority
 from tests.support.clock import eventually
+from tools.kafka_cluster import KafkaCluster, NodeSettings
 
 ADMIN = "admin"
 CALL_SECONDS = 30.0

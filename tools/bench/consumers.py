@@ -30,7 +30,6 @@ from typing import Any
 
 from notify.cli.bench import transactions
 from notify.cli.bench.runner import Process, subscribe
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.kafka.cluster import Cluster
 from notify.kafka.records import GROUP, ID, Headers
 from notify.protocol import ids
@@ -45,6 +44,7 @@ from tools.bench.peers.kafka import Kafka
 from tools.bench.peers.rocketmq import RocketMq
 from tools.bench.peers.rounds import FAILURES, order
 from tools.bench.peers.system import Work
+from tools.kafka_cluster import KafkaCluster
 
 TOPIC, KEYED = "pile-0", "keyed-0"
 KEYS = 1000

@@ -21,7 +21,6 @@ import sqlalchemy as sa
 from notify.binlog_bridge.batching import BATCH_TRANSACTIONS
 from notify.binlog_bridge.binlog import source
 from notify.cli.bench.runner import Process
-from notify.cli.demo_shop.kafka import KafkaCluster
 from notify.client.tables.creation import create_tables
 from notify.errors import NotifyError
 from notify.kafka.cluster import Cluster
@@ -32,6 +31,7 @@ from notify.runtime.signals import exit_on_signal
 from notify.testing.binlog_server import BinlogServer
 from notify.testing.databases import BINLOG_SERVERS
 from tools.bench.bridge import TOPIC, write
+from tools.kafka_cluster import KafkaCluster
 
 PLAIN_TOPIC = "bench-plain"
 KINDS = ("bridge", "plain")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from notify.cli.demo_shop.kafka import KafkaCluster, NodeSettings, jars
 from tools.bench.peers.driver import DrivenPeer, Driver, jar_version
 from tools.bench.peers.system import Work
+from tools.kafka_cluster import KafkaCluster, NodeSettings, jars
 
 JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 SETTINGS = {"log.flush.interval.messages": 1, "num.partitions": 8, "transaction.state.log.num.partitions": 8}

@@ -15,7 +15,7 @@ from notify.errors import Unavailable
 from notify.runtime.maven import fetched
 from notify.testing.ports import free_ports
 
-POM = Path(__file__).parents[3] / "tests" / "kafka" / "pom.xml"
+POM = Path(__file__).parents[1] / "tests" / "kafka" / "pom.xml"
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 QUICK = ("-Xms320m", "-Xmx1g", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 """Most brokers here run only for minutes, too short for optimised compilation and concurrent collection to pay off.
