@@ -5,7 +5,6 @@ Neither report delays the messages."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
@@ -22,8 +21,6 @@ from notify.runtime.threads import in_thread
 from notify.storage.members import Member
 from notify.storage.sql import registry
 from notify.storage.sql.tables import server_member
-
-log = logging.getLogger("notify.binlog_bridge")
 
 ANNOUNCE_SECONDS = 2.0
 

@@ -185,11 +185,6 @@ def seconds(instant: str | None) -> str:
     return "-" if not instant else instant[:19] + "Z"
 
 
-def given(**flags: bool) -> dict[str, bool]:
-    """The flags that are set; the others are left out, because an older server refuses fields that it does not know."""
-    return {name: True for name, value in flags.items() if value}
-
-
 def pairs(texts: Sequence[str]) -> dict[str, str]:
     """The names and values of texts like NAME=VALUE. Raises BadParameter."""
     values = {}

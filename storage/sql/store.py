@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.engine import Connection
 
 from notify.errors import InvalidRequest, NotifyError, StorageFailed
@@ -35,8 +34,6 @@ from notify.storage.sql.tables import server_half_message
 from notify.storage.sql.writer import WRITERS, Writer
 from notify.storage.topics import Topic
 from notify.storage.transactions import NO_SHARDS, NO_TOKENS, without_bodies_beyond
-
-log = structlog.get_logger("notify.sql")
 
 TOPICS_KEPT = 100_000
 READ_AT_ONCE = 16

@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from notify.client import Message, TransactionProducer
-from notify.protocol.workers import worker_names
 from notify.server.workers.parent import STACK
 from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.http import admin, ask, metric, refusal
 from tests.support.servers import process_of, stop_if_running
 
-NAMES = worker_names(2)
 KEYS = list(map(str, range(20)))
 
 

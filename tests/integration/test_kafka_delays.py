@@ -38,7 +38,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
 )
 
 SHAPE = (
@@ -98,12 +97,6 @@ def releasing(url: str, *arguments: Any) -> Iterator[Releaser]:
         releaser.stop()
         thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive(), "the releaser did not stop"
-
-
-def make_topic(cluster: Cluster, name: str, config: dict[str, str]) -> None:
-    admin = cluster.admin()
-    topic = NewTopic(name, num_partitions=1, config=config)
-    admin.create_topics([topic])[name].result(PATIENCE_SECONDS)
 
 
 # --- once ---------------------------------------------------------------------------------------------------------

@@ -381,9 +381,6 @@ def test_handlers_of_each_kind(notify_server: InMemoryServer, tmp_path: Path) ->
     engine.dispose()
 
 
-EARLIEST = 'subscribe("order.placed", start="earliest")'
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("is_own_process", [True, False])
 def test_fastapi_and_postgresql_in_production(

@@ -16,7 +16,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import CoroutineType, TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from notify.client.handling.typed import Read, reader_of
 from notify.errors import DeadLetter, InvalidRequest
@@ -33,8 +33,6 @@ from notify.protocol.limits import (
 )
 from notify.protocol.message import ReceivedMessage, number_of_seconds
 from notify.runtime.functions import is_coroutine_function, is_generator_function, name_of
-
-T = TypeVar("T")
 
 CANCEL_SECONDS = 1.0
 """How long cancelled coroutines may take to end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -19,7 +18,6 @@ from notify.runtime.backoff import Backoff
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.consumer")
-T = TypeVar("T")
 
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 OPEN_SECONDS = 120.0

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable
 from datetime import datetime
 from multiprocessing.util import Finalize, register_after_fork
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy.util import await_only
 
@@ -40,7 +40,6 @@ from notify.runtime.green import patched_by
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.client")
-T = TypeVar("T")
 START_SECONDS = 10.0
 """How long the loop's thread may take to start."""
 FINISH_SECONDS = 1.0

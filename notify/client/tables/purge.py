@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
@@ -45,7 +45,6 @@ from notify.runtime.program_log import program_log
 from notify.runtime.schemas import found_in, named_by, naming
 
 log = program_log("notify.client")
-T = TypeVar("T")
 
 IDS_RETENTION_SECONDS = 7 * DAY
 """How long a server remembers a decided transaction, by default; it remembers an undecided one forever."""

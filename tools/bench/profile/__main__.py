@@ -30,7 +30,6 @@ ROLES = {
     "client": tuple(f".bench.{name} " for name in ("producers", "consumers", "clients", "load", "handled", "drain")),
 }
 """The processes that are sampled, by a word of their command."""
-BENCH = "transactions --clients 1024 --seconds 14"
 SAMPLES_A_SECOND = 500
 LOOK_SECONDS = 0.05
 RUN_SECONDS = 300.0
