@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 STDERR_FILE = 2
@@ -90,14 +91,15 @@ STDOUT, STDERR = LogOutput("stdout"), LogOutput("stderr")
 class LogRate:
     """Allows `per_second` lines a second; further lines are left out."""
 
-    def __init__(self, per_second: int) -> None:
+    def __init__(self, per_second: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
+        self._monotonic = monotonic
         self._second = 0
         self._count = 0
 
     def may(self) -> bool:
         """Whether another line may be written now; if so, it counts as written."""
-        second = int(time.monotonic())
+        second = int(self._monotonic())
         if second != self._second:
             self._second, self._count = second, 0
         self._count += 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import dataclass
 
 from notify.protocol.latency import BUCKETS
 from notify.spark.causes.cause import Cause
 from notify.spark.judge.completeness import completeness_of
 from notify.spark.judge.findings import FINDINGS
 from notify.spark.result import Covered, Found, Result
+from tests.support.answering import Request, answering, reply
 
 T0 = 1_800_000_000_000_000
 COMMANDS = (
@@ -65,33 +64,19 @@ def result(bad: bool = True) -> Result:
 class Served:
     """A server that answers every request with one page."""
 
+    url: str
     port: int
-    asked: list[tuple[str, str, str]] = field(default_factory=list)
+    asked: list[tuple[str, str, str]]
     """Host, path and referer of each request."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
 
 @contextmanager
 def serving(html: str) -> Iterator[Served]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            served.asked.append((self.headers.get("host", ""), self.path, self.headers.get("referer", "")))
-            self.send_response(200)
-            self.send_header("content-type", "text/html; charset=utf-8")
-            self.end_headers()
-            self.wfile.write(html.encode())
+    asked: list[tuple[str, str, str]] = []
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def answer(request: Request) -> None:
+        asked.append((request.headers.get("host", ""), request.path, request.headers.get("referer", "")))
+        reply(request, html.encode(), content_type="text/html; charset=utf-8")
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    served = Served(server.server_port)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield served
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(answer) as server:
+        yield Served(server.url, server.port, asked)

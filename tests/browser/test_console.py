@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from notify.server.database import open_database
 from notify.server.jobs.records import JobRecords
 from notify.testing.process import ServerProcess
 from tests.browser.window import CUT_HEADINGS
+from tests.support.answering import answering, reply
 from tests.support.databases import empty_database
 from tests.support.http import ask, call
 from tests.support.servers import Guarded, three_servers, until_all
@@ -539,20 +538,8 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
     ]).then(() => window.tried = true);
     </script>""".encode()
 
-    class Evil(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-type", "text/html")
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    evil = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil)
-    threading.Thread(target=evil.serve_forever, daemon=True).start()
-    try:
-        w = window(f"http://localhost:{evil.server_port}")
+    with answering(lambda request: reply(request, page, content_type="text/html")) as evil:
+        w = window(f"http://localhost:{evil.port}")
         # The browser refuses to frame the console.
         with w.page.expect_console_message(lambda message: "frame" in message.text):
             w.go("/")
@@ -562,9 +549,6 @@ def test_a_page_of_another_site_changes_nothing(shop: Shop, window: Any) -> None
         assert "another site" in w.page.inner_text("body") or "not its server" in w.page.inner_text("body")
         assert shop.call("GET", "/v1/admin/groups/points")["paused"] is False
         assert ask(shop.url, "GET", "/v1/admin/topics/evil")[0] == 404
-    finally:
-        evil.shutdown()
-        evil.server_close()
 
 
 @pytest.mark.long

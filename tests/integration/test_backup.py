@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from notify.cli.restore import restore as restore_command
 from notify.client import Message, Reader, TransactionProducer
 from notify.errors import InvalidRequest, NotifyError
 from notify.testing.process import ServerProcess
+from tests.support.answering import answering, reply
 from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.http import REASON, admin, ask, post
@@ -228,29 +228,12 @@ def test_no_name_of_a_server_or_an_archive_leads_out_of_the_directory(
     listed = {"name": "b", "files": [{"name": name, "size": 4}]}
     monkeypatch.setattr("notify.cli.backup.send_write", lambda *_, **__: {"result": listed})
 
-    class Hostile(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", "4")
-            self.end_headers()
-            self.wfile.write(b"evil")
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
     place = tmp_path / "here"
     place.mkdir()
     before = set(tmp_path.rglob("*"))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with answering(lambda request: reply(request, b"evil")) as server:
         with pytest.raises(InvalidRequest, match="nothing was written"):
-            backup_command(place / "copy", REASON, f"http://127.0.0.1:{server.server_port}", True)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+            backup_command(place / "copy", REASON, server.url, True)
     assert set(tmp_path.rglob("*")) == before
     archive = tmp_path / "archive"
     archive.mkdir()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from opentelemetry import metrics
@@ -26,6 +24,7 @@ from notify.protocol.large_bodies import FOLDER
 from notify.protocol.message import ReceivedMessage
 from notify.runtime.measures import MEASURES
 from notify.testing import InMemoryServer
+from tests.support.answering import Request, answering, body_of, reply
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.commands import cli
 from tests.support.groups import Caller, subscribe
@@ -110,37 +109,24 @@ def test_a_sweep_counts_what_it_deletes_and_spares(
     assert figures(meters)["sweeps", "failed"] == 1
 
 
-class Collector(http.server.BaseHTTPRequestHandler):
-    """A collector that takes everything that is posted."""
-
-    posted: ClassVar[list[tuple[str, bytes]]] = []
-
-    def do_POST(self) -> None:
-        self.posted.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
-
-
 def test_a_sweep_exports_its_counts_before_it_ends(memory: InMemoryServer, tmp_path: Path, unique: str) -> None:
     """Nobody could scrape a command that runs for some seconds a day."""
     store = BodyStore(tmp_path / "store")
     Store(store.url).replace(f"{FOLDER}/{unique}/half/01900000-0000-7000-8000-000000000001", b"orphan")
     store.age()
     words = ("store", "sweep", store.url, "--url", memory.url, "--group", unique, "--min-age", "3600", "--gone")
-    collector = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=collector.serve_forever, daemon=True).start()
-    try:
-        environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}"}
+    posted: list[tuple[str, bytes]] = []
+
+    def collect(request: Request) -> None:
+        posted.append((request.path, body_of(request)))
+        reply(request)
+
+    with answering(collect) as collector:
+        environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
         command = [sys.executable, "-m", "notify.cli.main", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE_SECONDS)
-    finally:
-        collector.shutdown()
-        collector.server_close()
     assert done.returncode == 0 and "1 (6 B) deleted" in done.stdout, done
-    ((path, body),) = Collector.posted
+    ((path, body),) = posted
     body = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
     assert path == "/v1/metrics" and b"notify.bodies.swept" in body and b"deleted" in body
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +13,7 @@ from notify.runtime.direct import open_directly
 from notify.runtime.timed_call import answer_to
 from notify.testing.ports import free_port
 from notify.testing.process import ServerProcess
+from tests.support.answering import answering, reply
 from tests.support.commands import cli
 from tests.support.stranger import PAGES, Stranger
 
@@ -33,23 +31,8 @@ def office(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def local() -> Iterator[str]:
     """The address of a server of another program on this machine."""
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"here")
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
-    running = threading.Thread(target=server.serve_forever, daemon=True)
-    running.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-    running.join()
+    with answering(lambda request: reply(request, b"here")) as server:
+        yield f"{server.url}/"
 
 
 @pytest.mark.usefixtures("office")

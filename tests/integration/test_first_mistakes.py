@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import re
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from notify.client import (
 )
 from notify.errors import BindingRefused, InvalidRequest, Unavailable
 from notify.testing import InMemoryServer
+from tests.support.answering import answering
 from tests.support.commands import cli
 from tests.support.servers import make_storage
 
@@ -59,27 +58,12 @@ def test_forgotten_tables_are_named_by_the_commit(memory: InMemoryServer, unique
 
 @pytest.mark.long
 def test_a_server_that_is_not_notify_is_asked_about() -> None:
-    class Other(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_error(404)
-
-        do_GET = do_POST
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other)
-    threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
-    url = f"http://127.0.0.1:{other.server_port}"
-    try:
-        with (
-            TransactionProducer(url, group="g") as producer,
-            pytest.raises(Unavailable, match=f"{url}/v1/messages was answered with 404 .*not by a Notify server"),
-        ):
-            producer.publish(Message("t", "x"))
-    finally:
-        other.shutdown()
-        other.server_close()
+    with (
+        answering(lambda request: request.send_error(404)) as other,
+        TransactionProducer(other.url, group="g") as producer,
+        pytest.raises(Unavailable, match=f"{other.url}/v1/messages was answered with 404 .*not by a Notify server"),
+    ):
+        producer.publish(Message("t", "x"))
 
 
 def test_doctor_tells_a_database_that_is_away_from_one_without_tables(memory: InMemoryServer, tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
-import threading
 import time
 from typing import Any
 
@@ -13,6 +11,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from notify.server.access.oidc import Claims
+from tests.support.answering import Answering, Request, reply
 
 
 class Issuer:
@@ -22,24 +21,13 @@ class Issuer:
         self.key = rsa.generate_private_key(65537, 2048)
         published = jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
         self.keys: Any = {"keys": [published | {"kid": "k1", "use": "sig", "alg": "RS256"}]}
-        issuer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                content = issuer.document if self.path == "/.well-known/openid-configuration" else issuer.keys
-                body = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Log nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._server = Answering(self._answer)
+        self.url = self._server.url
         self.document: Any = {"issuer": self.url, "jwks_uri": self.url + "/keys"}
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _answer(self, request: Request) -> None:
+        content = self.document if request.path == "/.well-known/openid-configuration" else self.keys
+        reply(request, content if isinstance(content, bytes) else json.dumps(content).encode())
 
     def token(self, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
         given = {name: value for name, value in (self.claims() | claims).items() if value is not None}
@@ -50,8 +38,7 @@ class Issuer:
         return {"iss": self.url, "aud": "notify", "sub": "person", "exp": now + 3600, "iat": now}
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
 
 def signed(header: Any, claims: Any, key: Any, algorithm: str) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.answering import Answering, Request, body_of, reply
 
 
 class Receiver:
@@ -23,39 +23,26 @@ class Receiver:
         self.taken: list[dict[str, Any]] = []
         self.names: list[str] = []
         """The idempotency key of each that was taken."""
-        receiver = self
+        self._server = Answering(self._answer)
+        self.url = f"{self._server.url}/"
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                status = 400 if receiver.refuses and receiver.refuses in body["key"] else receiver.status
-                if status < 300:
-                    receiver.taken.append(body)
-                    receiver.names.append(self.headers["idempotency-key"])
-                    if receiver.swallows:
-                        receiver.swallowed += 1
-                        self.close_connection = True
-                        return
-                self.send_response(status)
-                if receiver.location:
-                    self.send_header("location", receiver.location)
-                self.end_headers()
-
-            def do_GET(self) -> None:
-                """As a redirect of a POST is followed."""
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Says nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+    def _answer(self, request: Request) -> None:
+        if request.command == "GET":  # as a redirect of a POST is followed
+            reply(request)
+            return
+        body = json.loads(body_of(request))
+        status = 400 if self.refuses and self.refuses in body["key"] else self.status
+        if status < 300:
+            self.taken.append(body)
+            self.names.append(request.headers["idempotency-key"])
+            if self.swallows:
+                self.swallowed += 1
+                request.close_connection = True
+                return
+        reply(request, b"", status, **({"location": self.location} if self.location else {}))
 
     def alarm_keys(self) -> list[str]:
         return [body["key"] for body in self.taken]
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()

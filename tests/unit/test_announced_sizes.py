@@ -3,12 +3,10 @@ files of a backup, answers of servers, compressed data."""
 
 from __future__ import annotations
 
-import http.server
 import io
-import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from notify.client.transport.http import AnswerReader
 from notify.errors import ObjectStoreFailed, Unavailable
 from notify.kafka.progress import Progress
 from notify.object_store.store import CHUNK, Store, digest_of
+from tests.support.answering import Request, answering
 
 SMALL = 100
 LARGE = b"x" * (3 * CHUNK)
@@ -68,38 +67,26 @@ def test_hashed_and_read_bytes_are_bounded(store: Store) -> None:
 
 
 @contextmanager
-def answering(body: bytes, *, chunked: bool) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def announcing(body: bytes, *, chunked: bool) -> Iterator[str]:
+    def answer(request: Request) -> None:
+        request.protocol_version = "HTTP/1.1"
+        request.send_response(200)
+        request.send_header(*(("transfer-encoding", "chunked") if chunked else ("content-length", str(len(body)))))
+        request.end_headers()
+        with suppress(ConnectionError):  # who asked has seen enough
+            for at in range(0, len(body), 1 << 20):
+                part = body[at : at + (1 << 20)]
+                request.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
+        request.close_connection = True  # a chunked answer ends in its middle
 
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header(*(("transfer-encoding", "chunked") if chunked else ("content-length", str(len(body)))))
-            self.end_headers()
-            try:
-                for at in range(0, len(body), 1 << 20):
-                    part = body[at : at + (1 << 20)]
-                    self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked else part)
-            except ConnectionError:
-                pass  # who asked has seen enough
-            self.close_connection = True  # a chunked answer ends in its middle
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with answering(answer) as server:
+        yield server.url
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["with a length", "in chunks"])
 def test_a_file_of_a_backup_takes_no_more_than_was_announced(tmp_path: Path, chunked: bool) -> None:
     """Up to 8 MiB more were written; an answer that was cut short in its chunks ended the command with a traceback."""
-    with answering(LARGE, chunked=chunked) as url:
+    with announcing(LARGE, chunked=chunked) as url:
         with pytest.raises(Unavailable, match="has 100 bytes"):
             _fetch(url, "b", {"name": "log/a", "size": SMALL}, tmp_path, lambda count: None)
         assert (tmp_path / "log" / "a").stat().st_size <= SMALL

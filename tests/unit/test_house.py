@@ -205,7 +205,7 @@ READ_A_CLOCK = {
     "it works again and again beside others, and leaves them their share": (
         "binlog_bridge.postgresql.stream binlog_bridge.bridge binlog_bridge.listed "
         "client.kafka.loop client.kafka.settling "
-        "runtime.log_rate movers.relay.relay server.cluster.membership server.configuration.follow "
+        "movers.relay.relay server.cluster.membership server.configuration.follow "
         "server.delivery.group "
         "server.watch.chart_file server.watch.figures server.watch.history "
         "movers.sinks.delays.release movers.sinks.showing spark.watch.alarms "
@@ -220,7 +220,7 @@ READ_A_CLOCK = {
     ),
     "it measures how long something took, and tells it": (
         "client.bodies.reading client.bodies.sending client.handling.runs server.data.routes "
-        "spark.audit storage.log.store storage.log.threads"
+        "spark.audit storage.log.threads"
     ),
     "one look sees a part, the next one goes on; a test looks until it has seen all": (
         "server.groups.kafka.letter_counts server.groups.kafka.oldest"

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from notify.runtime.timed_call import answer_to
 from notify.server import webhooks
 from notify.server.settings import Settings
 from notify.testing import InMemoryServer
+from tests.support.answering import answering, reply
 
 NAME = "localhost"  # a server without access control refuses other names
 SILENT = "127.0.0.2"
@@ -48,27 +47,8 @@ def silent() -> Iterator[Callable[[int], int]]:
 @pytest.fixture
 def port(silent: Callable[[int], int]) -> Iterator[int]:
     """A port at which a server answers with the path of each request, and SILENT never does."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = json.dumps({"path": self.path}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Answer)
-    running = threading.Thread(target=server.serve_forever, daemon=True)
-    running.start()
-    yield silent(server.server_port)
-    server.shutdown()
-    server.server_close()
-    running.join()
+    with answering(lambda request: reply(request, json.dumps({"path": request.path}).encode())) as server:
+        yield silent(server.port)
 
 
 @pytest.fixture
