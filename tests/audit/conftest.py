@@ -16,6 +16,7 @@ from notify.testing.process import ServerProcess
 from tests.audit.shop import Shop
 from tests.audit.trade import Trade, make_trade
 from tests.support.databases import empty_database
+from tests.support.receiver import Receiver
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Each query of a test runs once, over some hundred rows: to compile it is a fourth of the CPU time of an audit."""
@@ -71,3 +72,10 @@ def shop(database_urls: dict[str, str], server: ServerProcess, tmp_path: Path) -
         contextlib.closing(Shop(url, server.url)) as shop,
     ):
         yield shop
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of a watch's alarms."""
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver

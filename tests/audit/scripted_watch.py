@@ -50,3 +50,10 @@ class Scripted:
 
     def kinds(self) -> list[str]:
         return [line["kind"] for line in self.said if line["kind"] != "window"]
+
+
+class Hurried(threading.Event):
+    """A stop event that does not wait for an input to come back."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()

@@ -31,7 +31,7 @@ from notify.spark.watch.ledger import DROPPED, Ledger, Position
 from notify.spark.watch.lines import Lines
 from notify.spark.watch.watching import DEATHS, Watch
 from notify.storage import crash_point
-from tests.audit.scripted_watch import BEGIN_US, SECOND, Scripted
+from tests.audit.scripted_watch import BEGIN_US, SECOND, Hurried, Scripted
 from tests.audit.trade import Trade
 from tests.support.commands import cli
 from tests.support.receiver import Receiver
@@ -41,12 +41,6 @@ WINDOWS = 4
 
 class Killed(BaseException):
     """Stands for the death of the process."""
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
 
 
 class Steps:
@@ -149,13 +143,6 @@ def test_a_watch_that_is_killed_anywhere_says_and_alarms_everything(
         # An emitted line is not emitted again; those of the window at whose end the watch died are in the file.
         emitted = Counter((line["kind"], line["window_us"], line.get("key")) for line in shop.said)
         assert max(emitted.values()) == 1, step
-
-
-class Hurried(threading.Event):
-    """A stop event that does not wait for an input to come back."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 def test_a_watch_begins_when_it_is_called(trade: Trade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

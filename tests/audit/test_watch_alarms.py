@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,25 +14,11 @@ from notify.spark.result import Plan, Result
 from notify.spark.watch.ledger import Ledger
 from notify.spark.watch.lines import Lines
 from notify.spark.watch.watching import Watch
+from tests.audit.scripted_watch import BEGIN_US, Hurried
 from tests.support.commands import cli
 from tests.support.receiver import Receiver
 
-SECOND = 1_000_000
-BEGIN_US = 1_700_000_000 * SECOND
 PLAN = Plan(BEGIN_US, 0, 1, 1)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
-
-
-class Hurried(threading.Event):
-    """A stop event that does not wait for an input to come back."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self.is_set()
 
 
 def watched(state: Path, url: str, results: list[Result | Exception], windows: int) -> None:

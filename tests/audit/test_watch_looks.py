@@ -30,12 +30,6 @@ MOST_AUDITS = 1 + 13 / 24
 """For each window, as docs/audit-watch.md says."""
 
 
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with contextlib.closing(Receiver()) as receiver:
-        yield receiver
-
-
 class Shop:
     """Its faults show from an audit on."""
 

@@ -30,14 +30,6 @@ def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def engine(engine_url: str) -> Iterator[sa.Engine]:
-    engine = make_engine(engine_url)
-    create_tables(engine)
-    yield engine
-    engine.dispose()
-
-
 def found(engine: sa.Engine, needs: tuple[Need, ...] = EVERYTHING, where: str | None = None) -> list[str]:
     with engine.connect() as connection:
         return [str(fault) for fault in faults(connection, needs, where)]
