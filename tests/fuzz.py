@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections import Counter
@@ -14,7 +13,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from notify.testing.process import ServerProcess
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 FULL = 507
 """A request may be refused because the disk is full: that is no error of the server."""
@@ -46,9 +45,7 @@ def fuzz(server: ServerProcess, cases: int, token: str) -> tuple[Counter[int], l
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=20_000)
-    cases = parser.parse_args().cases
+    cases = command_line(__doc__, cases=20_000).cases
     failed: list[str] = []
     total = 0
     for access in ("0", "1"):
@@ -63,10 +60,7 @@ def main() -> int:
         print(f"access {'on' if access == '1' else 'off'}: {dict(sorted(statuses.items()))}", flush=True)
         total += statuses.total()
         failed += wrong
-    for line in failed[:20]:
-        print(line)
-    print(f"VERDICT: {'FAIL' if failed else 'PASS'} {total} requests, {len(failed)} server errors")
-    return 1 if failed else 0
+    return concluded(failed[:20], f"{total} requests, {len(failed)} server errors")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tests.audit.leaving import WHO, WHY, told
 from tests.audit.plant import Planted, Planter, copied
 from tests.audit.trade import Trade, make_trade
 from tests.audit.world import World, world_of
-from tests.support.verdict import judged
+from tests.support.verdict import concluded, judged
 from tools.bench.made_run import Made, made_run
 
 LEDGER = "SELECT message_id FROM ledger"
@@ -188,18 +188,12 @@ def main() -> int:
                 complaints += whole_runs(spark, url, directory, given.repairs, say)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    for complaint in complaints:
-        print(complaint)
     classes = f"{given.each} faults of each class among {given.transactions} transactions"
     if given.disasters:
         classes += f", {len(DISASTERS)} disasters among {given.disasters}, three times each"
     if given.repairs:
         classes += f", {given.repairs} whole runs with killed repairs"
-    print(
-        f"VERDICT: {'FAIL' if complaints else 'PASS'} {classes}: "
-        + ("see above" if complaints else "all found, no other, none misnamed")
-    )
-    return 1 if complaints else 0
+    return concluded(complaints, f"{classes}: " + ("see above" if complaints else "all found, no other, none misnamed"))
 
 
 if __name__ == "__main__":

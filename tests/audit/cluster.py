@@ -6,7 +6,6 @@ over the directory of log and report in each worker: they share no path with the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,7 +30,7 @@ from tests.audit.campaign import LEDGER, WITH_EFFECTS, planted
 from tests.support.clock import eventually
 from tests.support.object_store import s3_server
 from tests.support.shipping import sealed_copy, ship_directory
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 from tools.bench.made_run import made_run
 
 HIDING = 'mount -t tmpfs none "$0" && exec "$@"'
@@ -141,23 +140,17 @@ def compared(url: str, directory: Path, transactions: int, store: str = "") -> l
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", action="store_true", help="read the log from an S3 server, and share no path")
-    parser.add_argument("--transactions", type=int, default=50_000)
-    given = parser.parse_args()
+    said = command_line(__doc__, store=False, transactions=50_000)
     directory = Path(tempfile.mkdtemp(prefix="notify-audit-"))
     directory.chmod(0o755)
     try:
         with postgresql() as url, contextlib.ExitStack() as stack:
-            store = stack.enter_context(s3_server()).url if given.store else ""
-            complaints = compared(url, directory, given.transactions, store)
+            store = stack.enter_context(s3_server()).url if said.store else ""
+            complaints = compared(url, directory, said.transactions, store)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    for complaint in complaints:
-        print(complaint)
-    what = "two workers that share no path, from an S3 server," if given.store else "two workers"
-    print(f"VERDICT: {'FAIL' if complaints else 'PASS'} an audit on {what} says the same as on this machine")
-    return 1 if complaints else 0
+    what = "two workers that share no path, from an S3 server," if said.store else "two workers"
+    return concluded(complaints, f"an audit on {what} says the same as on this machine")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Run as `python -m tests.audit.under_load --audits 3`. The demo does the rest: ki
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sqlite3
@@ -19,7 +18,7 @@ from pathlib import Path
 from notify.spark.judge.findings import BAD
 from notify.storage.sql.rows import microseconds_of
 from tests.support.clock import eventually
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 LONGEST_SECONDS = 20.0
 """Transactions may last so long; killed servers and producers delay them by about half of it."""
@@ -36,20 +35,18 @@ def seconds_since_the_first(directory: Path) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--audits", type=int, default=3)
-    given = parser.parse_args()
+    audits = command_line(__doc__, audits=3).audits
     notify = [sys.executable, "-m", "notify.cli.main"]
     complaints = []
     with tempfile.TemporaryDirectory(prefix="notify-load-") as place:
-        seconds = str(30 + 60 * given.audits)
+        seconds = str(30 + 60 * audits)
         environment = os.environ | {"TMPDIR": place}
         demo = subprocess.Popen(
             [*notify, "demo", "--json", "--seconds", seconds], env=environment, stdout=subprocess.PIPE, text=True
         )
         directory: Path = eventually(lambda: next(Path(place).glob("notify-demo-*"), None), "the demo's directory")
         eventually(lambda: seconds_since_the_first(directory) > LONGEST_SECONDS, "a transaction that is closed")
-        for number in range(given.audits):
+        for number in range(audits):
             done = subprocess.run(
                 [
                     *notify, "audit", "run", "--json", "--database", f"shop=sqlite:///{directory}/shop.db",
@@ -71,13 +68,8 @@ def main() -> int:
         proof = json.loads(demo.communicate(timeout=300)[0])
     if not proof["ok"]:
         complaints.append(f"the demo itself: {proof}")
-    for complaint in complaints:
-        print(complaint)
-    summary = f"{given.audits} audits of {proof['committed']} orders beside {sum(proof['killed'].values())} kills"
-    print(
-        f"VERDICT: {'FAIL' if complaints else 'PASS'} {summary}, {sum(proof['in_doubt'].values())} outcomes asked back"
-    )
-    return 1 if complaints else 0
+    summary = f"{audits} audits of {proof['committed']} orders beside {sum(proof['killed'].values())} kills"
+    return concluded(complaints, f"{summary}, {sum(proof['in_doubt'].values())} outcomes asked back")
 
 
 if __name__ == "__main__":

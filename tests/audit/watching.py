@@ -10,7 +10,6 @@ killed once.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from tests.audit.watch_process import LONGEST_SECONDS, WatchProcess
 from tests.support.clock import eventually
 from tests.support.databases import empty_database
 from tests.support.receiver import Receiver
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 WINDOW_SECONDS = 8
 CLOSES_SECONDS = 10
@@ -241,9 +240,7 @@ class Campaign:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=60)
-    given = parser.parse_args()
+    windows = command_line(__doc__, windows=60).windows
     complaints = killed_watch.complaints()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-watch-")))
@@ -269,18 +266,16 @@ def main() -> int:
             faulty.open()
             bank.pay()
             run.die_everywhere()
-            run.live(given.windows)
+            run.live(windows)
         run.judge()
         complaints += run.complaints
-    for complaint in complaints:
-        print(complaint)
     kills = ", ".join(f"{point} {count}" for point, count in run.kills.items())
     print(f"kills: {kills}; the server 1")
-    print(
-        f"VERDICT: {'FAIL' if complaints else 'PASS'} {watch.windows()} windows, {run.kills.total()} kills at "
-        f"{len(POINTS)} points, {len(faulty.planted)} faults, {run.episodes} tables away"
+    return concluded(
+        complaints,
+        f"{watch.windows()} windows, {run.kills.total()} kills at {len(POINTS)} points, {len(faulty.planted)} faults, "
+        f"{run.episodes} tables away",
     )
-    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

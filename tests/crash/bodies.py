@@ -9,7 +9,6 @@ outbox to Kafka, where some messages are delayed: they move from topic to topic 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
@@ -43,7 +42,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
 from tests.support.http import admin
 from tests.support.shop import Base, Order, make_engine
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 TOPIC = "bodies"
 AGE_SECONDS = 6.0
@@ -283,24 +282,16 @@ def _in_doubt(url: str) -> bool:
 
 
 def campaign(seconds: float, seed: int, *, over_kafka: bool) -> int:
-    print(f"seed {seed}", flush=True)
     words, wrong = run(seconds, seed, over_kafka=over_kafka)
-    for text in wrong:
-        print(f"BROKEN: {text}")
-    print(f"VERDICT: {'FAIL' if wrong else 'PASS'} {words}", flush=True)
-    return 1 if wrong else 0
+    return concluded(wrong, words)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--kafka", action="store_true", help="the relay moves the outbox to Kafka")
-    given = parser.parse_args()
+    said = command_line(__doc__, seconds=300.0, seed=None, kafka=False)
     ServerProcess.launch = staticmethod(forked.launch)
     return judged(
-        lambda: campaign(given.seconds, given.seed, over_kafka=given.kafka),
-        most_seconds=2 * given.seconds + 5 * PATIENCE_SECONDS,
+        lambda: campaign(said.seconds, said.seed, over_kafka=said.kafka),
+        most_seconds=2 * said.seconds + 5 * PATIENCE_SECONDS,
     )
 
 

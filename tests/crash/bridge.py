@@ -7,7 +7,6 @@ acknowledged message is in the log once, every message in the log was tried, and
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -38,7 +37,7 @@ from notify.testing.statements import execute
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import Command
 from tests.support.http import ask
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 TOPIC = "bridged"
 KEYS = 12
@@ -323,12 +322,8 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--database", choices=sorted([*BINLOG_SERVERS, "postgresql"]), default="mariadb")
-    for name, default in (("kills", 200), ("rotations", 50), ("ddls", 20), ("restarts", 5), ("failovers", 2)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--seed", type=int, default=1)
-    a = parser.parse_args()
+    databases = (*sorted(BINLOG_SERVERS), "postgresql")
+    a = command_line(__doc__, database=databases, kills=200, rotations=50, ddls=20, restarts=5, failovers=2, seed=1)
     if a.database == "postgresql":
         a.failovers = 0  # a slot survives a failover from PostgreSQL 17 on only
     ServerProcess.launch = staticmethod(forked.launch)
@@ -338,10 +333,7 @@ def main() -> int:
             directory, stack, a.database, kills=a.kills, rotations=a.rotations, ddls=a.ddls, restarts=a.restarts,
             failovers=a.failovers, seed=a.seed,
         )  # fmt: skip
-    print(json.dumps(result))
-    bad = result["violations"]
-    print(f"VERDICT: {'FAIL ' + '; '.join(bad[:5]) if bad else 'PASS'}")
-    return 1 if bad else 0
+    return concluded(result["violations"], json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import random
 import shutil
 import sys
 import tempfile
@@ -22,7 +20,7 @@ from tests.crash import fair, held, loop_device, ordered, strace
 from tests.crash.dropping import WHILE_DROPPING, killed_at
 from tests.crash.kills import UNDER_LOAD, Kills
 from tests.crash.log_faults import last_frames, lose_power_repeatedly, write_log
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 from tools.bench import delayed
 
 FLIP_BYTES = 64 << 10
@@ -118,13 +116,9 @@ def flips() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cycles", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    options = parser.parse_args()
+    options = command_line(__doc__, cycles=500, seed=None)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)  # 500 starts without the imports' time
-    print(f"seed {options.seed}", flush=True)
     parts = {
         "kill -9": lambda: kills(options.cycles, options.seed),
         "kill -9, dropping": dropping,
@@ -148,8 +142,7 @@ def main() -> int:
             bad.append(name)
             result = f"BROKEN: {error}"
         print(f"{name}: {result} ({time.monotonic() - started:.0f} s)", flush=True)
-    print(f"VERDICT: {'FAIL ' + ', '.join(bad) if bad else 'PASS no promise broken'}")
-    return 1 if bad else 0
+    return concluded(bad, f"{len(bad)} of {len(parts)} parts broke a promise")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ machine that nothing else uses, so the short form in `make test` does not check 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -36,7 +35,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.commands import Command
 from tests.support.servers import make_storage, stop_if_running
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 TOPIC = "cluster"
 KINDS = {"postgresql": PostgreSqlServer, **BINLOG_SERVERS}
@@ -264,14 +263,9 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--database", choices=sorted(KINDS), default="mariadb")
-    parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between kills")
-    parser.add_argument("--callers", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kill-database", action="store_true")
-    a = parser.parse_args()
+    a = command_line(
+        __doc__, database=tuple(sorted(KINDS)), seconds=300.0, every=4.0, callers=64, seed=1, kill_database=False
+    )
     ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-d-")))
@@ -282,10 +276,7 @@ def main() -> int:
         moments = by_clock(a.seconds, a.every, random.Random(a.seed))
         killed = database if a.kill_database else None
         result = asyncio.run(run(cluster, moments, a.callers, a.seed, database=killed))
-    print(json.dumps(result))
-    bad = verdict(result)
-    print(f"VERDICT: {'FAIL ' + '; '.join(bad) if bad else 'PASS'}")
-    return 1 if bad else 0
+    return concluded(verdict(result), json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ offset.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
 from notify.errors import ObjectStoreFailed
@@ -40,7 +39,7 @@ from tests.support.clock import eventually
 from tests.support.commands import cli
 from tests.support.groups import lag
 from tests.support.http import admin
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 LONGEST_SECONDS = 120.0
 """The longest time of a step, on the slowest machine."""
@@ -183,32 +182,25 @@ class LostDisks:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 30))
-    given = parser.parse_args()
-    print(f"seed {given.seed}", flush=True)
+    said = command_line(__doc__, rounds=20, seed=None)
     logging.getLogger("notify").setLevel(logging.CRITICAL)  # consumers say that the server is unreachable, as it is
     from notify.spark.session import open_session
 
     spark = open_session(memory="2g", small=True)
     place = Path(tempfile.mkdtemp(prefix="notify-lost-disk-"))
     try:
-        disks = LostDisks(spark, place, given.seed, lambda text: print(text, flush=True))
+        disks = LostDisks(spark, place, said.seed, lambda text: print(text, flush=True))
         with disks.at_work():
-            for number in range(1, given.rounds + 1):
+            for number in range(1, said.rounds + 1):
                 disks.round(number)
     finally:
         spark.stop()
         shutil.rmtree(place, ignore_errors=True)
-    for complaint in disks.complaints:
-        print(complaint)
-    print(
-        f"VERDICT: {'FAIL' if disks.complaints else 'PASS'} {given.rounds} disks lost, {disks.lost:,} messages lost, "
-        f"{disks.repaired:,} repaired, the store away {disks.store.times} times ({disks.refused} restores repeated), "
-        f"{len(disks.complaints)} unexplained"
+    return concluded(
+        disks.complaints,
+        f"{said.rounds} disks lost, {disks.lost:,} messages lost, {disks.repaired:,} repaired, the store away "
+        f"{disks.store.times} times ({disks.refused} restores repeated), {len(disks.complaints)} unexplained",
     )
-    return 1 if disks.complaints else 0
 
 
 if __name__ == "__main__":

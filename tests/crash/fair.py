@@ -7,7 +7,6 @@ at that time; then they drain the rest.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -32,7 +31,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import lag, subscribe
 from tests.support.http import admin
-from tests.support.verdict import asserted, judged
+from tests.support.verdict import asserted, command_line, judged
 
 ALONE, FAIR, LARGE = "alone", "fair", "large"
 """Two groups, each with a topic of its name, and the tenant with the many messages."""
@@ -328,18 +327,11 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--tenants", type=int, default=99)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--mode", default="shared")
-    parser.add_argument("--fair-by", default="key")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    o = parser.parse_args()
+    o = command_line(
+        __doc__, messages=1_000_000, tenants=99, rounds=5, kills=5, mode="shared", fair_by="key", seed=None
+    )
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
-    print(f"seed {o.seed}", flush=True)
     return judged(lambda: asserted(lambda: run(o.messages, o.tenants, o.rounds, o.kills, o.mode, o.fair_by, o.seed)))
 
 

@@ -6,7 +6,6 @@ runs out. An operator retries, releases and skips what is held, while the server
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -30,7 +29,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import subscribe
 from tests.support.http import admin, post
-from tests.support.verdict import asserted, judged
+from tests.support.verdict import asserted, command_line, judged
 
 TOPIC, GROUP = "steps", "held"
 ATTEMPTS, DEATHS = 2, 2
@@ -232,19 +231,10 @@ def _parts(bodies: list[str], size: int) -> Iterator[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=2_000)
-    parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--consumers", type=int, default=4)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    options = parser.parse_args()
+    options = command_line(__doc__, keys=2_000, steps=25, consumers=4, kills=50, seed=None)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
-    print(f"seed {options.seed}", flush=True)
-    return judged(
-        lambda: asserted(lambda: run(options.keys, options.steps, options.consumers, options.kills, options.seed))
-    )
+    return judged(lambda: asserted(lambda: run(**vars(options))))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ inbox gives points for them. The checks: no order is refused, lost or doubled, a
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import threading
@@ -26,7 +25,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.nginx import Nginx
 from tests.support.servers import stop_if_running
 from tests.support.shop import make_engine
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 TOPIC, GROUP = "order.placed", "points"
 CALLERS = 3
@@ -150,16 +149,11 @@ def _wrong(engine: sa.Engine, seen: Seen) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--every", type=float, default=10.0)
-    options = parser.parse_args()
+    options = command_line(__doc__, seconds=300.0, every=10.0)
     ServerProcess.launch = staticmethod(forked.launch)
     with tempfile.TemporaryDirectory(prefix="notify-proxy-") as directory:
         seen, wrong = run(Path(directory), max(1, int(options.seconds / options.every)), options.every)
-    print(f"{seen.kills} kills behind nginx: {seen.orders:,} orders, {len(seen.refused)} refused")
-    print(f"VERDICT: {'FAIL ' + '; '.join(wrong) if wrong else 'PASS nothing lost, doubled or refused; nobody ended'}")
-    return 1 if wrong else 0
+    return concluded(wrong, f"{seen.kills} kills behind nginx: {seen.orders:,} orders, {len(seen.refused)} refused")
 
 
 if __name__ == "__main__":

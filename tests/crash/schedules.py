@@ -8,7 +8,6 @@ and the last one of a schedule, except in its pauses, and none is there twice, n
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -34,7 +33,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import eventually
 from tests.support.http import admin
 from tests.support.servers import make_storage, stop_if_running
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, concluded, judged
 
 KINDS = {"postgresql": PostgreSqlServer, **BINLOG_SERVERS}
 SERVERS = 3
@@ -208,13 +207,7 @@ def broken(report: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--database", choices=sorted(KINDS), default="postgresql")
-    parser.add_argument("--schedules", type=int, default=50)
-    parser.add_argument("--kills", type=int, default=60)
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds between kills, about")
-    parser.add_argument("--seed", type=int, default=1)
-    a = parser.parse_args()
+    a = command_line(__doc__, database=tuple(KINDS), schedules=50, kills=60, pause=2.0, seed=1)
     ServerProcess.launch = staticmethod(forked.launch)
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-d-")))
@@ -222,10 +215,7 @@ def main() -> int:
         stack.callback(database.stop)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notify-schedules-")))
         report = run(database.url, directory, a.schedules, a.kills, a.pause, a.seed)
-    print(json.dumps(report))
-    bad = broken(report)
-    print(f"VERDICT: {'FAIL ' + '; '.join(bad) if bad else 'PASS'}")
-    return 1 if bad else 0
+    return concluded(broken(report), json.dumps(report))
 
 
 if __name__ == "__main__":

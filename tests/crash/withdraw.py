@@ -7,7 +7,6 @@ replacement one was delivered; and what the server said of a withdrawal before a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -35,7 +34,7 @@ from notify.testing.process import ServerProcess
 from tests.support.clock import PATIENCE_SECONDS
 from tests.support.groups import subscribe
 from tests.support.http import admin, metric
-from tests.support.verdict import asserted, judged
+from tests.support.verdict import asserted, command_line, judged
 
 TOPIC, GROUP, PRODUCERS = "reminders", "withdrawn", "shop"
 AHEAD_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 0.5, 0.2, 0.03
@@ -234,15 +233,10 @@ def run(rounds: int, messages: int, seed: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--messages", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    options = parser.parse_args()
+    options = command_line(__doc__, rounds=60, messages=200, seed=None)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ServerProcess.launch = staticmethod(forked.launch)
-    print(f"seed {options.seed}", flush=True)
-    return judged(lambda: asserted(lambda: run(options.rounds, options.messages, options.seed)))
+    return judged(lambda: asserted(lambda: run(**vars(options))))
 
 
 if __name__ == "__main__":

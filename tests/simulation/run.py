@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 import structlog
 
 from tests.simulation.world import World
-from tests.support.verdict import judged
+from tests.support.verdict import command_line, judged
 from tests.support.virtual_loop import run
 
 
@@ -24,10 +23,7 @@ def simulate(seed: int, *, naive: bool = False, unordered: bool = False) -> list
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20_000)
-    parser.add_argument("--first", type=int, default=0)
-    options = parser.parse_args()
+    options = command_line(__doc__, seeds=20_000, first=0)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     started = time.monotonic()
     bad = 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from random import SystemRandom
+from typing import Any
 
 from notify.runtime.signals import SIGNALS, exit_on_signal
 
@@ -38,6 +41,35 @@ def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_
         return _inconclusive(f"the campaign itself failed: {type(failure).__name__}: {text}")
     finally:
         overdue.end()  # also if its own signal came before it was entered
+
+
+def command_line(about: str | None, **flags: Any) -> argparse.Namespace:
+    """What the command line of a campaign says, by the defaults of its flags.
+
+    False is a switch; a tuple has what can be chosen, the first by default; a seed of None is random, and printed.
+    """
+    parser = argparse.ArgumentParser(description=about)
+    for name, default in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(flag, choices=default, default=default[0])
+        else:
+            parser.add_argument(flag, type=int if default is None else type(default), default=default)
+    said = parser.parse_args()
+    if flags.get("seed", 1) is None:
+        said.seed = SystemRandom().randrange(1 << 30) if said.seed is None else said.seed
+        print(f"seed {said.seed}", flush=True)
+    return said
+
+
+def concluded(wrong: Collection[str], words: str) -> int:
+    """Print what was wrong, and the verdict with these words; its exit code."""
+    for text in wrong:
+        print(text)
+    print(f"VERDICT: {'FAIL' if wrong else 'PASS'} {words}", flush=True)
+    return 1 if wrong else 0
 
 
 def asserted(campaign: Callable[[], str]) -> int:
