@@ -44,7 +44,7 @@ def judged(campaign: Callable[[], int], most_seconds: float = float("inf"), end_
 
 
 def command_line(about: str | None, **flags: Any) -> argparse.Namespace:
-    """What the command line of a campaign says, by the defaults of its flags.
+    """Read the command line of a campaign, by the defaults of its flags.
 
     False is a switch; a tuple has what can be chosen, the first by default; a seed of None is random, and printed.
     """

@@ -1,17 +1,19 @@
-"""Messages that a real PostgreSQL 15 sent are read without a server (tests/support/record_wal.py recorded them)."""
+"""Messages and errors of a real PostgreSQL 15 are read without a server (tests/support/record_wal.py recorded them)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 
-from notify.binlog_bridge.errors import Unreadable
+from notify.binlog_bridge.errors import Purged, Unfit, Unreadable
 from notify.binlog_bridge.postgresql import messages
 from notify.binlog_bridge.postgresql.messages import BEGIN, INSERT, RELATION
 from notify.binlog_bridge.postgresql.position import Position, lsn_of, lsn_text
 from notify.binlog_bridge.postgresql.reader import Assembly
+from notify.binlog_bridge.postgresql.replication import ending, refusal
 from notify.binlog_bridge.postgresql.stream import Kept
 from notify.binlog_bridge.rows import Returned
 from notify.binlog_bridge.scope import Scope
@@ -119,3 +121,51 @@ def test_a_reader_has_caught_up_only_once_its_last_batch_was_taken() -> None:
     next(reading)
     assert assembly.caught_up_us == 0
     assert next(reading, None) is None and assembly.caught_up_us == 7
+
+
+# --- errors of a PostgreSQL are understood in its own language (`lc_messages`), as far as no SQLSTATE comes with them
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'publication "notify_shop" does not exist',
+        "Publikation »notify_shop« existiert nicht",
+        "la publication « notify_shop » n'existe pas",
+        'パブリケーション"notify_shop"は存在しません',
+    ],
+)
+def test_a_missing_publication(text: str) -> None:
+    """Taken for a damaged file, it was tried five times, and the remedy was not said."""
+    found = ending(psycopg.errors.UndefinedObject(text))
+    assert isinstance(found, Unfit) and "publication was dropped" in str(found) and "--backfill" in str(found)
+
+
+@pytest.mark.parametrize("kind", [psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'replication slot "notify_shop" does not exist',
+        "Replikations-Slot »notify_shop« existiert nicht",
+        "le slot de réplication « notify_shop » n'existe pas",
+    ],
+)
+def test_a_missing_slot(text: str, kind: type[psycopg.Error]) -> None:
+    assert isinstance(refusal(kind(text)), Purged)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("FATAL:  kein pg_hba.conf-Eintrag für Replikationsverbindung von Host »::1«", "a line for its database"),
+        ("ВАЖНО:  в pg_hba.conf нет записи, разрешающей подключение для репликации", "a line for its database"),
+        (
+            "FATAL:  Anzahl angeforderter Standby-Verbindungen überschreitet max_wal_senders (aktuell 0)",
+            "raise max_replic",
+        ),
+    ],
+)
+def test_a_refused_connection(text: str, remedy: str) -> None:
+    """Such an error has a text only. It was tried again for ever."""
+    found = refusal(psycopg.OperationalError(text))
+    assert isinstance(found, Unfit) and remedy in str(found)
