@@ -138,7 +138,7 @@ BOUNDS = {
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us
         server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known
         server/groups/kafka/latest_snapshot.py:_since
-        server/groups/kafka/refused.py:_reports server/groups/kafka/latest_snapshot.py:_by_group
+        server/groups/kafka/sources.py:_reports server/groups/kafka/latest_snapshot.py:_by_group
         movers/sinks/delays/release.py:_offsets movers/sinks/delays/release.py:_requests
         movers/sinks/delays/release.py:_ids movers/sinks/delays/release.py:_asked
         movers/sinks/delays/release.py:_refused movers/sinks/delays/slots.py:_waiting movers/sinks/kafka.py:_granted
