@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import msgspec
 import pytest
 
-from notify.client.consumer.session import TELL_SECONDS, TRACES_CHARACTERS, Renewals, Session, Work
+from notify.client.consumer.session import TRACES_CHARACTERS, Session, Work
 from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Cancelled, Handler, NotTried
 from notify.errors import DeadLetter, ForeignAnswer, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
-from tests.support.virtual_loop import VirtualLoop
 
 LEASE = 30.0
 
@@ -266,55 +264,3 @@ async def test_a_request_that_a_proxy_has_cut_off_comes_again_by_its_name() -> N
     await session._receive_until_ended(None)
     names = [path.partition("&request=")[2] for path in paths]
     assert names[1] == names[2] and names[3] == names[4] and len(set(names)) == 4
-
-
-# --- leases are renewed while their handlers run; a loop that was blocked for longer than a lease is logged ---------
-
-
-def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    loop = VirtualLoop()
-    renewed: list[str] = []
-
-    async def scenario() -> None:
-        renewals = Renewals[str](LEASE, renewed.append)
-        for blocked, logged in ((LEASE / 2, 0), (1.1 * LEASE, 1), (LEASE, 1), (LEASE + TELL_SECONDS, 2)):
-            renewals.begin("r")
-            loop.now += blocked
-            renewals.look("r")
-            renewals.end("r")
-            assert len(caplog.messages) == logged, blocked
-        renewals.begin("slow")
-        await asyncio.sleep(0.9 * LEASE)  # on the virtual clock
-        assert renewed == ["slow"] * 2 and len(caplog.messages) == 2
-        loop.now += TELL_SECONDS
-        await asyncio.sleep(0.01)  # on the virtual clock
-        renewals.end("slow")
-        assert len(renewed) == 3 and len(caplog.messages) == 3
-
-    with caplog.at_level(logging.WARNING, "notify.consumer"):
-        loop.run_until_complete(scenario())
-    loop.close()
-    assert "blocked for more than 23.0 s" in caplog.messages[0] and "Consumer" in caplog.messages[0]
-
-
-def test_leases_that_are_due_soon_are_renewed_together() -> None:
-    loop = VirtualLoop()
-    renewed: list[tuple[str, float]] = []
-
-    async def scenario() -> None:
-        began = loop.time()
-        renewals = Renewals[str](LEASE, lambda held: renewed.append((held, loop.time() - began)))
-        renewals.begin("a")
-        await asyncio.sleep(4)  # on the virtual clock
-        renewals.begin("b")
-        renewals.begin("ended")
-        renewals.end("ended")
-        await asyncio.sleep(3)  # on the virtual clock
-        renewals.begin("c")
-        await asyncio.sleep(14)  # on the virtual clock
-        renewals.close()
-        await asyncio.sleep(LEASE)  # on the virtual clock
-
-    loop.run_until_complete(scenario())
-    loop.close()
-    assert [(held, round(at)) for held, at in renewed] == [("a", 10), ("b", 10), ("c", 17), ("a", 17), ("b", 17)]
