@@ -7,22 +7,30 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_session
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message
-from notify.errors import BindingRefused
+from notify.errors import BindingRefused, InvalidRequest
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS
+from tests.support.shop import Base, Order
 
 SCRIPT = """
 import sys
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
 
-url, topic = sys.argv[1:]
+url, topic, hook = sys.argv[1:]
+if hook == "fails":
+    sa.event.listen(Session, "after_commit", lambda session: sys.exit(0))
 engine = sa.create_engine("sqlite:///shop.db")
 use_explicit_begin(engine)
 create_tables(engine)
@@ -37,12 +45,14 @@ place()
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hook", ["none", "fails"])
 def test_a_script_that_ends_without_close_has_sent_its_outcome(
-    notify_server: InMemoryServer, unique: str, tmp_path: Path
+    notify_server: InMemoryServer, unique: str, tmp_path: Path, hook: str
 ) -> None:
-    """The clock stands still, so that no check can find the outcome instead."""
+    """The clock stands still, so that no check can find the outcome instead. A hook of the service that ran first, and
+    failed, left the outcome to a check."""
     notify_server.freeze()
-    words = [sys.executable, "-c", SCRIPT, notify_server.url, unique]
+    words = [sys.executable, "-c", SCRIPT, notify_server.url, unique, hook]
     subprocess.run(words, cwd=tmp_path, check=True, timeout=PATIENCE_SECONDS)
     assert [message.text for message in notify_server.messages(unique)] == ["placed"]
 
@@ -98,6 +108,81 @@ def test_a_send_that_nobody_awaits_refuses_the_commit(
     with pytest.warns(RuntimeWarning, match="never awaited"), pytest.raises(BindingRefused, match=r"await .*send"):
         asyncio.run(commit_without_it())
     assert notify_server.halves(unique) == []
+
+
+@pytest.mark.parametrize("way", ["kept", "task", "in its flush", "before its flush", "savepoint"])
+def test_a_send_that_has_not_ended_refuses_the_commit(
+    notify_server: InMemoryServer, unique: str, async_engine: AsyncEngine, way: str
+) -> None:
+    """Changes were committed without the message, with at most a warning."""
+
+    async def commit_without_it() -> None:
+        kept: list[Any] = []
+        async with (
+            AsyncTransactionProducer(notify_server.url, group=unique, engine=async_engine) as producer,
+            AsyncSession(async_engine) as session,
+        ):
+
+            def send(*given: Any) -> None:
+                kept.append(producer.send(session, Message(unique, "late")))
+
+            try:
+                if way == "in its flush":
+                    event.listen(session.sync_session, "after_flush", send)
+                elif way == "before its flush":
+                    event.listen(session.sync_session, "before_commit", send)
+                    await session.connection()
+                elif way == "savepoint":
+                    async with session.begin_nested():
+                        send()
+                else:
+                    send()
+                if way == "task":
+                    kept[0] = asyncio.ensure_future(kept[0])
+                session.add(Order(item=way))
+                await session.commit()
+            finally:
+                for sending in kept:
+                    sending.cancel() if way == "task" else sending.close()
+
+    async def left() -> list[str]:
+        async with AsyncSession(async_engine) as session:
+            await session.run_sync(lambda bound: Base.metadata.create_all(bound.connection()))
+            await session.commit()
+            with pytest.raises(BindingRefused, match=r"await .*send"):
+                await commit_without_it()
+            return list(await session.scalars(sa.select(Order.item)))
+
+    assert asyncio.run(left()) == []
+    assert notify_server.halves(unique) == notify_server.messages(unique) == []
+
+
+def test_sends_that_are_awaited_together_or_in_a_hook(
+    notify_server: InMemoryServer, unique: str, async_engine: AsyncEngine
+) -> None:
+    async def send_all() -> None:
+        async with (
+            AsyncTransactionProducer(notify_server.url, group=unique, engine=async_engine) as producer,
+            AsyncSession(async_engine) as session,
+        ):
+
+            def send_in_hook(bound: Session) -> None:
+                await_only(producer.send(async_session(bound), Message(unique, "hook")))
+
+            event.listen(session.sync_session, "before_commit", send_in_hook, once=True)
+            await session.connection()
+            with pytest.raises(BindingRefused, match="await_only"):
+                await producer.send(session.sync_session, Message(unique, "hook"))
+            kept = producer.send(session, Message(unique, "kept"))
+            await session.flush()
+            await kept
+            await asyncio.gather(producer.send(session, Message(unique, "gathered")))
+            with pytest.raises(InvalidRequest):
+                await producer.send(session, Message(unique, object()))
+            await session.commit()
+
+    asyncio.run(send_all())
+    assert [message.text for message in notify_server.wait_for(unique, 3)] == ["kept", "gathered", "hook"]
 
 
 def test_a_rollback_forgets_the_send_that_nobody_awaited(

@@ -14,7 +14,7 @@ from notify.check.listener import CheckMessageListener, Outcome
 from notify.check.local import is_async
 from notify.client.producer.binding import Binding, existing, no_session, unscoped
 from notify.client.producer.half_sender import HalfSender
-from notify.client.producer.handles import AsyncTransactionHandle, Prepared, Sending, refuse_commit
+from notify.client.producer.handles import AsyncTransactionHandle, Prepared, Sending
 from notify.client.producer.options import (
     FLUSH_SECONDS,
     ProducerOptions,
@@ -102,7 +102,8 @@ class AsyncTransactionProducer:
         async_scoped_session; see TransactionProducer.send. Await the result: if it is not awaited, the transaction's
         commit raises BindingRefused."""
         session = _checked(session)
-        return Sending(self._send(session, message), functools.partial(refuse_commit, session.sync_session))
+        unfinished = self.binding.unfinished(session.sync_session)
+        return Sending(self._send(session, message), unfinished)
 
     async def _send(self, session: Any, message: Message) -> Sent:
         self.outgoing.start()
@@ -123,11 +124,12 @@ class AsyncTransactionProducer:
 
     def _withdraw(self, session: Any, message: Message) -> Coroutine[Any, Any, AsyncWithdrawal]:
         session = _checked(session)
+        unfinished = self.binding.unfinished(session.sync_session)
 
         async def withdraw() -> AsyncWithdrawal:
             return async_withdrawing(await self._send(session, message), self.outgoing.outcome_of_withdrawal)
 
-        return Sending(withdraw(), functools.partial(refuse_commit, session.sync_session))
+        return Sending(withdraw(), unfinished)
 
     def withdrawal(self, message_id: str) -> AsyncWithdrawal:
         """A withdrawal that was sent earlier, by its id: its `outcome` says what became of it."""

@@ -33,6 +33,12 @@ from notify.runtime.databases import begins_explicitly, has_undone, roll_back_dr
 INFO_KEY = "notify_transaction"
 """The key in a session's `info` for the binding and the PendingMessages."""
 
+UNFINISHED_KEY = "notify_unfinished"
+"""The key in a session's `info` for the asynchronous sends that have not ended, until the transaction ends."""
+
+FORGOTTEN = (
+    "a message was sent without await, so nothing is committed: write `await producer.send(…)` or `await tx.send(…)`"
+)
 SEVERAL = (
     "this session commits to several databases, or in several transactions of one: in no order, and without a common "
     "outcome; send messages from a session whose work goes through one engine, and name the engines on which it only "
@@ -62,7 +68,10 @@ def no_session(target: Any, expected: str = "Session") -> str:
         begin = "with" if isinstance(target, Connection) else "async with"
         write = f"{begin} producer.transaction(connection) as tx"
         return f"send takes a {expected}, not a {name}; write `{write}`, and tx.send(…)"
-    return f"send takes the {expected} whose commit is to send the message; this is a {name}"
+    hook = ""
+    if isinstance(target, Session):
+        hook = "; in a hook of the session, write await_only(producer.send(async_session(session), …))"
+    return f"send takes the {expected} whose commit is to send the message; this is a {name}{hook}"
 
 
 def existing(binding: Binding | None) -> Binding:
@@ -232,6 +241,15 @@ class Binding:
                 f"earlier, at the latest in the session's event before_commit. The error: {error}"
             ) from error
 
+    def unfinished(self, session: Session) -> set[object]:
+        """The session's asynchronous sends that have not ended, with which its transaction refuses to commit."""
+        for connection in connections_of_session(session):
+            if base_of(connection.engine) is self._base:  # its commit may have begun: a hook of the flush sends
+                pending = self.pending(connection) or self._begin(connection)
+                pending.session = weakref.ref(session)
+        unfinished: set[object] = session.info.setdefault(UNFINISHED_KEY, set())
+        return unfinished
+
     def writing(self, session: Session) -> list[Connection]:
         """The connections of the session's root transaction that are not a reader's. Raises BindingRefused if a reader
         has written."""
@@ -340,12 +358,15 @@ class Binding:
             raise TransactionRefused(
                 f"an earlier commit of this transaction failed: {pending.failed}"
             ) from pending.failed
-        if pending.prepared or not pending.sends:
+        session = None if pending.session is None else pending.session()
+        is_forgotten = session is not None and bool(session.info.get(UNFINISHED_KEY))
+        if pending.prepared or not (pending.sends or is_forgotten):
             return
         try:
+            if is_forgotten:
+                raise BindingRefused(FORGOTTEN)
             if pending.undone is not None:
                 raise undone(pending.undone)
-            session = None if pending.session is None else pending.session()
             if session is not None and len(self.writing(session)) > 1:
                 raise BindingRefused(SEVERAL)
             if session is not None and (session.new or session.dirty or session.deleted):
@@ -387,9 +408,11 @@ def listen_to_sessions() -> None:
     global _listening
     if not _listening:
         _listening = True
+        event.listen(Session, "before_commit", _see_no_unfinished)
         event.listen(Session, "before_commit", _see_one_transaction)
         event.listen(Session, "after_flush", _see_one_transaction)
-        event.listen(Session, "after_commit", _after_commit)
+        # First: a hook of the service may raise, or take long, while the next transaction with the same key commits.
+        event.listen(Session, "after_commit", _after_commit, insert=True)
         event.listen(Session, "after_rollback", _after_rollback)
         event.listen(Session, "after_transaction_end", _after_transaction_end)
 
@@ -398,6 +421,12 @@ def connections_of_session(session: Session) -> list[Connection]:
     """The connections of the session's root transaction."""
     root = session.get_transaction()
     return [key for key in getattr(root, "_connections", None) or () if isinstance(key, Connection)]
+
+
+def _see_no_unfinished(session: Session) -> None:
+    """Refuse a commit before an asynchronous send has ended. The release of a savepoint fires this event, too."""
+    if session.info.get(UNFINISHED_KEY) and not session.in_nested_transaction():
+        raise BindingRefused(FORGOTTEN)
 
 
 def _see_one_transaction(session: Session, context: Any = None) -> None:
@@ -436,6 +465,7 @@ def _after_rollback(session: Session) -> None:
 def _after_transaction_end(session: Session, transaction: Any) -> None:
     if transaction.parent is not None:
         return
+    session.info.pop(UNFINISHED_KEY, None)
     carried = session.info.pop(INFO_KEY, None)
     if carried is None:
         return

@@ -8,10 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
-from sqlalchemy import event
-from sqlalchemy.orm import Session
-
 from notify.check.listener import Outcome
+from notify.client.producer.binding import FORGOTTEN
 from notify.client.producer.sent import Sent
 from notify.client.producer.withdrawals import (
     AsyncWithdrawal,
@@ -26,61 +24,56 @@ from notify.client.producer.withdrawals import (
 from notify.errors import BindingRefused
 from notify.protocol.message import Message
 
-FORGOTTEN = (
-    "a message was sent without await, so nothing is committed: write `await producer.send(…)` or `await tx.send(…)`"
-)
-
-
 T = TypeVar("T")
 
 
 class Sending(Coroutine[Any, Any, T]):
-    """The awaitable that the asynchronous `send` returns. If it is dropped before it has begun, it calls `forgotten`,
-    so that the transaction is refused; otherwise Python would only warn, and the transaction would commit without its
-    message."""
+    """The awaitable that the asynchronous `send` returns. It is in `unfinished` until it has ended, so that a commit
+    before its end is refused: it may be dropped, kept in a variable, or left to a task that runs later. Otherwise the
+    transaction would commit without its message, and Python would at most warn."""
 
-    __slots__ = ("_coroutine", "_forgotten", "_has_begun")
+    __slots__ = ("_coroutine", "_has_begun", "_token", "_unfinished")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], forgotten: Callable[[], None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], unfinished: set[object]) -> None:
         self._coroutine = coroutine
-        self._forgotten = forgotten
+        self._unfinished = unfinished
+        self._token = object()  # not this object itself, which the set would keep
         self._has_begun = False
+        unfinished.add(self._token)
 
     def __await__(self) -> Generator[Any, None, T]:
         self._has_begun = True
-        return self._coroutine.__await__()
+        try:
+            return (yield from self._coroutine.__await__())
+        finally:
+            self._unfinished.discard(self._token)
 
     def send(self, value: Any) -> Any:
-        self._has_begun = True
-        return self._coroutine.send(value)
+        return self._step(self._coroutine.send, value)
 
     def throw(
         self, kind: Any, value: BaseException | object | None = None, traceback: TracebackType | None = None
     ) -> Any:
-        self._has_begun = True
-        return self._coroutine.throw(value if isinstance(value, BaseException) else kind)
+        return self._step(self._coroutine.throw, value if isinstance(value, BaseException) else kind)
 
     def close(self) -> None:
         self._has_begun = True
+        self._unfinished.discard(self._token)
         self._coroutine.close()
+
+    def _step(self, step: Callable[[Any], Any], value: Any) -> Any:
+        self._has_begun = True
+        try:
+            return step(value)
+        except BaseException:  # its result is a StopIteration
+            self._unfinished.discard(self._token)
+            raise
 
     def __del__(self) -> None:
         if self._has_begun:
             return
-        self.close()
-        self._forgotten()
+        self._coroutine.close()
         warnings.warn("send(…) was never awaited: write `await`", RuntimeWarning, stacklevel=2)
-
-
-def refuse_commit(session: Session) -> None:
-    """Make the session's current transaction refuse to commit. Later transactions may commit."""
-    root = session.get_transaction()
-
-    def refuse(committing: Session) -> None:
-        if root is None or committing.get_transaction() is root:
-            raise BindingRefused(FORGOTTEN)
-
-    event.listen(session, "before_commit", refuse, once=True)
 
 
 class TransactionHandle:
@@ -108,7 +101,7 @@ class TransactionHandle:
 class AsyncTransactionHandle:
     """The object of `async with producer.transaction(…) as tx`."""
 
-    __slots__ = ("_ask", "_has_forgotten", "_send")
+    __slots__ = ("_ask", "_send", "_unfinished")
 
     def __init__(
         self,
@@ -117,21 +110,21 @@ class AsyncTransactionHandle:
     ) -> None:
         self._send = send
         self._ask = ask
-        self._has_forgotten = False
+        self._unfinished: set[object] = set()
 
     def send(self, message: Message) -> Coroutine[Any, Any, Sent]:
         """Send a message with this transaction. Await the result: if it is not awaited, nothing is committed."""
-        return Sending(self._call(message), self._forget)
+        return Sending(self._call(message), self._unfinished)
 
     def cancel(
         self, message: Target, *, topic: str | None = None, key: str | int | None = None
     ) -> Coroutine[Any, Any, AsyncWithdrawal]:
         """Cancel a delayed message with this transaction; see TransactionProducer.cancel. Await the result."""
-        return Sending(self._withdraw(cancellation(message, topic=topic, key=key)), self._forget)
+        return Sending(self._withdraw(cancellation(message, topic=topic, key=key)), self._unfinished)
 
     def replace(self, message: Target, by: Message) -> Coroutine[Any, Any, AsyncWithdrawal]:
         """Replace a delayed message with this transaction; see TransactionProducer.replace. Await the result."""
-        return Sending(self._withdraw(replacement(message, by)), self._forget)
+        return Sending(self._withdraw(replacement(message, by)), self._unfinished)
 
     async def _call(self, message: Message) -> Sent:
         return await self._send(message)
@@ -139,12 +132,9 @@ class AsyncTransactionHandle:
     async def _withdraw(self, message: Message) -> AsyncWithdrawal:
         return async_withdrawing(await self._send(message), self._ask)
 
-    def _forget(self) -> None:
-        self._has_forgotten = True
-
     def check(self) -> None:
-        """Raises BindingRefused if a send was not awaited."""
-        if self._has_forgotten:
+        """Raises BindingRefused if a send was not awaited to its end."""
+        if self._unfinished:
             raise BindingRefused(FORGOTTEN)
 
 
