@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -42,6 +43,20 @@ def test_who_waits_while_it_is_closed_is_told() -> None:
             if not waiting.done():  # otherwise the pool would wait for ever
                 waiting.cancel()
                 pool.shutdown(wait=False)
+
+
+@pytest.mark.parametrize("is_made_before", [True, False])
+def test_its_timers_fire_while_a_test_of_the_service_has_frozen_the_time(
+    monkeypatch: pytest.MonkeyPatch, is_made_before: bool
+) -> None:
+    """A producer hung in its close under freezegun, where uvloop was not installed."""
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    made = LoopThread("test") if is_made_before else None
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 2e9)  # as freezegun does
+        loop = made or LoopThread("test")
+        loop.run(asyncio.sleep(0.001), PATIENCE_SECONDS)  # the timer that has to fire
+    loop.close()
 
 
 def test_a_call_after_the_close_is_refused() -> None:

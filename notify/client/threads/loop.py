@@ -11,6 +11,7 @@ import importlib
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -64,18 +65,29 @@ def _is_subinterpreter() -> bool:
     return False
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop, of uvloop if it is installed; under gevent and eventlet one that yields to their greenlets."""
+def new_event_loop(monotonic: Callable[[], float] = time.monotonic) -> asyncio.AbstractEventLoop:
+    """A new event loop, of uvloop if it is installed; under gevent and eventlet one that yields to their greenlets.
+
+    `monotonic`: its clock, if it is asyncio's own. Tests of a service may freeze `time.monotonic` (freezegun does), so
+    that no timer of a loop that reads it there would fire: a call would wait for ever, and those set meanwhile would be
+    late by years.
+    """
     library = patched_by()
     if library:
         return GreenLoop(library, HandlerThreads(LOOKUP_THREADS, "notify-lookup"))
     if _is_subinterpreter():
-        return asyncio.new_event_loop()  # uvloop takes the lock of the main one, and waits for itself for ever
+        return _with_clock(monotonic)  # uvloop takes the lock of the main one, and waits for itself for ever
     try:
         import uvloop
     except ImportError:
-        return asyncio.new_event_loop()
+        return _with_clock(monotonic)
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _with_clock(monotonic: Callable[[], float]) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.time = monotonic  # type: ignore[method-assign]
     return loop
 
 
