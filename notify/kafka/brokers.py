@@ -121,6 +121,8 @@ def make_missing(cluster: Cluster, wanted: Sequence[NewTopic], *, tells_changed:
             if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 existing.append(name)
             elif error.code() in FOR_NOW or error.retriable():
+                if error.code() in AWAY and (reason := why_unreachable(cluster)) is not None:
+                    raise reason from raised
                 raise Unavailable(f"Kafka does not make topic {name!r} now: {error.str()}") from raised
             else:
                 raise _not_made(name, error, cluster) from raised

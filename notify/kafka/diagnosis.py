@@ -6,6 +6,7 @@ separate client whose callback and log are read.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import socket
@@ -40,6 +41,7 @@ SETTINGS_OF_BROKERS: Mapping[int, str] = {
     "more, or stop some of them",
 }
 """Errors that a setting of the brokers causes, and its remedy."""
+RUNNING = "; is it running there?"
 _TLS_LIBRARY = "SSL routines"
 _LOG_INFO = 6
 _MECHANISMS = re.compile(r"supported mechanisms: ?([A-Z0-9, -]*)")
@@ -48,18 +50,46 @@ WHERE = "in the URL, or in the file that NOTIFY_KAFKA_SETTINGS names"
 
 
 def why_unreachable(cluster: Cluster, seconds: float = LOOK_SECONDS) -> NotifyError | None:
-    """Ask the brokers again; an error with the reason why they do not answer, and the remedy. None: they answer.
+    """Ask the brokers again; an error with the reason why they do not answer, and the remedy. None: they answer, also
+    at the addresses that they direct clients to.
 
     The error is Unauthorized if somebody must change a setting first, else Unavailable. Raises InvalidRequest for
     settings that Kafka's client refuses.
     """
+    answer = _asked(cluster, seconds)
+    if isinstance(answer, NotifyError):
+        return answer
+    asked = cluster.brokers.split(",")
+    for address in answer:
+        if address not in asked and (why := why_silent(cluster, address, seconds)) is not None:
+            return why
+    return None
+
+
+def why_silent(cluster: Cluster, address: str, seconds: float = LOOK_SECONDS) -> NotifyError | None:
+    """An error if no broker answers at an address (`host:port`) that the brokers direct clients to. None: one does."""
+    answer = _asked(dataclasses.replace(cluster, brokers=address), seconds)
+    if not isinstance(answer, NotifyError):
+        return None
+    return type(answer)(_directed(address, str(answer).removesuffix(RUNNING)))
+
+
+def _directed(address: str, why: str) -> str:
+    return (
+        f"Kafka directs clients to {address}: {why}. Start that broker, or set its advertised.listeners to what "
+        "clients can reach"
+    )
+
+
+def _asked(cluster: Cluster, seconds: float) -> NotifyError | list[str]:
+    """The addresses that the brokers direct clients to, or why they do not answer; see `why_unreachable`."""
     heard = _Heard()
     admin = cluster.admin({"error_cb": heard.error, "logger": heard.log, "log_level": _LOG_INFO})
     deadline = time.monotonic() + seconds
     while True:
         try:
-            admin.list_topics(timeout=STEP_SECONDS)
-            return None
+            listed = admin.list_topics(timeout=STEP_SECONDS)
+            return [f"{broker.host}:{broker.port}" for broker in listed.brokers.values()]
         except KafkaException as raised:
             last: KafkaError = raised.args[0]
         admin.poll(0)
@@ -151,7 +181,10 @@ def _unreachable(cluster: Cluster, heard: _Heard, last: KafkaError) -> Unavailab
             f"{at} to {protocol}: it closes the connection, as a listener of another protocol does; look whether this "
             f"is the right port, and whether security.protocol should be {wanted}"
         )
-    return Unavailable(f"{at}: {_bare(text or last.str())}; is it running there?")
+    sent_to = _SENT_TO.match(reason)
+    if sent_to is not None and sent_to[1] not in cluster.brokers.split(","):
+        return Unavailable(_directed(sent_to[1], _bare(text)))
+    return Unavailable(f"{at}: {_bare(text or last.str())}{RUNNING}")
 
 
 def _bare(text: str) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.clock import eventually
+from notify.cli.demo_shop.kafka import KafkaCluster
+from notify.client import Consumer
+from notify.errors import Unavailable
+from notify.testing.ports import free_port
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.kafka import KafkaNode, open_transaction
 from tests.support.kafka_consumers import admin_of
@@ -22,9 +28,11 @@ from notify.cli.kafka.checkup import transaction_lines
 from notify.cli.kafka.line import Line
 from notify.cli.kafka.nodes import WANTED
 from notify.cli.kafka.seen import Seen
+from notify.kafka import brokers
 from notify.kafka.brokers import make_topics
 from notify.kafka.cluster import Cluster
 from notify.kafka.topics import LARGEST_RECORD
+from notify.movers.sinks.kafka import KafkaSink
 
 CALL_SECONDS = 30.0
 
@@ -167,6 +175,35 @@ def test_brokers_that_do_not_answer_are_one_line(monkeypatch: pytest.MonkeyPatch
     answer = doctor("--kafka", "kafka://127.0.0.1:9")
     assert [line["level"] for line in answer["kafka"]] == ["fail"]
     assert "does not answer" in answer["findings"][0]
+
+
+@pytest.mark.long
+def test_an_address_that_clients_do_not_reach_is_told_by_every_part(
+    tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose name only other containers know. A consumer said that a controller does not answer."""
+    monkeypatch.setattr(brokers, "CALL_SECONDS", 1.0)
+    cluster = KafkaCluster(tmp_path, advertised=lambda port: free_port())
+    cluster.start(5 * PATIENCE_SECONDS)
+    try:
+        consumer = Consumer(cluster.url, group=unique)
+        consumer.subscribe(unique)(lambda message: None)
+        with pytest.raises(Unavailable, match=r"directs clients to 127\.0\.0\.1:.*advertised\.listeners"):
+            consumer.run(signals=False)
+
+        async def claim() -> None:
+            sink = KafkaSink(cluster.url, 1.0)
+            try:
+                await sink.claim(unique)
+            finally:
+                await sink.close()
+
+        with pytest.raises(Unavailable, match=r"directs clients to 127\.0\.0\.1:.*advertised\.listeners"):
+            asyncio.run(claim())
+        found = " ".join(doctor("--kafka", cluster.url)["findings"])
+        assert "directs clients to" in found and "advertised.listeners" in found
+    finally:
+        cluster.kill_node(0)
 
 
 def test_a_role_that_is_none_is_refused(url: str) -> None:

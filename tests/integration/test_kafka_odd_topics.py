@@ -456,10 +456,11 @@ def test_an_order_in_a_control_topic_that_was_made_anew_is_heard(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("left", [0, 5])
 def test_records_deleted_before_a_group_handled_them_are_logged(
-    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kafka_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: int
 ) -> None:
-    """As by retention. A group continued behind it without a word, at its start and later."""
+    """As by retention. A group continued behind it without a word, at its start and later, and if none are left."""
     monkeypatch.setattr(loop, "TOPICS_SECONDS", 0.2)
     monkeypatch.setattr(loop, "WINDOW_RECORDS", 1)
     make_topic(kafka_url, unique)
@@ -481,7 +482,7 @@ def test_records_deleted_before_a_group_handled_them_are_logged(
             assert f"up to 3 messages of topic {unique}" in caplog.text
             # More than the client fetches ahead while nothing is wanted of it.
             produce(kafka_url, unique, [f"b{n}" + "x" * 300_000 for n in range(80)])
-            delete_before(kafka_url, unique, 85)
+            delete_before(kafka_url, unique, 90 - left)
             go_on.set()
             eventually(lambda: caplog.text.count("were deleted before") > 1, "the second error")
     finally:

@@ -132,7 +132,8 @@ BOUNDS = {
     "names that the brokers have, of 249 characters; keys of CompactedTopics, of KEY_BYTES": """
         client/kafka/membership.py:_waiting client/kafka/ownership.py:_topics client/kafka/partitions.py:_windows
         client/kafka/partitions.py:paused client/kafka/partitions.py:_jumps client/kafka/starting.py:_starts
-        client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
+        client/kafka/feed.py:_hiding client/kafka/feed.py:_told_hidden client/kafka/modes.py:_others
+        client/kafka/modes.py:_told client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
         kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
         server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import confluent_kafka
 from notify.cli.kafka.line import Level, Line, holds, named
 from notify.cli.kafka.seen import Seen
 from notify.client.kafka.feed import SESSION_SECONDS
-from notify.kafka.diagnosis import why_unreachable
+from notify.kafka.diagnosis import why_silent
 from notify.movers.sinks.kafka import TRANSACTION_SECONDS
 
 MINUTE_MS, DAY_MS = 60_000, 86_400_000
@@ -88,12 +87,10 @@ def lines(seen: Seen) -> Iterator[Line]:
 def _reached(seen: Seen) -> Iterator[Line]:
     """A line for each broker, about the address that it directs clients to."""
     for number, address in sorted(seen.brokers.items()):
-        why = why_unreachable(dataclasses.replace(seen.cluster, brokers=address))
-        if why is None:
+        if (why := why_silent(seen.cluster, address)) is None:
             yield Line("broker", "ok", f"{number} answers at {address}")
         else:
-            remedy = "set advertised.listeners of that broker to what clients can reach"
-            yield Line("broker", "fail", f"{number} directs clients to {address}: {why}. Start it, or {remedy}")
+            yield Line("broker", "fail", f"{number}: {why}")
 
 
 def _settings(seen: Seen) -> Iterator[Line]:

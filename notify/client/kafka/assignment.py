@@ -71,7 +71,8 @@ class Assignment:
             if progress is None:
                 progress = beginning[place]
             window = self._open(place, progress)
-            window.changes += progress.left  # commit that the partition is in use, in case this process dies
+            # Commit that the partition is in use, in case this process dies, and that the offset is Notify's by now.
+            window.changes += progress.left or not progress.is_own
         await self._settling.settle()
         return {place: window.position for place, window in self._partitions.items() if place in known}
 

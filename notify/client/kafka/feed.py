@@ -49,6 +49,8 @@ the last of these times. Its default of 1 s would limit the consumer to about 12
 POLLED_BYTES = 4 << 20
 """The memory of records after which one poll ends. If records become larger suddenly, one poll may bring all that the
 client has fetched, at most QUEUED_KILOBYTES and one more answer."""
+HIDDEN_SECONDS = 120.0
+"""How long a transaction of another producer may hide records before that is logged; those of bridges end sooner."""
 ITEM_BYTES = 200
 """The memory of a record without its key and value."""
 EXPECTED_BYTES = 16 << 10
@@ -65,6 +67,8 @@ CLIENT_RECOVERS = frozenset(
 
 Fetched = tuple[Window, list[Item]]
 """Neighbouring records of a partition, in the order of their offsets, and the window that they were fetched for."""
+End = tuple[Place, Window, int]
+"""A partition that was read to its end, its window, and the end's offset."""
 MOST_POLLED = 2_000
 MOST_LOW = 32
 QUICK_SECONDS = 0.2
@@ -81,6 +85,10 @@ class Feed:
         self._partitions = partitions
         self._fault: KafkaError | None = None
         self._record_bytes = EXPECTED_BYTES
+        self._hiding: dict[Place, tuple[int, float]] = {}
+        """The partitions whose next records an open transaction hides: the first hidden offset, and since when."""
+        self._told_hidden: set[Place] = set()
+        """Those of them that were logged."""
         self.member: Any = None
         """The metadata of this member of the group since its last rebalance. Kafka refuses the transactions of an
         expelled member. A client that knows that it was expelled has no member id, and Kafka would not refuse it."""
@@ -151,14 +159,14 @@ class Feed:
             changed[window] = None
         for window in changed:
             self._partitions.look(window)
-        for polled, offset in ends:
-            self._partitions.reach(replacements.get(polled, polled), offset)
+        for place, polled, offset in ends:
+            self._partitions.reach(place, replacements.get(polled, polled), offset)
         return sum([len(items) for _, items in fetched])
 
-    def _poll(self, most: int, seconds: float) -> tuple[list[Fetched], list[tuple[Window, int]]]:
-        """Records with their windows, and the end offsets of partitions that were read to their end."""
+    def _poll(self, most: int, seconds: float) -> tuple[list[Fetched], list[End]]:
+        """Records with their windows, and the ends of partitions that were read to their end."""
         fetched: list[Fetched] = []
-        ends: list[tuple[Window, int]] = []
+        ends: list[End] = []
         room = POLLED_BYTES
         while True:
             # Look up windows in this thread, because a window that opens later belongs to another fetch.
@@ -178,9 +186,7 @@ class Feed:
             if len(polled) < asked or most <= 0 or room <= 0:
                 return fetched, ends
 
-    def _sort(
-        self, polled: list[Any], windows: Mapping[Place, Window], fetched: list[Fetched], ends: list[tuple[Window, int]]
-    ) -> int:
+    def _sort(self, polled: list[Any], windows: Mapping[Place, Window], fetched: list[Fetched], ends: list[End]) -> int:
         """Add what was polled to `fetched` and `ends`; returns the bytes of the records."""
         total = 0
         last: Place | None = None
@@ -193,7 +199,7 @@ class Feed:
             if error is not None:
                 window = windows.get(place)
                 if error.code() == KafkaError._PARTITION_EOF and window is not None:
-                    ends.append((window, record.offset() or 0))
+                    ends.append((place, window, record.offset() or 0))
                 else:
                     self._take_error(error)
                 continue
@@ -236,6 +242,37 @@ class Feed:
         if refuses(error):
             self._fault = error
         log.debug("Kafka: %s", error.str())
+
+    async def look_at_ends(self) -> None:
+        """Log partitions that give no records although they have some: an open transaction hides all that follow it
+        from readers of committed records. The client takes its first record for the partition's end."""
+        now = time.monotonic()
+        hiding = {}
+        for place in await self.call(self._hidden):
+            window = self._partitions.get(place)
+            if window is not None:
+                offset, since = self._hiding.get(place, (window.next, now))
+                hiding[place] = (offset, since) if offset == window.next else (window.next, now)
+        self._hiding = hiding
+        self._told_hidden &= hiding.keys()
+        for place, (offset, since) in hiding.items():
+            if now - since > HIDDEN_SECONDS and place not in self._told_hidden:
+                self._told_hidden.add(place)
+                log.error(
+                    "topic %s gives nothing from offset %d on in partition %d, for %.0f s, although it has more: "
+                    "a producer's open transaction hides them. kafka-transactions.sh find-hanging names it, and abort "
+                    "ends it", place[0], offset, place[1], now - since,
+                )  # fmt: skip
+
+    def _hidden(self) -> list[Place]:
+        """The partitions that were read to their end and have records behind it, by the brokers' last answers."""
+        hidden = []
+        for place, window in self._partitions.items():
+            if window.is_at_end and place not in self._partitions.paused:
+                bounds = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                if bounds is not None and bounds[1] > window.next:
+                    hidden.append(place)
+        return hidden
 
     async def pause(self, places: Iterable[Place]) -> None:
         """Stop fetching these partitions, if they still have to be paused when the call is made.

@@ -21,9 +21,9 @@ from notify.client.kafka.settling import Settling
 from notify.client.kafka.starting import Starts
 from notify.client.kafka.topics import Topics
 from notify.client.threads.handler_threads import HandlerThreads
-from notify.errors import Forbidden, InvalidRequest, Unauthorized, Unavailable
+from notify.errors import Forbidden, InvalidRequest, NotifyError, Unauthorized, Unavailable
 from notify.kafka.cluster import REFUSED_SETTINGS, Cluster
-from notify.kafka.diagnosis import BROKER_SETTING
+from notify.kafka.diagnosis import BROKER_SETTING, why_unreachable
 from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 from notify.runtime.backoff import Backoff
@@ -50,6 +50,8 @@ RENEW_SECONDS = 3600.0
 """How often all progress is committed and noted again, so that Kafka does not forget it while nothing happens."""
 TOPICS_SECONDS = 5.0
 """How often the consumer looks for new topics that match its patterns, and for new partitions."""
+OTHERS_SECONDS = 30.0
+"""How often the consumer looks whether programs other than Notify have joined its group."""
 
 AGAIN_SECONDS, AGAIN_MAX_SECONDS = 1.0, 30.0
 """The waits before the brokers are tried again that have refused a consumer."""
@@ -231,6 +233,7 @@ class KafkaLoop:
         time for one with the name of this instance of a broadcast group.
         """
         is_alone = self._plan.sharing == "broadcast"
+        looked_at = time.monotonic()
         while True:
             await asyncio.sleep(TOPICS_SECONDS)
             try:
@@ -248,9 +251,13 @@ class KafkaLoop:
                 await self._sharing.subscribe(topics)
                 if jumps := self._partitions.take_jumps():
                     await self._feed.call(self._starts.look_behind, jumps)
+                await self._feed.look_at_ends()
                 await self._orders.look()
                 await self._resets.begin_anew()
                 await self._resets.carry_out()
+                if time.monotonic() - looked_at > OTHERS_SECONDS:
+                    looked_at = time.monotonic()
+                    await self._modes.tell_others(topics)
             except Unavailable as error:
                 log.warning("the topics could not be looked for, again in %g s: %s", TOPICS_SECONDS, error)
 
@@ -336,15 +343,33 @@ async def consume(plan: Plan, stopping: asyncio.Event) -> None:
             if loop is not None and loop.has_worked:
                 has_worked = True
                 backoff.reset()
-            is_refusal = not isinstance(error, InvalidRequest) or error.code in (
+            told = await _explained(error, cluster, stopping)
+            is_refusal = not isinstance(told, InvalidRequest) or told.code in (
                 "no_topic",
                 REFUSED_SETTINGS,
                 BROKER_SETTING,
             )
             if not has_worked or not is_refusal:
-                raise
+                raise told from (error if told is not error else None)
             wait = backoff.next()
-            log.warning("group %s receives nothing, again in %.1f s: %s", plan.group, wait, error)
+            log.warning("group %s receives nothing, again in %.1f s: %s", plan.group, wait, told)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), wait)
         cluster = cluster.again()
+
+
+async def _explained(error: NotifyError, cluster: Cluster, stopping: asyncio.Event) -> NotifyError:
+    """The reason for brokers that do not answer, also at the addresses that they direct clients to; `error` if they do,
+    or if the consumer is told to stop meanwhile."""
+    if not isinstance(error, Unavailable):
+        return error
+    threads = HandlerThreads(1, "notify-kafka-why")
+    stopped = asyncio.create_task(_wait(stopping))
+    looking = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(threads, why_unreachable, cluster))
+    try:
+        await asyncio.wait((looking, stopped), return_when=asyncio.FIRST_COMPLETED)
+        return (looking.result() if looking.done() else None) or error
+    finally:
+        stopped.cancel()
+        looking.cancel()
+        threads.shutdown()

@@ -1,21 +1,26 @@
-"""OtherModes: finds consumers that share the group's partitions in the other way: by one owner, or among members; and
-another consumer with the name of this instance of a broadcast group.
+"""OtherModes: finds consumers that share the group's partitions in the other way: by one owner, or among members;
+another consumer with the name of this instance of a broadcast group; and programs other than Notify in the group.
 
 Kafka does not keep them apart: an owner reads by assignment and commits in transactions, which Kafka accepts even if
 the group has members. Both would handle every message, and overwrite each other's offsets. An instance of a broadcast
 group is a group of its own: two consumers with its name would each get a part of the messages. If they start together,
 neither finds the other as a member. So each also marks the group before it joins: the last mark stays, and a consumer
 that finds another mark than its own gives way.
+
+Any program may join the group, and Kafka gives it partitions, of which the handlers get nothing. Its commits lack the
+metadata of Notify's. Only an assignor of Notify's own would keep it out, which Kafka's client cannot have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from notify.client.kafka.feed import PATIENCE_SECONDS, SESSION_SECONDS
+from notify.client.kafka.partitions import Place
 from notify.client.kafka.plan import Plan
 from notify.client.kafka.refusals import OTHERS_NOW, error_of, refusal
 from notify.errors import Conflict, Unavailable
@@ -23,7 +28,11 @@ from notify.kafka import control
 from notify.kafka.client_thread import ClientThread
 from notify.kafka.cluster import Cluster
 from notify.kafka.groups import owner_topic
+from notify.kafka.progress import Progress
 from notify.protocol import ids
+from notify.runtime.program_log import program_log
+
+log = program_log("notify.consumer")
 
 LOOK_SECONDS = 0.5
 CALL_SECONDS = 10.0
@@ -49,6 +58,10 @@ class OtherModes:
         # A topic that exists by now, and that this consumer may read.
         self._marked = control.TOPIC if plan.sharing == "broadcast" else owner_topic(plan.group)
         self._mark = ids.to_text(ids.new_id()) if plan.sharing == "broadcast" else ""
+        self._others: set[Place] = set()
+        """The partitions where another program had made the last commit, at the last look."""
+        self._told: set[Place] = set()
+        """Those of them that were logged."""
 
     async def refuse(self) -> None:
         """Raises Conflict (`mode_in_use`, `topic_is_taken`) if there are such consumers and they stay; Unavailable,
@@ -98,6 +111,39 @@ class OtherModes:
         marked = consumer.committed([TopicPartition(self._marked, 0)], timeout=CALL_SECONDS)[0].metadata
         if marked and marked != self._mark:
             raise self._is_taken()
+
+    async def tell_others(self, topics: Mapping[str, int]) -> None:
+        """Log in which partitions of these topics (with their numbers of partitions) another program consumes with the
+        group's name: where it has made the last commit, at two looks. A single one may be from before the group's
+        consumers started, who commit soon. Raises Unavailable."""
+        places = [(topic, n) for topic, count in topics.items() for n in range(count)]
+        others = await self._thread.call(self._committed_by_others, places)
+        again = others & self._others
+        for topic in sorted({topic for topic, _ in again - self._told}):
+            numbers = sorted(n for name, n in again if name == topic)
+            log.error(
+                "another program commits offsets of group %s, in %d partitions of topic %s, such as %d: it has joined "
+                "the group, and what it gets there does not reach this group's handlers. Give it another group.id",
+                self._plan.group, len(numbers), topic, numbers[0],
+            )  # fmt: skip
+        self._others, self._told = others, again
+
+    def _committed_by_others(self, places: list[Place]) -> set[Place]:
+        # Committed offsets would wait for the open transactions of the group's other consumers.
+        consumer = self._cluster.consumer(
+            {"group.id": self._plan.kafka_group, "isolation.level": "read_uncommitted"}
+        )  # fmt: skip
+        try:
+            committed = consumer.committed([TopicPartition(*place) for place in places], timeout=CALL_SECONDS)
+        except KafkaException as raised:
+            raise refusal(error_of(raised), self._cluster, self._plan.kafka_group) from raised
+        finally:
+            consumer.close()
+        return {
+            (p.topic, p.partition)
+            for p in committed
+            if p.error is None and p.offset >= 0 and not Progress.of(p.offset, p.metadata).is_own
+        }
 
     def _is_taken(self) -> Conflict:
         return Conflict(

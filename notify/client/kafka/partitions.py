@@ -88,15 +88,14 @@ class Partitions:
             expected = window.next
             for item in items:
                 if item.offset > expected + 1:  # a gap of one offset is usual: the marker of a transaction
-                    self._note_jump(expected, item)
+                    self._note_jump((item.record.topic(), item.record.partition()), expected, item.offset)
                 expected = item.offset + 1
         window.add_all(items)
 
-    def _note_jump(self, start: int, item: Item) -> None:
-        place: Place = item.record.topic(), item.record.partition()
+    def _note_jump(self, place: Place, start: int, end: int) -> None:
         longest = self._jumps.get(place, (0, 0))
-        if item.offset - start > longest[1] - longest[0]:
-            self._jumps[place] = start, item.offset
+        if end - start > longest[1] - longest[0]:
+            self._jumps[place] = start, end
 
     def take_jumps(self) -> dict[Place, tuple[int, int]]:
         """For each partition, the longest range of offsets without a record since the last call: its first offset, and
@@ -104,8 +103,10 @@ class Partitions:
         jumps, self._jumps = self._jumps, {}
         return jumps
 
-    def reach(self, window: Window, end: int) -> None:
+    def reach(self, place: Place, window: Window, end: int) -> None:
         """Note that a partition was read to its end, the offset after its last record or transaction marker."""
+        if end > window.next + 1 and not window.is_closed:
+            self._note_jump(place, window.next, end)
         window.reach(end)
         self.look(window)
 

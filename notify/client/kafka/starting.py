@@ -108,6 +108,7 @@ class Starts:
         for place, progress in progresses.items():
             if progress is not None and place in begins and place not in moved:
                 tell_deleted(self._plan.group, place, progress.offset, begins[place].offset, progress.done)
+        tell_moved(self._plan.group, {p: at for p, at in progresses.items() if at is not None and not at.is_own})
         progresses |= self._with_resets(progresses)
         for place, progress in progresses.items():
             if progress is not None:
@@ -366,4 +367,17 @@ def tell_deleted(group: str, place: Place, position: int, begin: int, done: Coll
             "up to %d messages of topic %s, partition %d, were deleted before group %s handled them: the topic keeps "
             "messages for a shorter time (retention.ms, retention.bytes) than the group lagged. It continues at %d",
             deleted, place[0], place[1], group, begin,
+        )  # fmt: skip
+
+
+def tell_moved(group: str, others: Mapping[Place, Progress]) -> None:
+    """Log that a group continues at offsets that other programs have committed: they say nothing about what this
+    group has handled. `others`: these offsets."""
+    for topic in sorted({topic for topic, _ in others}):
+        offsets = sorted((partition, at.offset) for (name, partition), at in others.items() if name == topic)
+        log.warning(
+            "group %s continues in %d partitions of topic %s, such as %d at %d, where another program has committed "
+            "its offsets: messages before them that this group had not handled are left out. If nobody has moved the group "
+            "on purpose, that program consumes with this group's name: give it another one",
+            group, len(offsets), topic, *offsets[0],
         )  # fmt: skip

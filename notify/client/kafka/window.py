@@ -64,6 +64,8 @@ class Window:
         self._not_noted: deque[Item] = deque()
         self._begun: set[int] = set()
         self._next = progress.offset
+        self._end = -1
+        """The partition's end, when it was last read to its end."""
         self._ready: deque[Item] = deque()
         self._due: list[tuple[int, int]] = []
         self._lines: dict[bytes, deque[Item]] = {}
@@ -127,6 +129,7 @@ class Window:
 
     def reach(self, end: int) -> None:
         """Note that everything before this offset was fetched; the last offsets may be transaction markers."""
+        self._end = end
         if end > self._next:
             self._next = end
             self.changes += 1
@@ -270,6 +273,11 @@ class Window:
     def next(self) -> int:
         """The offset after the last fetched record."""
         return self._next
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing has come since the partition was read to its end."""
+        return self._end == self._next
 
     def progress(self, leaving: Collection[int] = (), *, stays: bool = False) -> Progress:
         """The progress to commit. `leaving`: the offsets of items that leave with the same transaction.
