@@ -124,6 +124,11 @@ class KafkaCluster:
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
+    def run_tool(self, name: str, *arguments: str) -> None:
+        """Run one of Kafka's commands, by the name of its class. Raises RuntimeError if it fails."""
+        if self._java(0, name, "--bootstrap-server", self.brokers, *arguments).wait(60):
+            raise RuntimeError(f"{name} fails: {self.last_output(0)}")
+
     def start_node(self, node: int) -> None:
         file = self._directory / f"kafka-{node}" / "server.properties"
         self._processes[node] = self._java(node, "kafka.Kafka", str(file))

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from notify.errors import InvalidRequest
 from notify.kafka.exchange import Exchange
+from notify.kafka.quotas import QUOTAS
 from notify.kafka.records import SCHEME
 from notify.kafka.transactional import TransactionalProducer
 from notify.protocol.limits import digits
@@ -128,7 +129,7 @@ class Cluster:
 
         Raises InvalidRequest (`kafka_settings`) for a setting that Kafka's client refuses.
         """
-        defaults = {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES}
+        defaults = {"partitioner": PARTITIONER, "message.max.bytes": MOST_BYTES, "throttle_cb": QUOTAS.note}
         if "transactional.id" not in own:
             return self._client(Producer, own, defaults)
         exchange = Exchange(self.settings)
@@ -142,7 +143,8 @@ class Cluster:
 
     def consumer(self, own: Mapping[str, Any]) -> Consumer:
         """A consumer of committed records that does not commit by itself. Raises InvalidRequest as `producer` does."""
-        return self._client(Consumer, {"enable.auto.commit": False, "isolation.level": "read_committed", **own})
+        always = {"enable.auto.commit": False, "isolation.level": "read_committed", "throttle_cb": QUOTAS.note}
+        return self._client(Consumer, {**always, **own})
 
     def admin(self, own: Mapping[str, Any] = MappingProxyType({})) -> AdminClient:
         """A client for topics and groups. Raises InvalidRequest as `producer` does."""

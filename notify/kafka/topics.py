@@ -41,6 +41,8 @@ class Topics:
         self._cluster = cluster
         self._largest: dict[str, tuple[int, float]] = {}
         """The size of the largest record of each topic, and when it was read."""
+        self._compacted: set[str] = set()
+        """Those that Kafka compacts."""
 
     def largest(self, name: str, *, refresh: bool = False) -> int:
         """The size, in bytes, of the largest record that a topic accepts; the topic is made if it is missing.
@@ -67,11 +69,13 @@ class Topics:
         except KafkaException:
             return UNKNOWN
         policy = config.get("cleanup.policy")
-        if name not in self._largest and policy is not None and "compact" in str(policy.value):
+        is_compacted = policy is not None and "compact" in str(policy.value)
+        if is_compacted and name not in self._compacted:
             log.warning(
                 "Kafka compacts topic %r: of a key's messages it deletes all but the last, perhaps before a group has "
                 "handled them, and it refuses those without a key; set its cleanup.policy to delete", name,
             )  # fmt: skip
+        (self._compacted.add if is_compacted else self._compacted.discard)(name)
         return whole(config, "max.message.bytes") or UNKNOWN
 
 

@@ -40,6 +40,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from notify.kafka.calls import Hangs, within
 from notify.kafka.codes import NEVER_STORED
 from notify.kafka.exchange import Exchange
+from notify.kafka.quotas import QUOTAS
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.kafka")
@@ -181,7 +182,7 @@ def flush(producer: Producer | TransactionalProducer, is_refused: Callable[[], o
     deadline = time.monotonic() + seconds
     while (missing := producer.flush(min(STEP_SECONDS, seconds))) and not is_refused():
         if time.monotonic() >= deadline:
-            why = f"{missing} records have no answer after {seconds:g} s"
+            why = f"{missing} records have no answer after {seconds:g} s{QUOTAS.why_silent()}"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, txn_requires_abort=True))
     if is_refused():
         producer.flush(STEP_SECONDS)

@@ -3,6 +3,8 @@ does not get, it says."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,17 +13,25 @@ import pytest
 
 from notify.client import Consumer
 from notify.client.kafka import loop
+from notify.errors import Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
-from tests.support.kafka import commit_offsets, open_transaction
-from tests.support.kafka_consumers import is_assigned, make_topic, onlooker, produce, progress
+from tests.support.kafka import KafkaNode, commit_offsets, open_transaction
+from tests.support.kafka_consumers import admin_of, make_topic, onlooker, produce, progress
 
 pytest.importorskip("confluent_kafka")
 
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from notify.client.kafka import feed
+from notify.kafka import cluster, transactional
 from notify.kafka.cluster import Cluster
+from notify.kafka.quotas import Quotas
+from notify.kafka.topics import Topics
+from notify.movers.sinks.kafka import KafkaSink
 
 pytestmark = pytest.mark.long
 
@@ -70,8 +80,7 @@ def test_a_program_that_takes_part_in_the_group_is_told(
 
             eventually(is_told, "a line about the other program")
         if mode == "shared":
-            eventually(lambda: is_assigned(kafka_url, unique), "the partitions to come back")
-    assert f"group {unique} continues in" in caplog.text or mode == "exclusive"
+            eventually(lambda: f"group {unique} continues in" in caplog.text, "the partitions to come back")
 
 
 def test_offsets_that_another_program_has_moved_are_told_once(
@@ -110,3 +119,74 @@ def test_records_that_an_open_transaction_hides_are_told(
         eventually(lambda: f"topic {unique} gives nothing from offset 1 on in partition 0" in caplog.text, "a line")
         hiding.abort_transaction(PATIENCE_SECONDS)
         eventually(lambda: seen == ["a", "b"], "the hidden message")
+
+
+def test_a_topic_that_is_compacted_from_now_on_is_told(
+    kafka_url: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bridge looked at a topic's policy once, and an operator may change it at any time."""
+    topics = Topics(Cluster.of(kafka_url))
+    topics.largest(unique)
+
+    def set_policy(policy: str) -> None:
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        wanted = ConfigResource(ConfigResource.Type.TOPIC, unique, incremental_configs=[entry])
+        admin_of(kafka_url).incremental_alter_configs([wanted])[wanted].result(PATIENCE_SECONDS)
+
+    def tells() -> bool:
+        topics.largest(unique, refresh=True)
+        return caplog.text.count(f"Kafka compacts topic '{unique}'") == 1
+
+    assert not tells()
+    set_policy("compact")
+    eventually(tells, "a line about the policy")
+    assert tells(), "told once"
+
+
+def test_a_quota_that_keeps_brokers_silent_is_told(
+    kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bridge said for hours that records have no answer, a consumer said nothing."""
+    told = Quotas()
+    monkeypatch.setattr(transactional, "QUOTAS", told)
+    monkeypatch.setattr(cluster, "QUOTAS", told)
+    limit = "producer_byte_rate=1000,consumer_byte_rate=1000"
+    kafka_node.cluster.run_tool(
+        "kafka.admin.ConfigCommand",
+        "--alter",
+        "--add-config",
+        limit,
+        "--entity-type",
+        "clients",
+        "--entity-name",
+        unique,
+    )
+
+    async def publish() -> str:
+        """Publish until a reason names the quota."""
+        sink = KafkaSink(f"{kafka_node.url}?client.id={unique}", 5.0)
+        try:
+            while True:
+                try:
+                    epoch, _ = await sink.claim(unique)
+                    message = PackedMessage(topic=unique, body=os.urandom(300_000))
+                    sent = BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group="g", messages=[message])
+                    await sink.append(
+                        unique, PackedBridgeBatch(epoch=epoch, expected_position="", position="1", transactions=[sent])
+                    )
+                except Unavailable as error:
+                    if "because of its quota" in str(error):
+                        return str(error)
+        finally:
+            await sink.close()
+
+    assert "raise producer_byte_rate" in asyncio.run(asyncio.wait_for(publish(), 2 * PATIENCE_SECONDS))
+    assert "because it uses more than its quota" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(cluster, "QUOTAS", Quotas())
+    make_topic(kafka_node.url, f"{unique}-2")
+    produce(kafka_node.url, f"{unique}-2", ["a" * 100_000] * 3)
+    consumer = Consumer(kafka_node.url, group=unique, instance=unique)
+    consumer.subscribe(f"{unique}-2", start="earliest")(lambda message: None)
+    with running(consumer):
+        eventually(lambda: "because it uses more than its quota" in caplog.text, "a line about the quota")

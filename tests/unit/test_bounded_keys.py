@@ -89,7 +89,7 @@ BOUNDS = {
         server/webhooks.py:_found client/handling/failure_log.py:_traced client/transport/http.py:_heads
         client/kafka/settling.py:_too_large client/tables/schemas.py:_known client/tables/schemas.py:_last
         client/tables/half_rows.py:_inserts
-        kafka/topics.py:_largest client/tables/log_rows.py:_slots
+        kafka/topics.py:_largest kafka/topics.py:_compacted client/tables/log_rows.py:_slots
         client/producer/left_behind.py:_left client/producer/left_behind.py:_last
         client/producer/left_sender.py:_known
         binlog_bridge/binlog/tables.py:_readers binlog_bridge/binlog/tables.py:_by_definition
@@ -133,7 +133,8 @@ BOUNDS = {
         client/kafka/membership.py:_waiting client/kafka/ownership.py:_topics client/kafka/partitions.py:_windows
         client/kafka/partitions.py:paused client/kafka/partitions.py:_jumps client/kafka/starting.py:_starts
         client/kafka/feed.py:_hiding client/kafka/feed.py:_told_hidden client/kafka/modes.py:_others
-        client/kafka/modes.py:_told client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed client/kafka/topics.py:_last
+        client/kafka/modes.py:_told client/kafka/starting.py:_leaderless client/kafka/topics.py:_missed
+        client/kafka/topics.py:_last
         kafka/topic_ids.py:_ids server/groups/kafka/compacted.py:_ids server/groups/kafka/compacted.py:_read_to
         server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us

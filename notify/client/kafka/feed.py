@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
@@ -269,9 +270,10 @@ class Feed:
         hidden = []
         for place, window in self._partitions.items():
             if window.is_at_end and place not in self._partitions.paused:
-                bounds = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                if bounds is not None and bounds[1] > window.next:
-                    hidden.append(place)
+                with contextlib.suppress(KafkaException):  # the partition may have gone
+                    bounds = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                    if bounds is not None and bounds[1] > window.next:
+                        hidden.append(place)
         return hidden
 
     async def pause(self, places: Iterable[Place]) -> None:

@@ -377,7 +377,7 @@ def tell_moved(group: str, others: Mapping[Place, Progress]) -> None:
         offsets = sorted((partition, at.offset) for (name, partition), at in others.items() if name == topic)
         log.warning(
             "group %s continues in %d partitions of topic %s, such as %d at %d, where another program has committed "
-            "its offsets: messages before them that this group had not handled are left out. If nobody has moved the group "
-            "on purpose, that program consumes with this group's name: give it another one",
+            "its offsets: messages before them that this group had not handled are left out. If nobody has moved the "
+            "group on purpose, that program consumes with this group's name: give it another one",
             group, len(offsets), topic, *offsets[0],
         )  # fmt: skip
