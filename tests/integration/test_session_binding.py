@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.horizontal_shard import ShardedSession
 from sqlalchemy.orm import Session
 
-from notify.client import Message, TransactionProducer, create_tables, use_explicit_begin
+from notify.client import Inbox, Message, TransactionProducer, create_tables, use_explicit_begin
 from notify.errors import BindingRefused, TransactionRefused
 from notify.testing import InMemoryServer
 from tests.support.shop import Order, Shop, make_engine
@@ -194,6 +194,25 @@ def test_a_failed_insert_of_the_row_rolls_both_back(shop: Shop) -> None:
         session.execute(sa.text("DROP TABLE half_message"))
     create_tables(shop.engine)
     assert shop.delivered() == ["before"]
+
+
+def test_a_commit_goes_on_while_producers_of_its_engine_come_and_go(shop: Shop) -> None:
+    """It failed with "deque mutated during iteration", in any thread whose half was on its way."""
+    earlier = TransactionProducer(shop.server.url, group=f"{shop.topic}-earlier", engine=shop.engine)
+
+    def come_and_go(connection: sa.Connection) -> None:
+        earlier.close()
+        TransactionProducer(shop.server.url, group=f"{shop.topic}-later", engine=shop.engine).close()
+        Inbox(shop.engine)
+
+    sa.event.listen(shop.engine, "commit", come_and_go)
+    try:
+        with shop.sessions.begin() as session:
+            session.add(Order(item="kept"))
+            shop.send(session, "sent")
+    finally:
+        sa.event.remove(shop.engine, "commit", come_and_go)
+    assert (shop.items(), shop.delivered()) == (["kept"], ["sent"])
 
 
 def test_a_pooled_connection_does_not_carry_a_dead_transaction(shop: Shop) -> None:

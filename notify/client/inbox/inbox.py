@@ -142,7 +142,7 @@ def _check_committed(session: Session) -> None:
         )
 
 
-def _guard_connections(engine: Any) -> None:
+def guard_connections(engine: Any) -> None:
     """Listen to the commits of an engine: to make a listener for each connection would cost as much as a statement."""
     sync_engine = getattr(engine, "sync_engine", engine)
     if not event.contains(sync_engine, "commit", _refuse_connection):
@@ -187,7 +187,7 @@ class Inbox:
         self.purge_after = purge_after
         self._turns = turns_of(engine)
         if self.gives_session:
-            _guard_connections(engine)
+            guard_connections(engine)
         self._place = schema or ""
         """The schema of the tables; "" until it is found."""
 

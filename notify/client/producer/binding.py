@@ -23,6 +23,7 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext, TwoPhaseTran
 from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
 from sqlalchemy.orm import Session
 
+from notify.client.inbox.inbox import guard_connections
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
 from notify.client.producer.sent import Sent
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
@@ -155,8 +156,49 @@ class Readers:
         return others
 
 
+class _Listeners:
+    """The listeners of all producers on one engine, and of inboxes that are made later.
+
+    They are never removed: a commit takes as long as its half, and raised "deque mutated during iteration" whenever
+    another thread made or closed a producer meanwhile, or made an inbox.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.bindings: tuple[Binding, ...] = ()
+        guard_connections(engine)
+        for name in ("commit", "rollback", "rollback_savepoint", "handle_error"):
+            event.listen(engine, name, getattr(self, name))
+
+    def commit(self, connection: Connection) -> None:
+        for binding in self.bindings:
+            binding._on_commit(connection)
+
+    def rollback(self, connection: Connection) -> None:
+        for binding in self.bindings:
+            binding._on_rollback(connection)
+
+    def rollback_savepoint(self, connection: Connection, name: str, context: Any) -> None:
+        for binding in self.bindings:
+            binding._on_rollback_savepoint(connection, name, context)
+
+    def handle_error(self, context: ExceptionContext) -> None:
+        for binding in self.bindings:
+            binding._on_error(context)
+
+
+_listeners_lock = threading.Lock()
+
+
+def listeners_of(base: Engine) -> _Listeners:
+    """Those of an engine, of which they are an attribute, so that they go with it. Call it with `_listeners_lock`."""
+    found: _Listeners | None = vars(base).get("notify_listeners")
+    if found is None:
+        found = vars(base)["notify_listeners"] = _Listeners(base)
+    return found
+
+
 class Binding:
-    """One producer's listeners on its engine, and on sessions that use it."""
+    """One producer's part in the commits of its engine, and in sessions that use it."""
 
     def __init__(self, engine: Engine, half_sender: HalfSender, readers: Sequence[Any] = ()) -> None:
         """`readers`: engines on which the same sessions only read. Raises InvalidRequest."""
@@ -167,26 +209,19 @@ class Binding:
         self._lock = threading.Lock()
         """Keeps the beginning of a transaction apart from `detach`, which may run in another thread."""
         self._by_connection: weakref.WeakKeyDictionary[Connection, PendingMessages] = weakref.WeakKeyDictionary()
-        for name, listener in self._listeners():
-            event.listen(self._base, name, listener)
+        with _listeners_lock:
+            listeners_of(self._base).bindings += (self,)
         listen_to_sessions()
 
-    def _listeners(self) -> tuple[tuple[str, Any], ...]:
-        return (
-            ("commit", self._on_commit),
-            ("rollback", self._on_rollback),
-            ("rollback_savepoint", self._on_rollback_savepoint),
-            ("handle_error", self._on_error),
-        )
-
     def detach(self) -> None:
-        """Take no more messages. The listeners stay while a transaction has messages, because its commit must fail."""
+        """Take no more messages. The binding stays while a transaction has messages, because its commit must fail."""
         with self._lock:
             self._half_sender.is_closed = True
             if any(pending.is_active and not pending.prepared for pending in self._by_connection.values()):
                 return
-        for name, listener in self._listeners():
-            event.remove(self._base, name, listener)
+        with _listeners_lock:
+            listeners = listeners_of(self._base)
+            listeners.bindings = tuple(binding for binding in listeners.bindings if binding is not self)
         self._readers.close()
 
     # --- sending ----------------------------------------------------------------------------------------------
