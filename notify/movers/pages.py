@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import msgspec
 from sqlalchemy.engine import Connection
@@ -39,16 +41,26 @@ def readable(
 ) -> tuple[list[BridgedTransaction], list[Refusal]]:
     """These transactions, in this order, and a refusal for each transaction whose rows are not messages."""
     try:
-        return outbox.read(connection, transaction_ids), []
+        with _part(connection):
+            return outbox.read(connection, transaction_ids), []
     except NOT_A_MESSAGE:
         pass  # read each transaction alone, to find the unreadable ones
     transactions: list[BridgedTransaction] = []
     unreadable: list[Refusal] = []
     for transaction_id in transaction_ids:
         try:
-            transactions += outbox.read(connection, [transaction_id])
+            with _part(connection):
+                transactions += outbox.read(connection, [transaction_id])
         except NOT_A_MESSAGE as error:
             detail = f"its row is not a valid message: {getattr(error, 'orig', error)}"
             whose = outbox.whose(connection, transaction_id)
             unreadable.append(Refusal(transaction_id, *whose, 422, UNREADABLE, detail))
     return transactions, unreadable
+
+
+def _part(connection: Connection) -> AbstractContextManager[Any]:
+    """A savepoint where the database itself may refuse to give a row: a PostgreSQL with the encoding SQL_ASCII gives
+    none whose bytes are not UTF-8, and then nothing else until the transaction, or the savepoint, is rolled back."""
+    info = getattr(connection.connection.driver_connection, "info", None)
+    tells = getattr(info, "parameter_status", None)
+    return connection.begin_nested() if tells is not None and tells("server_encoding") == "SQL_ASCII" else nullcontext()

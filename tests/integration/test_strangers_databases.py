@@ -30,7 +30,7 @@ from notify.client import (
     use_explicit_begin,
 )
 from notify.client.tables.database_calls import DatabaseCalls
-from notify.client.tables.definitions import half_message, notify_inbox, notify_source
+from notify.client.tables.definitions import half_message, notify_inbox, notify_refused, notify_source
 from notify.client.tables.half_rows import TOGETHER
 from notify.client.tables.old_rows import instant_before, note_purged
 from notify.client.tables.purge import purge_by_force
@@ -46,6 +46,7 @@ from tests.support.clock import eventually
 from tests.support.databases import MOST, empty_database
 from tests.support.shop import make_engine
 from tests.support.transactions import new_id, when_free
+from tests.support.wal import row
 
 MYSQLS = ("mysql", "mariadb")
 
@@ -467,6 +468,38 @@ def test_a_relay_reads_all_letters_whatever_encoding_its_address_has(
     assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
     visitor.dispose()
     assert [message.key for message in memory.messages(unique)] == ["中"]
+
+
+def test_a_row_in_letters_that_nobody_knows_holds_up_no_other(
+    database_urls: Mapping[str, str], memory: InMemoryServer, unique: str
+) -> None:
+    """In a database of SQL_ASCII any client's bytes are stored as they are. The relay ended with "current transaction
+    is aborted", and again whenever it was started."""
+    url = sa.make_url(database_urls["postgresql"])
+    name = f"t{new_id()[-12:]}"
+    server = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with server.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    place = url.set(database=name).render_as_string(hide_password=False)
+    try:
+        for encoding, key in (("utf8", "é"), ("latin1", "é"), ("utf8", "é")):
+            engine = sa.create_engine(place, connect_args={"client_encoding": encoding})
+            create_tables(engine)
+            with engine.begin() as connection:
+                connection.execute(half_message.insert().values(row(unique, 1, key=key)))
+            engine.dispose()
+        visitor = visitor_engine(place)
+        total = asyncio.run(Relay(visitor, memory.url).run(once=True))
+        assert (total.sent, total.refused) == (2, 1)
+        with visitor.connect() as connection:
+            refused = connection.execute(sa.select(notify_refused.c.code, notify_refused.c.topic)).all()
+        visitor.dispose()
+        assert refused == [("unreadable", unique)]
+    finally:
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+        server.dispose()
+    assert [message.key for message in memory.messages(unique)] == ["é"] * 2
 
 
 @pytest.mark.parametrize("database", ["mysql"])
