@@ -568,7 +568,7 @@ def _engine(url: str) -> sa.Engine:
     engine = make_engine(url, "--dsn", _options)
     if engine.dialect.name == "postgresql":
 
-        @sa.event.listens_for(engine, "connect")
+        @sa.event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy asks the server for anything
         def set_up(connection: Any, _: Any) -> None:
             with connection.cursor() as cursor:
                 cursor.execute(set_in_session(MOVER_SETTINGS))

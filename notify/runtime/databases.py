@@ -52,15 +52,21 @@ MOVER_SETTINGS: Mapping[str, object] = {
     "idle_in_transaction_session_timeout": 0,
     "idle_session_timeout": 0,
     "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
 }
 """Settings of PostgreSQL sessions that read a table as a whole and then wait for a target, instead of what a role or
-database has for its requests. They are set by a statement: as `options` of a connection they would hide those of its
+database has for its requests. A deferrable transaction would wait until no other one writes, those of the same process
+included. They are set by a statement: as `options` of a connection they would hide those of its
 URL, service or environment."""
 
 
 def set_in_session(settings: Mapping[str, object]) -> str:
-    """The statement that sets these settings in a session of PostgreSQL. Commit it, since a rollback would undo it."""
-    return "SELECT " + ", ".join([f"set_config('{name}', '{value}', false)" for name, value in settings.items()])
+    """The statements that set these settings in a session of PostgreSQL. Commit them, since a rollback would undo them.
+
+    A query would take a snapshot, for which a role's transactions may have to wait (`default_transaction_deferrable`).
+    """
+    return "; ".join([f"SET SESSION {name} = '{value}'" for name, value in settings.items()])
 
 
 ALL_ROWS = 9_223_372_036_854_775_807

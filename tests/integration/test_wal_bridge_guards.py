@@ -394,6 +394,29 @@ def test_bounds_of_a_role_for_its_requests_do_not_hold_for_its_bridge(
         execute(engine, "DROP OWNED BY hurried", "DROP ROLE hurried")
 
 
+def test_a_bridge_does_not_wait_for_itself_where_transactions_are_deferrable(
+    url: str, engine: sa.Engine, server: ServerProcess, unique: str
+) -> None:
+    """Its second session waited for the end of its first one's transaction, for ever and without a word."""
+    subscribe(server.url, unique, unique)
+    outbox(url, unique, range(2))
+    reader = [
+        f"ALTER ROLE deferring SET default_transaction_{setting}"
+        for setting in ("isolation = 'serializable'", "read_only = on", "deferrable = on")
+    ]
+    execute(engine, "CREATE ROLE deferring LOGIN SUPERUSER", *reader)
+    deferring = sa.make_url(url).set(username="deferring").render_as_string(hide_password=False)
+    try:
+        move(deferring, server)
+        outbox(url, unique, range(4, 6))
+        with engine.connect().execution_options(isolation_level="SERIALIZABLE") as writer:
+            writer.exec_driver_sql("CREATE TABLE written (n int)")
+            assert move(deferring, server).totals.rows == 2
+        assert numbers(server, unique, 4) == [0, 1, 4, 5]
+    finally:
+        execute(engine, "DROP OWNED BY deferring", "DROP ROLE deferring")
+
+
 @pytest.mark.long
 def test_a_slot_is_free_again_when_its_readers_machine_is_gone(
     url: str, engine: sa.Engine, wal_server: PostgreSqlServer, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
