@@ -87,6 +87,8 @@ def findings(connection: Connection) -> list[Finding]:
     return found
 
 
+PACKET_BYTES = 4 << 20
+"""A statement with the largest message, whose bytes may be written as two, has less."""
 _LOST = "a crash of the database may lose commits whose messages were sent"
 
 _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str], ...] = (
@@ -101,6 +103,12 @@ _VARIABLES: tuple[tuple[str, Callable[[str], bool], str, str], ...] = (
         lambda value: value.upper() not in ("OFF", "0", "DETECT_ONLY"),
         "innodb_doublewrite is {}: a page that a loss of power tears cannot be repaired, and its rows are lost",
         "innodb_doublewrite = ON in the configuration, and restart the server",
+    ),
+    (
+        "max_allowed_packet",
+        lambda value: int(value) >= PACKET_BYTES,
+        "max_allowed_packet is {} bytes: the largest messages are refused",
+        f"SET GLOBAL max_allowed_packet = {4 * PACKET_BYTES}, and in the configuration",
     ),
     *(
         (

@@ -19,8 +19,7 @@ from notify.storage.sql.rows import COLUMNS, FIXED, Row
 
 TABLE = "server_half_message"
 STATEMENT_BYTES = 2 << 20
-"""The most bytes of bodies in one statement: twice as many characters, well below MariaDB's max_allowed_packet of
-16 MiB."""
+"""The most bytes of bodies in one statement: MySQL and MariaDB get twice as many characters."""
 STATEMENT_ROWS = 1000
 IDS_A_STATEMENT = 200
 NUL = "PostgreSQL holds no NUL character (U+0000): leave it out of key, source and instance"

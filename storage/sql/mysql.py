@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from notify.errors import TooLarge
 from notify.runtime.databases import AGAIN_CODES, is_gone
-from notify.storage.sql.dialect import FIXED_COLUMNS, FIXED_VALUES, TABLE, Again, Duplicate, Gone, Statements, chunks
+from notify.storage.sql.dialect import (
+    FIXED_COLUMNS,
+    FIXED_VALUES,
+    STATEMENT_BYTES,
+    STATEMENT_ROWS,
+    TABLE,
+    Again,
+    Duplicate,
+    Gone,
+    Statements,
+)
 from notify.storage.sql.engines import detached
 from notify.storage.sql.rows import COLUMNS, Row
 
@@ -14,14 +25,35 @@ from notify.storage.sql.rows import COLUMNS, Row
 class MySql(Statements):
     """MySQL and MariaDB through PyMySQL."""
 
+    _packet = 0
+    """The server's max_allowed_packet, in bytes."""
+
     def connect(self) -> Any:
         connection = detached(self._engine)
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            self._packet = int(cursor.fetchone()[0])
         return connection
 
     def insert(self, connection: Any, rows: Sequence[Row]) -> None:
-        for some in chunks(rows):
-            connection.query(_MYSQL_INSERT + ",".join([_mysql_row(row) for row in some]))
+        """Raises TooLarge, too, for a row that the server does not take: it would end the connection instead."""
+        most = self._packet - len(_MYSQL_INSERT) - 1
+        some: list[str] = []
+        size = 0
+        for row in rows:
+            text = _mysql_row(row)
+            if len(text) > most:
+                raise TooLarge(
+                    f"the database takes statements of {self._packet:,} bytes, and this message needs "
+                    f"{len(text):,}: SET GLOBAL max_allowed_packet to more, and in the configuration"
+                )
+            if some and (size + len(text) > min(most, 2 * STATEMENT_BYTES) or len(some) == STATEMENT_ROWS):
+                connection.query(_MYSQL_INSERT + ",".join(some))
+                some, size = [], 0
+            some.append(text)
+            size += len(text) + 1
+        connection.query(_MYSQL_INSERT + ",".join(some))
 
     def error(self, error: Exception) -> Exception:
         code = error.args[0] if error.args else None

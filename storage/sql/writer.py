@@ -241,7 +241,9 @@ class Writer:
             job.result = results
             return connection
         refused: NotifyError
-        if not (is_a_values_fault(error) or is_of_the_database(error)):
+        if isinstance(error, NotifyError):
+            refused = error
+        elif not (is_a_values_fault(error) or is_of_the_database(error)):
             faults.unexpected("write_failed", error, shard=self._name)
             refused = StorageFailed("the server failed on this; its log says why")
         else:

@@ -44,12 +44,13 @@ from notify.client.tables.definitions import (
     notify_source,
 )
 from notify.client.tables.purge import purge_by_force
-from notify.errors import BindingRefused, InvalidRequest
+from notify.errors import BindingRefused, InvalidRequest, TooLarge
 from notify.movers import refused
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import leases_of, lock_name
 from notify.movers.relay.relay import Relay
 from notify.protocol import ids
+from notify.protocol.limits import LIMITS
 from notify.protocol.message import ReceivedMessage
 from notify.protocol.wire import Payload, encode_msgpack
 from notify.runtime.clock import wall_clock
@@ -65,7 +66,7 @@ from notify.runtime.databases import (
 from notify.spark.digest.tables import TableDigest
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.table_parts import TableParts
-from notify.storage.records import NewMessage, NewTransaction, Put, State
+from notify.storage.records import NewMessage, NewTransaction, PartlyStored, Put, State
 from notify.storage.sql.database import dialect_of
 from notify.storage.sql.dialect import Again, Duplicate, Gone
 from notify.storage.sql.engines import opened, visitor_engine
@@ -754,6 +755,7 @@ VARIABLES = {
     "lock_wait_timeout": BOTH,
     "log_slave_updates": BOTH,
     "lower_case_table_names": BOTH,
+    "max_allowed_packet": BOTH,
     "port": BOTH,
     "read_only": BOTH,
     "replica_net_timeout": MYSQL,
@@ -943,6 +945,7 @@ _HOSTILE = (
     "--innodb-autoinc-lock-mode=0",
     "--innodb-rollback-on-timeout=ON",
     "--autocommit=0",
+    "--max-allowed-packet=1M",
     "--max-connections=60",
 )
 HOSTILE = {
@@ -1030,6 +1033,45 @@ def test_defaults_of_a_database_make_no_difference(hostile: BinlogServer, memory
         assert {row["key"] for row in database.rows_of([outbox])} == {KEY}
     assert purge_by_force(engine, older_than=0).rows == 3
     engine.dispose()
+
+
+def test_what_is_larger_than_a_packet_holds_up_nothing_else(
+    hostile: BinlogServer, memory: InMemoryServer, unique: str
+) -> None:
+    """The server ended the connection. What other callers had sent meanwhile was refused with it, as if the database
+    did not answer; and commits failed with "MySQL server has gone away", however often they were repeated."""
+    hostile.execute("DROP DATABASE IF EXISTS packets", "CREATE DATABASE packets")
+    url = sa.make_url(hostile.url).set(database="packets").render_as_string(hide_password=False)
+    engine = make_engine(url)
+    create_tables(engine)
+    with TransactionProducer(memory.url, group=unique, engine=engine, mode="outbox", answer_checks=False) as producer:
+
+        def send(*bodies: bytes) -> None:
+            with Session(engine) as session, session.begin():
+                for body in bodies:
+                    producer.send(session, Message(unique, body))
+
+        for body in (b"\0" * 600_000, b"x" * LIMITS.message_bytes):
+            with pytest.raises(TooLarge, match=r"nothing is committed.*max_allowed_packet"):
+                send(b"small", body)
+        send(*[b"x" * 400_000] * 5, b"small")
+    engine.dispose()
+    make_storage(url)
+
+    def half(*bodies: bytes) -> NewTransaction:
+        payloads = [encode_msgpack(Payload(topic=unique, body=body)) for body in bodies]
+        return NewTransaction(ids.new_id(), unique, [NewMessage(unique, payload) for payload in payloads])
+
+    async def scenario(store: SqlStore) -> None:
+        small, several = half(b"x"), half(*[b"x" * 400_000] * 5)
+        large = half(b"x" * LIMITS.message_bytes)
+        with pytest.raises(PartlyStored) as together:
+            await store.put([small, large, several], wall_clock())
+        first, refused, last = together.value.results
+        assert isinstance(refused, TooLarge) and "max_allowed_packet" in str(refused)
+        assert [getattr(each, "put", None) for each in (first, last)] == [Put.STORED] * 2
+
+    use(url, scenario)
 
 
 def test_a_name_is_told_as_the_server_spells_it(hostile: BinlogServer) -> None:

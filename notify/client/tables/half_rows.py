@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from notify.client.tables.definitions import PARTIAL, half_message, left_behind_with
 from notify.client.tables.schemas import Place, name_in_text
-from notify.errors import BindingRefused, InvalidRequest
+from notify.errors import BindingRefused, InvalidRequest, TooLarge
 from notify.protocol.message import body_digest
 from notify.protocol.wire import PackedMessage
 from notify.runtime.databases import LEFT_BEHIND, RELAYED, UNSENT, database_now
@@ -27,9 +27,11 @@ MODES: tuple[Mode, ...] = ("half", "outbox", "auto")
 
 TOGETHER = 16
 """The most rows of one statement whose text has them all."""
-MOST_BYTES = 2 << 20
-"""The most bytes of bodies in one INSERT with VALUES, unless a single row has more: MySQL and MariaDB refuse a
-statement above their max_allowed_packet."""
+MOST_BYTES = 384 << 10
+"""The most bytes of bodies in one statement, unless a single row has more: MySQL and MariaDB refuse a statement above
+their max_allowed_packet, of which few servers have less than 1 MiB, and a driver may write a byte as two."""
+_ESCAPED = b"\0\n\r\x1a\"'\\"
+"""The bytes that drivers of MySQL and MariaDB write as two."""
 _STRICT = "STRICT_ALL_TABLES"
 """The mode in which MySQL and MariaDB refuse a row instead of cutting it off, given for one statement: the session is
 the service's, which may change its own mode at any time. MariaDB tells a driver the mode of this statement, by which
@@ -108,12 +110,15 @@ class HalfRows:
         dialect = connection.dialect.name
         follows = self._follows_left and dialect in PARTIAL and any(row["key"] is not None for row in rows)
         together = rows[: 1 if is_mariadb(connection) else TOGETHER]
+        if dialect == "mysql":
+            together = next(_parts(together))
         if follows and dialect == "sqlite":
             is_inserted = self._insert_unless_left(connection, place, together, [row["key"] for row in rows])
         elif _needs_no_guard(dialect, place):
             self._insert_many(connection, place, rows)
             return True
         else:
+            _check_fits(connection, together)
             insert = self._guarded(connection, place, len(together), len(rows) if follows else 0)
             parameters = _expected(dialect, place) | (
                 together[0] if len(together) == 1 else _numbered(rows if follows else together)
@@ -136,6 +141,7 @@ class HalfRows:
     def _insert_values(self, connection: Connection, place: Place, rows: list[dict[str, Any]]) -> int:
         """Insert rows with VALUES; returns how many were written."""
         if len(rows) == 1 or _takes_many(connection):
+            _check_fits(connection, rows)
             rows = [row | self._fixed for row in rows]
             insert = self._of_values(connection, place, 1, list(rows[0]))
             return self._execute(connection, insert, rows[0] if len(rows) == 1 else rows)
@@ -144,6 +150,7 @@ class HalfRows:
             if len(part) == 1:
                 written += self._insert_values(connection, place, part)
                 continue
+            _check_fits(connection, part)
             insert = self._of_values(connection, place, len(part), list(part[0]))
             written += self._execute(connection, insert, _numbered(part))
         return written
@@ -273,12 +280,11 @@ def _takes_many(connection: Connection) -> bool:
 
 
 def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each INSERT with VALUES, in order: at most TOGETHER, and MOST_BYTES of bodies if they are several."""
+    """The rows of each statement, in order: at most TOGETHER, and MOST_BYTES of bodies if they are several."""
     part: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        body = row.get("body")
-        row_size = len(getattr(body, "adapted", body) or b"")  # psycopg2 wraps it
+        row_size = len(_body_of(row))
         if part and (len(part) == TOGETHER or size + row_size > MOST_BYTES):
             yield part
             part, size = [], 0
@@ -286,6 +292,33 @@ def _parts(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         size += row_size
     if part:
         yield part
+
+
+def _body_of(row: dict[str, Any]) -> bytes:
+    body = row.get("body")
+    return getattr(body, "adapted", body) or b""  # psycopg2 wraps it
+
+
+def _check_fits(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    """Raises TooLarge if MySQL or MariaDB does not take a statement with these rows. It would end the connection, in
+    most cases without a word of why, and the same again whenever the service repeats the transaction."""
+    if connection.dialect.name not in ("mysql", "mariadb") or sum(len(_body_of(row)) for row in rows) <= MOST_BYTES:
+        return
+    size = sum(map(_written_bytes, rows))
+    most = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar() or 0)
+    if size > most:
+        raise TooLarge(
+            f"nothing is committed: the database takes statements of {most:,} bytes, and a message of this transaction "
+            f"needs {size:,}: SET GLOBAL max_allowed_packet to more, and in the configuration, or give the producer a "
+            "store for large bodies"
+        )
+
+
+def _written_bytes(row: dict[str, Any]) -> int:
+    """About the bytes of a row in a statement, and not less."""
+    body = _body_of(row)
+    texts = [value for value in row.values() if isinstance(value, str)]
+    return len(body) + sum(body.count(byte) for byte in _ESCAPED) + sum(2 * len(t.encode()) for t in texts) + 1024
 
 
 def _numbered(rows: list[dict[str, Any]]) -> dict[str, Any]:
