@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from notify.testing.binlog_server import BinlogServer
-from notify.testing.mysql_programs import mysql_programs
+from notify.testing.mysql_programs import MySqlPrograms, mysql_programs
 
 _INITIAL = "--lower-case-table-names"
 """An option that is set when the data directory is made, and never again."""
@@ -19,13 +19,20 @@ class MySqlServer(BinlogServer):
     """A MySQL server in a directory, with a binlog for bridges and GTIDs."""
 
     def __init__(
-        self, directory: Path, server_id: int = 1, options: Sequence[str] = (), *, durable: bool = True
+        self,
+        directory: Path,
+        server_id: int = 1,
+        options: Sequence[str] = (),
+        *,
+        durable: bool = True,
+        programs: MySqlPrograms | None = None,
     ) -> None:
         """Raises NotAvailable with the reason if no MySQL can be had here.
 
-        Without `durable` the server does not sync: its data survives kill -9, but not a loss of power.
+        Without `durable` the server does not sync: its data survives kill -9, but not a loss of power. `programs`: of
+        another folder.
         """
-        self._programs = mysql_programs()
+        self._programs = programs or mysql_programs()
         # Group commits do not wait for the disk: the kernel has everything that a killed server wrote.
         synced = [] if durable else ["--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=2"]
         super().__init__(directory, server_id, [f"--sync-binlog={int(durable)}", *synced, *options])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +20,15 @@ from notify.binlog_bridge.bridge import Bridge
 from notify.binlog_bridge.errors import Purged
 from notify.errors import InvalidRequest, Unavailable
 from notify.movers.sinks.sink import open_sink
+from notify.testing.mysql_programs import MySqlPrograms, mysql_programs
 from notify.testing.mysql_server import MySqlServer
 from notify.testing.process import ServerProcess
+from notify.testing.reachable import NotAvailable
 from tests.support.binlog import megabyte
 from tests.support.bridges import move, move_until, numbers, outbox
 from tests.support.databases import own_mysql
 from tests.support.groups import subscribe
+from tests.support.own_server import own_server
 
 
 @pytest.fixture(scope="module")
@@ -339,3 +346,51 @@ def test_the_binlog_is_read_with_an_option_file(
     finally:
         mysql.execute("DROP USER filed@'127.0.0.1'")
     assert numbers(server, unique, 2) == [0, 1]
+
+
+def with_keyring(directory: Path) -> MySqlPrograms:
+    """MySQL with a keyring, whose settings it reads beside its programs: these are links to those of other tests."""
+    programs = mysql_programs()
+    if programs.data is None:
+        raise NotAvailable("the settings of a keyring would have to be in the folder of the installed MySQL")
+    home, linked = programs.data.parent, directory / "mysql"
+    shutil.copytree(home / "usr", linked / "usr", copy_function=os.symlink)
+    (linked / "usr/sbin/mysqld.my").write_text(json.dumps({"components": "file://component_keyring_file"}))
+    keys = {"path": f"{directory}/keyring", "read_only": False}
+    (linked / "usr/lib/mysql/plugin/component_keyring_file.cnf").write_text(json.dumps(keys))
+    return replace(programs, mysqld=tuple(word.replace(str(home), str(linked)) for word in programs.mysqld))
+
+
+@pytest.mark.long
+def test_an_encrypted_binlog_is_read(server: ServerProcess, unique: str) -> None:
+    """Positions hold while its keys change, and while files that are encrypted and others follow each other."""
+    subscribe(server.url, unique, unique)
+
+    def start(directory: Path) -> MySqlServer:
+        options = ["--binlog-encryption=ON", "--binlog-rows-query-log-events=ON"]
+        return MySqlServer(directory, durable=False, options=options, programs=with_keyring(directory)).create()
+
+    with own_server("mysql", start) as mysql:
+        assert [row[2] for row in mysql.execute("SHOW BINARY LOGS")] == ["Yes"]
+        first = 0
+        for change in (
+            "FLUSH BINARY LOGS",
+            "ALTER INSTANCE ROTATE BINLOG MASTER KEY",
+            "SET GLOBAL binlog_encryption = OFF",
+            "SET GLOBAL binlog_encryption = ON",
+        ):
+            outbox(mysql.url, unique, range(first, first + 2))
+            first += 2
+            mysql.execute(change)
+            move(mysql.url, server)
+        mysql.kill()
+        mysql.start()
+        outbox(mysql.url, unique, range(first, first + 2))
+        move(mysql.url, server)
+        mysql.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE", "SET GLOBAL gtid_mode = OFF_PERMISSIVE")
+        outbox(mysql.url, unique, range(20, 21))
+        mysql.execute("SET GLOBAL gtid_mode = ON_PERMISSIVE", "SET GLOBAL gtid_mode = ON")
+        with pytest.raises(Purged, match="without GTIDs"):
+            move(mysql.url, server)
+        mysql.kill()
+    assert numbers(server, unique, 8) == [n for n in range(10) if n % 4 != 3]
