@@ -21,6 +21,7 @@ from sqlalchemy.engine import Connection
 from notify.check.listener import CheckUnavailable
 from notify.protocol import ids
 from notify.runtime.databases import (
+    ALL_ROWS,
     LEFT_BEHIND,
     allow_writes,
     commits_by_itself,
@@ -42,7 +43,7 @@ _TOMBSTONE = (
     " VALUES (:id, 0, :producer_group, 'half', 'ROLLED_BACK', '', '', 1, {now}) {ignore}"
 )
 _LOCAL_ROW = "SELECT state, shards, relayed FROM {half} WHERE transaction_id = :id AND message_no = 0"
-_SOURCE = "SELECT id, purged_before FROM {source}"
+_SOURCE = f"SELECT id, purged_before FROM {{source}} LIMIT {ALL_ROWS}"
 
 _ON_CONFLICT = "ON CONFLICT DO NOTHING"
 _ON_MYSQL = {"now": "UTC_TIMESTAMP(6)", "ignore": ""}

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from notify.check.listener import CheckUnavailable
 from notify.check.question import LocalRow, short_lock_waits
 from notify.errors import UnsafeTable
-from notify.runtime.databases import commits_by_itself, is_held_up, without_server_cursors
+from notify.runtime.databases import ALL_ROWS, commits_by_itself, is_held_up, without_server_cursors
 from notify.runtime.guarantees import verify_once
 from notify.runtime.program_log import program_log
 from notify.runtime.schemas import as_text, database_of, found_in, kinds_of, qualified, text_of
@@ -289,7 +289,9 @@ def _read(
         if begins:
             connection.exec_driver_sql("BEGIN")
         with short_lock_waits(connection):
-            rows = connection.execute(sa.text(" UNION ALL ".join(selects)), dict(parameters)).all()
+            rows = connection.execute(
+                sa.text(f"{' UNION ALL '.join(selects)} LIMIT {ALL_ROWS}"), dict(parameters)
+            ).all()
         return [(schemas[row[0]], *row[1:]) for row in rows]
     except sa.exc.DBAPIError as error:
         if must or error.connection_invalidated:

@@ -20,7 +20,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
-from notify.runtime.databases import without_server_cursors
+from notify.runtime.databases import ALL_ROWS, without_server_cursors
 from notify.runtime.schemas import named_by, text_of
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
@@ -270,10 +270,10 @@ FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = {schema} AND TABLE_NAME IN 
 UNION ALL SELECT 'index', TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART,
   CAST(SEQ_IN_INDEX AS SIGNED), NULL
 FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = {schema} AND TABLE_NAME IN :names AND NON_UNIQUE = 0
-ORDER BY 1, 3, 4, 7
+ORDER BY 1, 3, 4, 7 LIMIT {rows}
 """
-_MYSQL_NAMED = sa.text(_MYSQL.format(schema=":schema")).bindparams(_NAMES)
-_MYSQL_FOUND = sa.text(_MYSQL.format(schema="DATABASE()")).bindparams(_NAMES)
+_MYSQL_NAMED = sa.text(_MYSQL.format(schema=":schema", rows=ALL_ROWS)).bindparams(_NAMES)
+_MYSQL_FOUND = sa.text(_MYSQL.format(schema="DATABASE()", rows=ALL_ROWS)).bindparams(_NAMES)
 _MYSQL_KINDS = {"BASE TABLE": "table", "SYSTEM VERSIONED": "table", "TEMPORARY": "temporary table"}
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from notify.errors import InvalidRequest
-from notify.runtime.databases import is_gone, quoted
+from notify.runtime.databases import ALL_ROWS, is_gone, quoted
 
 S = TypeVar("S", sa.Select[Any], sa.Delete)
 Kind = Literal["table", "view", "foreign"]
@@ -34,7 +34,8 @@ _POSTGRESQL_ALL = (
 _POSTGRESQL_HAS = sa.text(f"{_POSTGRESQL_ALL} AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1")
 _POSTGRESQL_HIDES = sa.text(f"{_POSTGRESQL_ALL} AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE') ORDER BY 1")
 _MYSQL_HAS = sa.text(
-    "SELECT table_schema, table_type FROM information_schema.tables WHERE table_name = :name ORDER BY 1"
+    "SELECT table_schema, table_type FROM information_schema.tables WHERE table_name = :name ORDER BY 1 "
+    f"LIMIT {ALL_ROWS}"
 )
 _OTHER_KINDS: dict[str, Kind] = {"v": "view", "VIEW": "view", "f": "foreign"}
 SQLITE = "main"

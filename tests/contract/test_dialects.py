@@ -326,6 +326,40 @@ def test_a_check_is_answered_in_a_session(database: str, engine: sa.Engine, sett
     assert when_free(lambda: LocalTransactionCheck(engine).check(half_of(engine))) is Outcome.ROLLBACK
 
 
+def test_all_schemas_are_seen_where_answers_are_cut_short(database: str, engine: sa.Engine) -> None:
+    """With sql_select_limit a check knew the first schema of the server only, and the halves of the others stayed
+    undecided; and a table without its key was used."""
+    if database not in MYSQLS:
+        pytest.skip("it has no such setting")
+    engine.dispose()
+
+    @sa.event.listens_for(engine, "connect")
+    def set_up(driver: Any, _: object) -> None:
+        driver.cursor().execute("SET SESSION sql_select_limit = 1")
+
+    other = f"{engine.url.database}_other"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {other}")
+    try:
+        create_tables(engine, schema=other)
+        check = LocalTransactionCheck(engine).check
+        for schema in (None, other):
+            with engine.connect() as connection:
+                source = read_source(connection, schema)[0]
+            half = HalfMessage(new_id(), "g", "main", source, 1, ())
+            assert when_free(partial(check, half)) is Outcome.ROLLBACK
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {other}.notify_inbox DROP PRIMARY KEY")
+            connection.exec_driver_sql(f"INSERT INTO {other}.notify_source (id, purged_before) VALUES ('another', 0)")
+        with pytest.raises(InvalidRequest, match="no key over"):
+            Inbox(engine, schema=other).check()
+        with pytest.raises(InvalidRequest, match="notify_source has 2 rows"):
+            create_tables(engine, schema=other)
+    finally:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {other}")
+
+
 def test_a_schema_with_two_source_ids_is_named(engine: sa.Engine, memory: InMemoryServer, unique: str) -> None:
     """A dump that was restored into it brought its own."""
     said = "notify_source has 2 rows .*delete all rows but"

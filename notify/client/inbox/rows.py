@@ -32,6 +32,7 @@ from notify.runtime.databases import (
     is_of_aborted,
     is_savepoint_gone,
     tell,
+    whole,
     without_server_cursors,
 )
 from notify.runtime.guarantees import verify_once
@@ -167,7 +168,7 @@ def _selected(
         query = sa.select(columns.message_id, columns.replay).where(condition)
         if is_locking:
             query = query.with_for_update(read=True)
-        result = connection.execute(query, execution_options=_options(schema))
+        result = connection.execute(whole(query), execution_options=_options(schema))
         selected.update((message_id, replay) for message_id, replay in result)
     return selected & wanted
 

@@ -24,7 +24,7 @@ from notify.client.tables.definitions import (
     with_left_behind_index,
 )
 from notify.errors import InvalidRequest
-from notify.runtime.databases import WAKE_CHANNEL, at_level, has_table, without_server_cursors
+from notify.runtime.databases import ALL_ROWS, WAKE_CHANNEL, at_level, has_table, whole, without_server_cursors
 from notify.runtime.guarantees import verify
 from notify.runtime.schemas import found_in, named_by, naming, qualified, text_of
 
@@ -66,13 +66,23 @@ def _create(connection: Connection, schema: str | None) -> str:
         return ensure_source(connection)
 
 
+_WITH_NAME = sa.text(f"SELECT schema_name FROM information_schema.schemata WHERE schema_name = :name LIMIT {ALL_ROWS}")
+
+
+def _has_schema(connection: Connection, name: str) -> bool:
+    """Whether the database has a schema. SQLAlchemy lists all of them on MySQL, which a session may cut short."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return sa.inspect(connection).has_schema(name)
+    return name in map(text_of, connection.scalars(_WITH_NAME, {"name": name}))
+
+
 def _where_to_create(connection: Connection, schema: str | None) -> str:
     if named := named_by(connection, schema):
         # Quotes protect a name from a dialect that would look for it in capitals, or with dots as two.
-        if not sa.inspect(connection).has_schema(named):
+        if not _has_schema(connection, named):
             kind = "database" if connection.dialect.name in ("mysql", "mariadb") else "schema"
             remedy = "create it first, then Notify's tables in it"
-            if kind == "database" and sa.inspect(connection).has_schema(named.lower()):
+            if kind == "database" and _has_schema(connection, named.lower()):
                 remedy = f"the server has {named.lower()!r}: write the name so"
             raise InvalidRequest(f"there is no {kind} {named!r} here: {remedy}")
         return named
@@ -274,7 +284,7 @@ _UNNAMED = "00000000-0000-0000-0000-000000000000"
 def ensure_source(connection: Connection) -> str:
     """The schema's source id. Creates it if there is none; several processes at the same time create only one. Raises
     InvalidRequest if there are several."""
-    sources = sorted(map(text_of, connection.scalars(sa.select(notify_source.c.id))))
+    sources = sorted(map(text_of, connection.scalars(whole(sa.select(notify_source.c.id)))))
     if len(sources) > 1:
         raise InvalidRequest(several_sources(sources))
     if sources:

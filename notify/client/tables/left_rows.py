@@ -147,7 +147,7 @@ def named_shards(connection: Connection, group: str) -> set[str]:
     """The shards that a schema's newest rows of a producer group name; empty if none of them names one."""
     newest = sa.select(_c.producer_group, _c.shards).order_by(_c.transaction_id.desc()).limit(MOST_NEWEST).subquery()
     query = sa.select(newest.c.shards).where(newest.c.producer_group == group, newest.c.shards != "").distinct()
-    return {shard for shards in connection.scalars(query) for shard in str(shards).split(",") if shard}
+    return {shard for shards in connection.scalars(whole(query)) for shard in str(shards).split(",") if shard}
 
 
 def with_waiting(connection: Connection, schemas: Sequence[str]) -> list[str]:
@@ -241,7 +241,7 @@ def counted(connection: Connection, group: str | None = None) -> list[Counted]:
     query = sa.select(_c.producer_group, sa.func.count(), oldest).where(is_left_behind, _c.message_no == 0)
     if group is not None:
         query = query.where(_c.producer_group == group)
-    rows = connection.execute(query.group_by(_c.producer_group).order_by(_c.producer_group)).all()
+    rows = connection.execute(whole(query.group_by(_c.producer_group).order_by(_c.producer_group))).all()
     now = instant_before(connection, 0) if rows else None
     return [
         Counted(str(name), int(number), since.isoformat() + "Z", (now - since).total_seconds())

@@ -39,6 +39,7 @@ from notify.runtime.databases import (
     UNSENT,
     is_lost,
     reason_of,
+    whole,
     without_server_cursors,
 )
 from notify.runtime.program_log import program_log
@@ -271,7 +272,8 @@ def purge_by_force(engine: Engine, *, older_than: float, schema: str | None = No
 def counts(engine: Engine, schema: str | None = None) -> dict[str, int]:
     """The number of rows in half_message by their state, for `notify doctor`."""
     with engine.connect() as connection, _within(connection, schema):
-        rows = connection.execute(sa.select(half_message.c.relayed, sa.func.count()).group_by(half_message.c.relayed))
+        states = sa.select(half_message.c.relayed, sa.func.count()).group_by(half_message.c.relayed)
+        rows = connection.execute(whole(states))
         by_state = {int(relayed): int(count) for relayed, count in rows}
     return {
         "waiting_for_relay": by_state.get(UNSENT, 0),
