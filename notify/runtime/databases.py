@@ -77,6 +77,8 @@ MYSQL_ANY_WORK = (
 )
 """The settings of a session of MySQL or MariaDB, for a statement SET. The first comment is read by MySQL alone, the
 second one by MariaDB alone."""
+_PLAIN_SQL = "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'"
+"""Not a mode in which words and quotation marks mean something else (ORACLE, ANSI_QUOTES), or texts are cut off."""
 _LONG_WAITS = (
     "wait_timeout = 28800 /*M! , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, "
     "idle_write_transaction_timeout = 0 */"
@@ -86,7 +88,7 @@ _LONG_WAITS = (
 
 def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
     """Give a driver's connection to MySQL or MariaDB the settings that a session of Notify's own needs, not those
-    that the server has for its other clients, which may cut answers short (`sql_select_limit`), show what is not
+    that the server has for its other clients, which may change SQL (`sql_mode`), cut answers short, show what is not
     committed, lock what is only read, end statements, refuse writes, or end the session with each commit. `waits_long`:
     whether it is a visitor in another's tables, which may wait within a transaction, as a mover does for its target.
 
@@ -94,7 +96,7 @@ def set_up_mysql(connection: Any, *, waits_long: bool) -> None:
     it looks at, which is the whole table if it changes most of it.
     """
     with contextlib.closing(connection.cursor()) as cursor:
-        cursor.execute(f"SET SESSION {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
+        cursor.execute(f"SET SESSION {_PLAIN_SQL}, {MYSQL_ANY_WORK}{', ' + _LONG_WAITS if waits_long else ''}")
         level = "REPEATABLE READ"
         if waits_long:
             cursor.execute("SHOW VARIABLES LIKE 'binlog_format'")

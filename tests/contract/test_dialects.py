@@ -1108,6 +1108,29 @@ def test_what_is_larger_than_a_packet_holds_up_nothing_else(
     use(url, scenario)
 
 
+def test_servers_and_relays_speak_their_own_sql(hostile: BinlogServer, memory: InMemoryServer, unique: str) -> None:
+    """To a MariaDB that speaks as Oracle `body` is a reserved word: the server's tables could not be made."""
+    ((before,),) = hostile.execute("SELECT @@GLOBAL.sql_mode")
+    mode = "ANSI" if isinstance(hostile, MySqlServer) else "ORACLE"
+    hostile.execute("DROP DATABASE IF EXISTS spoken", "CREATE DATABASE spoken", f"SET GLOBAL sql_mode = '{mode}'")
+    url = sa.make_url(hostile.url).set(database="spoken").render_as_string(hide_password=False)
+    try:
+        make_storage(url)
+
+        async def scenario(store: SqlStore) -> None:
+            payload = encode_msgpack(Payload(topic=unique, body=b"x", key=KEY))
+            half = NewTransaction(ids.new_id(), unique, [NewMessage(unique, payload)], committed=True)
+            assert [result.put for result in await store.put([half], wall_clock())] == [Put.STORED]
+
+        use(url, scenario)
+        visitor = visitor_engine(url)
+        assert asyncio.run(Relay(visitor, memory.url).run(once=True)).sent == 1
+        visitor.dispose()
+    finally:
+        hostile.execute(f"SET GLOBAL sql_mode = '{before}'")
+    assert [message.key for message in memory.messages(unique)] == [KEY]
+
+
 def test_a_name_is_told_as_the_server_spells_it(hostile: BinlogServer) -> None:
     """With lower_case_table_names = 1 a database that had just been made was "not here: create it first"."""
     hostile.execute("DROP DATABASE IF EXISTS spelled", "CREATE DATABASE spelled")
