@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from notify.cli.demo_shop.kafka import KafkaCluster
+
 from notify.client import Consumer
 from notify.errors import Unavailable
 from notify.testing.ports import free_port
