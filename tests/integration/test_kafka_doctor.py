@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from notify.cli.demo_shop.kafka import KafkaCluster
 
 from notify.client import Consumer
 from notify.errors import Unavailable
@@ -18,6 +17,7 @@ from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.kafka import KafkaNode, open_transaction
 from tests.support.kafka_consumers import admin_of
+from tools.kafka_cluster import KafkaCluster
 
 pytest.importorskip("confluent_kafka")
 
