@@ -7,11 +7,13 @@ import pwd
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -50,7 +52,10 @@ _PLANNING = {
 
 _OF_CLIENTS = ("SPARK_REMOTE", "PYSPARK_SUBMIT_ARGS")
 """Variables of programs with a session of their own, such as notebooks: they may contradict an audit's master."""
-_OF_INSTALLATIONS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+_OF_INSTALLATIONS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+"""How variables of installations and of programs that Spark runs begin."""
+_KEPT = ("SPARK_HOME", "SPARK_LOCAL_DIRS")
+"""Those of them that count for a Spark on this machine."""
 
 SMALL_BYTES = 64 << 20
 """An audit of smaller logs ends before the optimising compiler of the JVM pays off."""
@@ -85,9 +90,6 @@ def open_session(
     if master.startswith("sc://"):
         return _connected(master)
     _check_surroundings()
-    # Workers run this interpreter even if the environment of the shell names another one.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
         "spark.driver.memory": memory,
         "spark.executor.memory": memory,
@@ -116,14 +118,17 @@ def open_session(
             settings["spark.jars"] = ",".join(jar.as_uri() for jar in jars)  # a path may have commas
         else:  # Spark reads brackets and percent signs in a list of jars as patterns and codes
             settings["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars))
+    # Java has a directory of its own for temporary files, and does not ask whether it can be used.
+    settings["spark.driver.extraJavaOptions"] += f' "-Djava.io.tmpdir={_temporary_directory()}"'
     children_before = _children()
     try:
-        with _own_configuration(is_local=not master):
+        with _own_environment(is_local=not master):
             builder = SparkSession.builder.appName("notify-audit").master(master or "local[*]")
             for name, value in settings.items():
                 builder = builder.config(name, value)
             return builder.getOrCreate()
     except BaseException as error:
+        why = cause_of(error)  # only the JVM knows, which ends now
         # A JVM that is interrupted while it starts waits forever, even after this process has ended.
         for child in _children() - children_before:
             with suppress(ProcessLookupError):
@@ -133,21 +138,47 @@ def open_session(
                 "Java ended before Spark had started, and said why on standard error: perhaps it is older than 17, or "
                 f"has no room for --memory {memory}"
             ) from error
+        if isinstance(error, Py4JError):
+            raise Unavailable(f"Spark does not start: {why}") from None
         raise
 
 
+def cause_of(error: BaseException) -> str:
+    """The innermost cause that an error of Spark's names."""
+    try:
+        text = str(error)
+    except Py4JError:  # the JVM has ended, and it alone knew
+        return "Java ended"
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith(_OF_A_CALL):
+        del lines[0]
+    causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+    return (causes[-1] if causes else lines[0] if lines else repr(error))[:500]
+
+
+_OF_A_CALL, _CAUSE = "An error occurred while calling ", "Caused by: "
+"""How Py4J begins an error of Java's, whose next line says what it is; and how Java begins the cause of another one."""
+
+
 @contextmanager
-def _own_configuration(*, is_local: bool) -> Iterator[None]:
+def _own_environment(*, is_local: bool) -> Iterator[None]:
     """Within this context the environment names no other installation of Spark or Hadoop.
 
-    Its settings may name listeners, extensions and file systems that are not here, or another master, and Spark would
-    not start, or would not find the files of this machine. With a master they count: they may say how to reach it.
+    Its variables may name listeners, extensions, file systems, addresses and a Java process that are not here, or
+    another master, and Spark would not start, or would not find the files of this machine. With a master they count:
+    they may say how to reach it.
     """
-    saved = {name: os.environ.get(name) for name in (*_OF_CLIENTS, *_OF_INSTALLATIONS)}
-    for name in (*_OF_CLIENTS, *_OF_INSTALLATIONS) if is_local else _OF_CLIENTS:
-        os.environ.pop(name, None)
+    own = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}  # of the workers, too
     if is_local:
-        os.environ["SPARK_CONF_DIR"] = str(POM.parent)  # has no settings
+        own |= {"SPARK_CONF_DIR": str(POM.parent), "SPARK_LOCAL_IP": "127.0.0.1"}  # the directory has no settings
+    else:
+        own["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+    others = _OF_INSTALLATIONS if is_local else ()
+    found = {name for name in os.environ if name.startswith(others) and name not in _KEPT}
+    saved = {name: os.environ.get(name) for name in {*found, *_OF_CLIENTS, *own}}
+    for name in saved:
+        os.environ.pop(name, None)
+    os.environ.update(own)
     try:
         yield
     finally:
@@ -155,6 +186,35 @@ def _own_configuration(*, is_local: bool) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def _temporary_directory() -> str:
+    """A directory for temporary files. Raises Unavailable if Spark cannot use it, or SPARK_LOCAL_DIRS."""
+    given = [part.strip() for part in os.environ.get("SPARK_LOCAL_DIRS", "").split(",") if part.strip()]
+    why = [_unusable(Path(directory)) for directory in given]
+    if given and all(why):
+        raise Unavailable(
+            f"SPARK_LOCAL_DIRS is {','.join(given)}, where Spark cannot keep temporary files ({why[0]}): name a "
+            "directory with some GB of room, or unset it"
+        )
+    directory = tempfile.gettempdir()
+    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+        raise Unavailable(
+            f"{directory} is mounted with noexec, so that Java cannot load what it unpacks there: name another "
+            "directory for temporary files, as TMPDIR"
+        )
+    return directory
+
+
+def _unusable(directory: Path) -> str:
+    """Why no file can be made in a directory, which is made if it is missing; "" if one can."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        return error.strerror or repr(error)
+    return ""
 
 
 def _check_surroundings() -> None:

@@ -113,19 +113,21 @@ group = typer.Typer(no_args_is_help=True)
 
 
 def instant_us(option: str, text: str) -> int:
-    """An instant in microseconds since 1970, from RFC 3339 or from a time ago (`2h`, `30m`, `7d`)."""
+    """An instant in microseconds since 1970, from RFC 3339 or from a time ago (`2h`, `30m`, `7d`); 0 without a text.
+
+    An earlier one is the first after 1970: nothing is older, so that nothing can be missing there."""
     if not text:
         return 0
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     if text[-1] in units and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text[:-1]):
-        return int((datetime.now(UTC).timestamp() - float(text[:-1]) * units[text[-1]]) * 1e6)
+        return max(1, int((datetime.now(UTC).timestamp() - float(text[:-1]) * units[text[-1]]) * 1e6))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
             f"{option} {text!r} is not an instant: write 2026-11-21T08:00:00Z, or 2h for two hours ago"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6)
+    return max(1, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1e6))
 
 
 def effect_queries(given: list[str], inputs: Inputs) -> tuple[tuple[str, str], ...]:
@@ -438,6 +440,8 @@ def spark_errors() -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j", "sqlalchemy"):
             raise
+        from notify.spark.session import cause_of
+
         raise Unavailable(f"the audit could not be finished: {cause_of(error)}") from error
 
 
@@ -475,10 +479,3 @@ def _say_failed(as_json: bool, why: str) -> None:
             say_json({"verdict": "", "failed": why, "exit_code": 2})
         except OutputLost:
             discard(sys.stdout)
-
-
-def cause_of(error: Exception) -> str:
-    """The innermost cause that Spark names."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    return (causes[-1] if causes else lines[0] if lines else repr(error))[:500]

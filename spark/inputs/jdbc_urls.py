@@ -9,6 +9,7 @@ of TLS that it made.
 from __future__ import annotations
 
 import ipaddress
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -300,7 +301,8 @@ def of_postgresql(given: Mapping[str, str], reached: Reached, named: str) -> Add
 
 def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
     """The files by which the server is checked, and the client's certificate, where libpq finds them."""
-    mode, home = given.get("sslmode", "prefer"), Path.home() / ".postgresql"
+    # A home that is not there, or not this user's, has no files, as for libpq.
+    mode, home = given.get("sslmode", "prefer"), Path(os.path.expanduser("~/.postgresql"))
     if mode == "disable":
         return {}
     properties: dict[str, str] = {}
@@ -311,7 +313,7 @@ def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
             "sslrootcert=/etc/ssl/certs/ca-certificates.crt"
         )
     file = Path(authorities).absolute() if authorities else home / "root.crt"
-    if file.exists():
+    if os.path.exists(file):
         properties["sslrootcert"] = str(file)
         if mode == "require":
             # libpq checks the certificate in this mode, too, once there is a file of authorities.
@@ -329,7 +331,7 @@ def _tls_of_postgresql(given: Mapping[str, str], named: str) -> dict[str, str]:
                 f"{named}: sslkey: the JDBC driver reads a key of PKCS #8 without a password: write one with "
                 f"`openssl pkcs8 -topk8 -nocrypt -in {key or home / 'postgresql.key'} -out NEW`, and sslkey=NEW"
             )
-    elif (home / "postgresql.crt").exists():
+    elif os.path.exists(home / "postgresql.crt"):
         found = _certificate(home / "postgresql.crt", home / "postgresql.key")
         properties |= found if found.keys() >= {"sslcert", "sslkey"} else {}  # else a server that needs one says so
     return properties

@@ -132,6 +132,11 @@ def test_without_spark_or_java_an_audit_says_what_to_install(
         assert code == 2 and "Java" in said["failed"]
 
 
+def test_a_start_before_1970_is_that_of_everything() -> None:
+    """Rows were said to be purged there."""
+    assert [command.instant_us("--from", text) for text in ("1901-01-01", "99999999d", "")] == [1, 1, 0]
+
+
 def no_user(_: int) -> Any:
     raise KeyError
 
@@ -161,6 +166,9 @@ def test_surroundings_in_which_spark_does_not_start(
         warnings.simplefilter("ignore", ResourceWarning)
         assert said().startswith("Java ended before Spark had started")
         gc.collect()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/file/a,{tmp_path}/file/b")
+    assert "where Spark cannot keep temporary files (Not a directory)" in said()
     monkeypatch.setattr("pwd.getpwuid", no_user)
     assert "a user without a name" in said()
     (spark / "jars").mkdir(parents=True)

@@ -27,7 +27,7 @@ from notify.spark.session import open_session
 
 spark = open_session(memory="1g", small=True)
 (row,) = Database(sys.argv[1], "shop").read_query(spark, "(SELECT 7 AS value) q", "value long").collect()
-print("read", row.value)
+print("read", row.value, "below", spark._jvm.java.lang.System.getProperty("java.io.tmpdir"))
 """
 SETTINGS = """
 spark.master yarn
@@ -80,6 +80,7 @@ def test_copies_are_read_at_a_path_with_signs_though_hadoop_names_another_file_s
 def test_an_audit_starts_where_other_installations_are_configured(tmp_path: Path) -> None:
     """A notebook's or a cluster's machine: Spark did not start, and said that Java was too old."""
     jars, spark, hadoop = tmp_path / f"{ODD}, jars", tmp_path / "spark", tmp_path / "hadoop"
+    (temporary := tmp_path / "its own").mkdir()
     shutil.copytree(drivers()[0].parent, jars)
     spark.mkdir()
     (spark / "spark-defaults.conf").write_text(SETTINGS)
@@ -89,10 +90,21 @@ def test_an_audit_starts_where_other_installations_are_configured(tmp_path: Path
     environment = {
         "SPARK_CONF_DIR": str(spark), "HADOOP_CONF_DIR": str(hadoop), "NOTIFY_AUDIT_JARS": str(jars),
         "SPARK_REMOTE": "sc://127.0.0.1:1", "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+        "SPARK_LOCAL_IP": "192.0.2.1", "SPARK_LOCAL_HOSTNAME": "none.invalid", "PYSPARK_GATEWAY_PORT": "1",
+        "SPARK_SUBMIT_OPTS": "-Dspark.extraListeners=com.example.Missing", "TMPDIR": str(temporary),
     }  # fmt: skip
     line = [sys.executable, "-c", STARTS, f"sqlite:///{tmp_path}/shop.db"]
     ended = subprocess.run(line, env=os.environ | environment, capture_output=True, text=True)
-    assert ended.stdout == "read 7\n", ended.stderr[:1500]
+    assert ended.stdout == f"read 7 below {temporary}\n", ended.stderr[:1500]
+
+
+@pytest.mark.long
+def test_what_java_says_when_spark_does_not_start_is_told(tmp_path: Path) -> None:
+    """It was asked for when Java was gone: a trace of Python's, and no reason."""
+    line = [sys.executable, "-c", STARTS.replace("1g", "100m"), f"sqlite:///{tmp_path}/shop.db"]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("notify.errors.Unavailable: Spark does not start: ") and "must be at least" in last
 
 
 @pytest.mark.long

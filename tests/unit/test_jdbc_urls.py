@@ -57,6 +57,15 @@ def test_names_are_written_as_a_url_needs_them() -> None:
         jdbc_urls.of_postgresql({}, DB._replace(host="fe80::1%eth0", address="fe80::1"), "--database shop")
 
 
+def test_a_home_that_cannot_be_looked_into_has_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `sudo` without -H, or for a user without one: libpq connects there."""
+    monkeypatch.setenv("HOME", "/" + "x" * 5000)
+    assert properties({}) == {}
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert properties({"sslmode": "require"}) == {"sslmode": "require"}
+
+
 def test_localhost_is_the_one_of_two_addresses_that_was_reached() -> None:
     assert "//[0:0:0:0:0:0:0:1]:5432/" in jdbc_urls.of_postgresql({}, HERE, "").url
     named = jdbc_urls.of_postgresql({"sslmode": "verify-full"}, HERE, "")
