@@ -57,6 +57,13 @@ _OF_INSTALLATIONS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _KEPT = ("SPARK_HOME", "SPARK_LOCAL_DIRS")
 """Those of them that count for a Spark on this machine."""
 
+_ALONE = {
+    # Spark gives up an executor that was silent for 2 minutes, and here that is its own process, after a machine slept,
+    # a container was frozen, or a clock was set: Java ended by itself.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "30d",
+}
+"""Settings of a Spark within one process."""
+
 SMALL_BYTES = 64 << 20
 """An audit of smaller logs ends before the optimising compiler of the JVM pays off."""
 _COMPILED = "-XX:-DontCompileHugeMethods"
@@ -109,6 +116,8 @@ def open_session(
         "spark.sql.ui.retainedExecutions": "5",
         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
+    if not master:
+        settings |= _ALONE
     settings |= _PLANNING
     if small:
         settings |= _SMALL

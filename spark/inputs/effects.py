@@ -66,11 +66,11 @@ class BusinessEffects:
             return {column[0]: column[1] for column in cursor.description or ()} if cursor is not None else {}
 
     def _text(self, name: str, columns: dict[str, object]) -> str:
-        """A column as text. A text stays as it is, so that an index of it serves."""
+        """A column as text, compared byte by byte. One of PostgreSQL stays as it is, so that an index of it serves."""
         if self.database.kind == "sqlite":
-            return f"CAST({name} AS TEXT)"
+            return f"CAST({name} AS TEXT) COLLATE BINARY"
         if self.database.kind == "mysql":
-            return f"CONVERT({name} USING utf8mb4)"
+            return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin"
         from psycopg.postgres import types
 
         known = types.get(int(str(columns[name])))

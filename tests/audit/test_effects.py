@@ -218,3 +218,32 @@ def test_each_database_gives_ids_of_any_type(
                 BusinessEffects(database, "SELECT 1 AS other")
             groups = BusinessEffects(database, "SELECT message_id, NULL AS consumer_group FROM ledger0")
             assert groups.of(names[:1]) == {names[0]: {UNNAMED}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", DATABASES)
+def test_effects_of_groups_that_differ_by_case_alone_are_not_doubled(
+    spark: Any, kind: str, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    """A ledger's own collation, or that which a converted text has, does not distinguish them."""
+    ignoring = {
+        "sqlite": "COLLATE NOCASE",
+        "mysql": "COLLATE utf8mb4_0900_ai_ci",
+        "mariadb": "COLLATE utf8mb4_general_ci",
+    }
+    name = f"{ids.to_text(made_at(AT_US, 1))}.0"
+    with empty_database(kind, database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        with engine.begin() as connection:
+            column = f"varchar(64) COLLATE {ignoring[kind]}"
+            connection.exec_driver_sql(f"CREATE TABLE ledger (message_id {column}, consumer_group {column})")
+            for group in ("points", "Points", "pöints"):
+                connection.execute(sa.text(f"INSERT INTO ledger VALUES ('{name}', '{group}')"))
+        engine.dispose()
+        with contextlib.closing(Database(url, "shop")) as database:
+            effects = BusinessEffects(database, "SELECT message_id, consumer_group FROM ledger")
+            assert effects.doubled(spark).collect() == []
+            assert effects.of([name]) == {name: {"points", "Points", "pöints"}}
+            (doubt,) = effects.doubts({"points"})
+            assert "'Points', 'pöints'" in doubt

@@ -29,6 +29,19 @@ spark = open_session(memory="1g", small=True)
 (row,) = Database(sys.argv[1], "shop").read_query(spark, "(SELECT 7 AS value) q", "value long").collect()
 print("read", row.value, "below", spark._jvm.java.lang.System.getProperty("java.io.tmpdir"))
 """
+STANDS_STILL = """
+import os, signal, time
+from notify.spark.session import _children, open_session
+
+spark = open_session(memory="1g", databases=False, small=True)
+(java,) = _children()
+os.kill(java, signal.SIGSTOP)
+time.sleep(15)  # longer than the timeout that the test sets
+os.kill(java, signal.SIGCONT)
+for _ in range(5):
+    time.sleep(1)  # for a heartbeat
+    print(spark.range(10).count())
+"""
 SETTINGS = """
 spark.master yarn
 spark.submit.deployMode cluster
@@ -96,6 +109,15 @@ def test_an_audit_starts_where_other_installations_are_configured(tmp_path: Path
     line = [sys.executable, "-c", STARTS, f"sqlite:///{tmp_path}/shop.db"]
     ended = subprocess.run(line, env=os.environ | environment, capture_output=True, text=True)
     assert ended.stdout == f"read 7 below {temporary}\n", ended.stderr[:1500]
+
+
+@pytest.mark.long
+def test_a_spark_that_stood_still_goes_on() -> None:
+    """As on a machine that slept: its executor, which is the same process, counted as lost, and Java ended."""
+    options = "-Dspark.network.timeout=10s -Dspark.executor.heartbeatInterval=1s -Dspark.network.timeoutInterval=1s"
+    environment = os.environ | {"JAVA_TOOL_OPTIONS": f"{options} -Dspark.executor.heartbeat.maxFailures=3"}
+    ended = subprocess.run([sys.executable, "-c", STANDS_STILL], env=environment, capture_output=True, text=True)
+    assert ended.stdout == "10\n" * 5, ended.stderr[-1500:]
 
 
 @pytest.mark.long
