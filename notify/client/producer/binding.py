@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session
 
 from notify.client.inbox.inbox import guard_connections
 from notify.client.producer.half_sender import CLOSED, HalfSender, PendingMessages, check_driver, undone
+from notify.client.producer.handles import FORGOTTEN
 from notify.client.producer.sent import Sent
 from notify.errors import BindingRefused, Closed, InvalidRequest, TransactionRefused
 from notify.protocol.message import Message
@@ -37,9 +38,6 @@ INFO_KEY = "notify_transaction"
 UNFINISHED_KEY = "notify_unfinished"
 """The key in a session's `info` for the asynchronous sends that have not ended, until the transaction ends."""
 
-FORGOTTEN = (
-    "a message was sent without await, so nothing is committed: write `await producer.send(…)` or `await tx.send(…)`"
-)
 SEVERAL = (
     "this session commits to several databases, or in several transactions of one: in no order, and without a common "
     "outcome; send messages from a session whose work goes through one engine, and name the engines on which it only "

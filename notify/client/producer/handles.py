@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from notify.check.listener import Outcome
-from notify.client.producer.binding import FORGOTTEN
 from notify.client.producer.sent import Sent
 from notify.client.producer.withdrawals import (
     AsyncWithdrawal,
@@ -25,6 +24,10 @@ from notify.errors import BindingRefused
 from notify.protocol.message import Message
 
 T = TypeVar("T")
+
+FORGOTTEN = (
+    "a message was sent without await, so nothing is committed: write `await producer.send(…)` or `await tx.send(…)`"
+)
 
 
 class Sending(Coroutine[Any, Any, T]):
