@@ -59,7 +59,8 @@ BOUNDS = {
         storage/transactions.py:NO_TOKENS storage/transactions.py:NO_SHARDS spark/inputs/damage.py:_tables
         spark/tasks.py:cores_of spark/watch/watching.py:WINDOWS spark/watch/watching.py:FINDINGS
         spark/watch/watching.py:REVISIONS spark/watch/watching.py:LOOKS spark/watch/watching.py:FAILURES
-        server/access/principal.py:_waiting client/producer/checker.py:running kafka/exchange.py:_waiting
+        server/access/principal.py:_waiting client/producer/checker.py:running client/producer/handles.py:_unfinished
+        kafka/exchange.py:_waiting
         server/connections/turns.py:_waiting server/console/open_pages.py:_files
         server/console/open_pages.py:_login_page movers/left_behind.py:_complaints
     """,

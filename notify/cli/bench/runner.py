@@ -83,7 +83,7 @@ class Bench:
         """Start a server with its data directory `name`, and flags of `notify serve`."""
         server = ServerProcess(self.directory / name, flags=flags).start()
         self._stack.callback(server.stop)
-        # A server that has just started spends a second of CPU on what operators need: it is no part of a measurement.
+        # A server that has just started spends a second of CPU on what operators need: a measurement begins after it.
         call(server.url, "GET", "/v1/admin/groups")
         return server
 
