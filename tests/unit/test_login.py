@@ -49,6 +49,22 @@ def test_a_file_is_read_again_after_a_while(file: Path, clock: Clock) -> None:
     assert token.header() == shown("second")
 
 
+def test_a_process_may_go_to_another_directory(
+    file: Path, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon goes to /, and a handler anywhere: the files of relative paths are those of the start."""
+    authority = Authority(tmp_path, "ca")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOTIFY_TOKEN_FILE", file.name)
+    token, files = Token(None, clock.monotonic), TlsFiles(authority.file.name)
+    before = files.context()
+    monkeypatch.chdir("/")
+    file.write_text("second\n")
+    assert token.instead_of(shown("first")) == shown("second")
+    os.utime(authority.file, ns=(0, 0))
+    assert files.context() is not before
+
+
 def test_a_refused_token_is_read_again_at_once(file: Path, clock: Clock) -> None:
     token = Token(None, clock.monotonic)
     assert token.instead_of(shown("first")) is None  # the file has no other token

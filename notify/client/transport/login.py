@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 import time
@@ -24,12 +25,22 @@ Shown = str | Callable[[], str] | None
 """A token, or a function that returns the current token without blocking; None: the token of the environment."""
 
 
-def token_from_environment() -> str:
-    """`NOTIFY_TOKEN`, or the content of the file `NOTIFY_TOKEN_FILE`; "" without both. Raises InvalidRequest."""
+def token_from_environment(directory: str = "") -> str:
+    """`NOTIFY_TOKEN`, or the content of the file `NOTIFY_TOKEN_FILE`; "" without both. `directory`: where a relative
+    path begins; "": in the current directory. Raises InvalidRequest."""
     token, file = value_of("NOTIFY_TOKEN"), value_of("NOTIFY_TOKEN_FILE")
     if token or not file:
         return token
-    return text_of("NOTIFY_TOKEN_FILE", file).strip()
+    return text_of("NOTIFY_TOKEN_FILE", os.path.join(directory, file)).strip()
+
+
+def _here() -> str:
+    """The current directory; "" if it was removed. Files are read again later, when a program that became a daemon, or
+    a handler, may have changed it."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 class Token:
@@ -42,7 +53,7 @@ class Token:
         if callable(given):
             self._read = given
         elif given is None:
-            self._read = token_from_environment
+            self._read = functools.partial(token_from_environment, _here())
         self._read_at = self._monotonic()
         self._complaint = ""
         self._header = _header(given if self._read is None else _first_token(self._read))
@@ -119,7 +130,9 @@ class TlsFiles:
         """`ca`: a file with the authorities to trust; None: the system's. `certificate`: the client's, with its key,
         which may be in the file `key`. `adjust` changes each new context. Raises InvalidRequest if a file cannot be
         read."""
-        self._ca, self._certificate, self._key = ca, certificate, key
+        self._ca, self._certificate, self._key = (
+            path and os.path.join(_here(), path) for path in (ca, certificate, key)
+        )
         self._adjust = adjust
         self._complaint = ""
         self._versions = self._versions_now()
