@@ -60,3 +60,25 @@ def test_leases_that_are_due_soon_are_renewed_together() -> None:
     loop.run_until_complete(scenario())
     loop.close()
     assert [(held, round(at)) for held, at in renewed] == [("a", 10), ("b", 10), ("c", 17), ("a", 17), ("b", 17)]
+
+
+def test_an_answer_is_as_old_as_a_standstill_that_came_after_its_request() -> None:
+    """It may have lain there all the time, and its lease be over."""
+    loop = VirtualLoop()
+
+    def now_us() -> int:
+        return int(loop.now * 1e6)
+
+    async def scenario() -> None:
+        renewals = Renewals[str](LEASE, lambda held: None, now_us)
+        await asyncio.sleep(LEASE)  # on the virtual clock
+        asked_us, began = now_us(), loop.now
+        loop.now += LEASE + 1
+        for _ in range(2):
+            assert renewals.until_us(asked_us) == (began + LEASE) * 1e6 < now_us()
+            await asyncio.sleep(1)  # on the virtual clock
+        assert renewals.until_us(now_us()) > now_us() + LEASE / 2 * 1e6
+        renewals.close()
+
+    loop.run_until_complete(scenario())
+    loop.close()

@@ -13,6 +13,7 @@ from notify.client.handling.hand import Hand
 from notify.client.handling.handlers import Cancelled, Handler, NotTried
 from notify.errors import DeadLetter, ForeignAnswer, Unavailable
 from notify.protocol.wire import Delivered, Received, Settle, SettledItem, SettledItems, SettleItem, encode_msgpack
+from notify.runtime.clock import boot_clock
 from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 LEASE = 30.0
@@ -187,6 +188,23 @@ def test_open_messages_are_renewed_together_and_alone_after_a_refusal() -> None:
         ]  # fmt: skip
 
     asyncio.run(run())
+
+
+async def test_what_waits_is_not_handled_once_its_lease_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Another consumer may have had it, and later messages of its key."""
+    consuming = Consuming(0)
+    consuming.receive("8", 4)
+    (run,) = consuming.session._runs
+    consuming.server.over = {1}
+    run.until_us = boot_clock()
+    consuming.session._renew(run)
+    await eventually_async(lambda: not run.is_open[1], "the refusal of the second one's renewal")
+    await eventually_async(lambda: run.until_us > boot_clock(), "the renewal of the others")
+    handled = [next(consuming.hand.calls()).place]
+    run.until_us = 0
+    assert list(consuming.hand.calls()) == [] and handled == [0]
+    await eventually_async(lambda: consuming.hand.count == 1, "the others to be given back")
+    assert [r.getMessage().partition(" are")[0] for r in caplog.records] == ["3 messages"]
 
 
 async def test_messages_that_have_not_begun_are_returned_after_the_last_receive() -> None:

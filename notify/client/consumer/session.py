@@ -24,12 +24,21 @@ from notify.client.consumer.reply import runs_of
 from notify.client.handling.banner import begun
 from notify.client.handling.failure_log import FailureLog
 from notify.client.handling.hand import Hand
-from notify.client.handling.handlers import CANCEL_SECONDS, DEATHS, Cancelled, Handler, NotTried, reason_of, trace_of
+from notify.client.handling.handlers import (
+    CANCEL_SECONDS,
+    DEATHS,
+    Cancelled,
+    Handler,
+    LeaseOver,
+    NotTried,
+    reason_of,
+    trace_of,
+)
 from notify.client.handling.runs import Run, Times, Waiting, by_run, ranges_of
 from notify.client.transport.batch import Batcher, Later
 from notify.client.transport.foreign_answers import PollTime, foreign_content
 from notify.client.transport.http import HttpClient, read_answer
-from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError
+from notify.errors import DeadLetter, ForeignAnswer, InvalidRequest, NotFound, NotifyError, StaleReceipt
 from notify.protocol.limits import OWNED
 from notify.protocol.wire import (
     JSON,
@@ -43,6 +52,7 @@ from notify.protocol.wire import (
     encode_msgpack,
 )
 from notify.runtime.backoff import Backoff
+from notify.runtime.clock import Clock, boot_clock
 from notify.runtime.program_log import program_log
 from notify.runtime.visible import first_of
 
@@ -64,6 +74,8 @@ AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
 SEVERAL = "; do several servers that share no registry answer at this address? Each needs an address of its own"
+GONE = "give_back", StaleReceipt.status
+"""The answer to a message that is to be given back, and is not held any more: nothing is left to do."""
 APART = (410, 422)
 """The answers to several messages together after which each is settled alone: one of them is not leased any more."""
 TRACES_CHARACTERS = 1 << 18
@@ -81,23 +93,38 @@ _decode_answer = msgspec.msgpack.Decoder(Received).decode
 
 class Renewals(Generic[Held]):
     """Renews the leases of messages that wait for their handlers or are with them, by one timer, and logs why that came
-    too late. Belongs to one event loop."""
+    too late. Another timer notes when its event loop was running. Belongs to that loop."""
 
-    def __init__(self, lease: float, renew: Callable[[Held], None]) -> None:
-        """`lease`: the seconds that a lease lasts; `renew` asks the server to renew a lease that is held."""
+    def __init__(self, lease: float, renew: Callable[[Held], None], clock: Clock = boot_clock) -> None:
+        """`lease`: the seconds that a lease lasts; `renew` asks the server to renew a lease that is held; `clock`: the
+        clock of leases, which continues while the machine sleeps."""
         self._lease = lease
+        self._part_us = int(lease / SHARE * 1e6)
         self._renew = renew
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._due: OrderedDict[Held, float] = OrderedDict()
         """When each lease is renewed next. They all last equally long, so that the first one comes first."""
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = float("-inf")
+        self._told_at = self._told_over_at = float("-inf")
+        self._ran_us = clock()
+        """When the loop was last noted to run."""
+        self._stood_us = 0, 0
+        """When its last standstill began and ended."""
+        self._note_time()
 
     def begin(self, held: Held) -> None:
         """Renew a lease from now on, until `end`."""
         self._due[held] = self._loop.time() + self._lease / SHARE
         if self._timer is None:
             self._wait()
+
+    def until_us(self, asked_us: int) -> int:
+        """When a lease ends at the earliest that an answer has begun which comes now, to a request of this time
+        (`clock`). The answer may have been there since before a standstill of this process."""
+        now_us = self._look_at_clock()
+        began_us, ended_us = self._stood_us
+        return (began_us if asked_us < ended_us else now_us - self._part_us) + SHARE * self._part_us
 
     def look(self, held: Held) -> None:
         """A handler has returned: log if the renewal of its lease is so late that the lease has expired, because this
@@ -118,12 +145,33 @@ class Renewals(Generic[Held]):
         """No message of this lease is open any more: do not renew it."""
         self._due.pop(held, None)
 
+    def tell_over(self, count: int) -> None:
+        """Log that messages are not handled, because their leases ended while they waited."""
+        now = self._loop.time()
+        if now - self._told_over_at >= TELL_SECONDS:
+            self._told_over_at = now
+            log.warning(
+                "%d messages are not handled here, because their leases (of %g s) ended while they waited: the process "
+                "was stopped, or the server did not renew them; they are delivered again", count, self._lease,
+            )  # fmt: skip
+
     def close(self) -> None:
         """Renew no lease any more."""
         self._due.clear()
+        self._noting.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _note_time(self) -> None:
+        self._look_at_clock()
+        self._noting = self._loop.call_later(self._lease / TOGETHER, self._note_time)
+
+    def _look_at_clock(self) -> int:
+        before_us, self._ran_us = self._ran_us, self._clock()
+        if self._ran_us - before_us > self._part_us:
+            self._stood_us = before_us, self._ran_us
+        return self._ran_us
 
     def _wait(self) -> None:
         self._timer = self._loop.call_at(next(iter(self._due.values())), self._renew_due)
@@ -281,6 +329,8 @@ class Session:
         """Whether messages whose handlers have not begun are given back: the consumer stops."""
         self._not_tried: list[Waiting] = []
         """Messages to give back that a caller of handlers had taken."""
+        self._over = 0
+        """How many of them had leases that were over."""
         self._giving_back: set[asyncio.Task[None]] = set()
         self._renewals = Renewals(work.lease, self._renew)
         self._failures = FailureLog()
@@ -565,10 +615,12 @@ class Session:
         request = Receive(instance=work.instance, topics=topics, max=room, wait=wait, lease=work.lease)
         path = f"/v1/groups/{work.group}/receive?subscribe=no&runs=yes&request={request_id}"
         body = encode_msgpack(request)
-        began = asyncio.get_running_loop().time()
+        began, asked_us = asyncio.get_running_loop().time(), boot_clock()
         try:
             answer = await self._http.call("POST", path, body, POLL_SECONDS + 5)
             runs = read_answer(self._decode, answer)
+            for run in runs:
+                run.until_us = self._renewals.until_us(asked_us)
             self._answered = datetime.now(UTC)
             return runs
         except ForeignAnswer as error:
@@ -610,6 +662,7 @@ class Session:
         """The handler of a message has raised an error: it is delivered again, a dead letter, or given back."""
         if isinstance(error, NotTried):
             self._not_tried.append((run, place))
+            self._over += isinstance(error, LeaseOver)
             return
         places = range(place, place + 1)
         message = run.message(place)
@@ -629,6 +682,9 @@ class Session:
         if not any(run.is_open):
             self._renewals.end(run)
         not_tried, self._not_tried = self._not_tried, []
+        if self._over:
+            self._renewals.tell_over(self._over)
+            self._over = 0
         self._give_back(not_tried)
         for places in returned:
             self._settle(run, places, "ack")
@@ -657,7 +713,7 @@ class Session:
             self._ended(run, places, "the session has ended")
         elif (error := settling.exception()) is not None:
             self._ended(run, places, str(error))
-        elif (settled := settling.result()).status == 200:
+        elif (settled := settling.result()).status == 200 or (item.action, settled.status) == GONE:
             self._ended(run, places)
         elif len(places) > 1 and settled.status in APART:
             self._settling -= len(places)
@@ -712,16 +768,22 @@ class Session:
             self._renew_together(run, places)
 
     def _renew_together(self, run: Run, places: range) -> None:
+        since_us = boot_clock()
         item = SettleItem(receipt=run.receipt(places), action="renew", lease=self._work.lease)
         with contextlib.suppress(NotifyError):
             renewing = self._settler.submit(item)
-            if len(places) > 1:
-                renewing.add_done_callback(functools.partial(self._renew_apart, run, places))
+            renewing.add_done_callback(functools.partial(self._renewed, run, places, since_us))
 
-    def _renew_apart(self, run: Run, places: range, renewing: asyncio.Future[SettledItem]) -> None:
-        """Renew messages one by one if the server has refused to renew them together, because one was not leased any
-        more."""
-        if not renewing.cancelled() and renewing.exception() is None and renewing.result().status in APART:
+    def _renewed(self, run: Run, places: range, since_us: int, renewing: asyncio.Future[SettledItem]) -> None:
+        """Note how long the leases last now. If the server has refused to renew messages together, because one was not
+        leased any more, renew them one by one; no handler is called for that one."""
+        if renewing.cancelled() or renewing.exception() is not None:
+            return
+        if (settled := renewing.result()).status == 200:
+            run.until_us = max(run.until_us, since_us + int(self._work.lease * 1e6))
+        elif len(places) == 1 and settled.status == StaleReceipt.status:
+            run.close(places)
+        elif settled.status in APART and len(places) > 1:
             for place in places:
                 if run.is_open[place]:
                     self._renew_together(run, range(place, place + 1))

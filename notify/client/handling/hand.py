@@ -19,8 +19,9 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from notify.client.handling.handlers import ends_process, meant_by
+from notify.client.handling.handlers import LeaseOver, ends_process, meant_by
 from notify.client.handling.runs import Holder, Run, Waiting, ranges_of
+from notify.runtime.clock import boot_clock
 from notify.runtime.program_log import program_log
 
 log = program_log("notify.consumer")
@@ -110,6 +111,8 @@ class Hand:
         self._forks = _forks
         self.clock = time.perf_counter
         """The clock of calls."""
+        self.lease_clock = boot_clock
+        """The clock of leases, which continues while a machine sleeps."""
         self._singles: deque[Waiting] = deque()
         """The messages that wait for handlers of single messages. Callers take them without the lock."""
         self._batches: dict[str, deque[Waiting]] = {}
@@ -250,7 +253,7 @@ class Hand:
         Each message goes through this: it takes no lock, and the clock is read once between two calls.
         """
         line, noted, clock = self._singles, self._noted, self.clock
-        began = clock()
+        began, now_us = clock(), self.lease_clock()
         until = began + TURN_SECONDS
         while not self._is_over:
             try:
@@ -259,6 +262,9 @@ class Hand:
                 return
             if line and not self._is_starting and self._callers < self._at_once:
                 self.wake()
+            if not run.may_begin(place, now_us):
+                self.note([(run, place)], LeaseOver())
+                continue
             call = Call(run, place, began)
             yield call
             if self._forks != _forks:
@@ -282,7 +288,19 @@ class Hand:
                 return
 
     def take(self) -> list[Waiting]:
-        """The messages for the next call of a handler of batches, at most as many as it takes; empty if none waits.
+        """The messages for the next call of a handler of batches, at most as many as it takes; empty if none waits."""
+        while lot := self._next_lot():
+            now_us = self.lease_clock()
+            over = [(run, place) for run, place in lot if not run.may_begin(place, now_us)]
+            if not over:
+                return lot
+            self.note(over, LeaseOver())
+            if len(over) < len(lot):
+                return [waiting for waiting in lot if waiting not in over]
+        return []
+
+    def _next_lot(self) -> list[Waiting]:
+        """The first messages that wait for a handler of batches.
 
         A message in its second or later attempt is alone. If it failed before, it may fail the batch again; and if the
         process dies with a batch, that counts as a death for each message of the batch.

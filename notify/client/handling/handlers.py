@@ -246,6 +246,13 @@ class NotTried(Exception):
         self.cause = cause
 
 
+class LeaseOver(NotTried):
+    """The message's lease ended before its handler began."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeoutError("its lease is over"))
+
+
 class Cancelled(Exception):
     """The handler, a coroutine, was cancelled with its consumer."""
 

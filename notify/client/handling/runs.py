@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -63,7 +64,18 @@ class Times:
 class Run:
     """Messages of one lease, and so of one queue, in their order. Changed only on the event loop."""
 
-    __slots__ = ("_first", "began", "handler", "holder", "is_open", "is_traced", "lease", "messages", "unsettled")
+    __slots__ = (
+        "_first",
+        "began",
+        "handler",
+        "holder",
+        "is_open",
+        "is_traced",
+        "lease",
+        "messages",
+        "unsettled",
+        "until_us",
+    )
 
     def __init__(
         self,
@@ -87,6 +99,8 @@ class Run:
         self.unsettled = len(messages)
         self.began = time.perf_counter()
         """When it came to this consumer."""
+        self.until_us = sys.maxsize
+        """When its lease ends, as far as this consumer knows (`boot_clock`): no handler is called from then on."""
 
     def message(self, place: int) -> ReceivedMessage:
         """A message that is not settled yet."""
@@ -100,6 +114,11 @@ class Run:
             return self.lease
         first, last = self._first + places[0], self._first + places[-1]
         return f"{self.lease}.{first}" if first == last else f"{self.lease}.{first}-{last}"
+
+    def may_begin(self, place: int, now_us: int) -> bool:
+        """Whether the handler of a waiting message may be called at this time (`boot_clock`). If not, its lease is
+        over: another consumer may have had the message since, and later ones of its key."""
+        return now_us < self.until_us and self.is_open[place] == 1
 
     def close(self, places: range) -> None:
         """The handlers of these messages have returned, or will not be called."""
