@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from notify.errors import InvalidRequest
 from notify.protocol.wire import JSON, UNDECODABLE
+from notify.server.data.request import media_type
 
 
 def decoded(body: bytes) -> Any:
@@ -32,9 +33,9 @@ def body_of(headers: Mapping[bytes, bytes], body: bytes) -> Any:
     """Decode a request's body by its headers, with names in lower case. Raises InvalidRequest."""
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise InvalidRequest("compressed bodies are not taken", "unsupported_encoding", 415)
-    kind = headers.get(b"content-type", b"").decode("latin-1")
-    if kind.partition(";")[0].strip().lower() != JSON:
-        raise InvalidRequest(f"send {JSON}, not {kind[:60]!r}", "unsupported_type", 415)
+    kind = headers.get(b"content-type", b"")
+    if media_type(kind) != JSON.encode():
+        raise InvalidRequest(f"send {JSON}, not {kind.decode('latin-1')[:60]!r}", "unsupported_type", 415)
     return decoded(body)
 
 

@@ -22,6 +22,7 @@ from notify.check import Outcome
 from notify.client import AsyncTransactionProducer, Message
 from notify.errors import IdInUse, OutcomeConflict
 from notify.protocol.limits import LIMITS
+from notify.protocol.wire import JSON
 from notify.server.data.answer import fault_of
 from notify.testing import InMemoryServer
 from notify.testing.process import ServerProcess
@@ -226,6 +227,12 @@ def test_other_methods_types_and_encodings(server: ServerProcess) -> None:
     path, msgpack = "/v1/messages", "application/msgpack"
     assert ask(server.url, "GET", path)[1]["code"] == "method_not_allowed"
     assert ask(server.url, "POST", path, b"x", kind="text/plain")[1]["code"] == "unsupported_type"
+    text = '{"messages": [{"topic": "charsets", "body": "Ã©"}]}'
+    for place, method in ((path, "POST"), ("/v1/admin/topics/charsets", "PUT")):
+        for charset in ("iso-8859-1", ' "Windows-1252"'):  # these bytes are valid UTF-8, of another text
+            status, problem = ask(server.url, method, place, text.encode("latin-1"), kind=f"{JSON}; charset={charset}")
+            assert (status, problem["code"]) == (415, "unsupported_type") and "UTF-8" in problem["detail"]
+    assert ask(server.url, "POST", path, text.encode(), kind=f'{JSON};charset="UTF-8"')[0] == 200
     status, problem = ask(server.url, "POST", path, b"\xc1", kind=msgpack)
     assert (status, problem["code"]) == (400, "malformed")
     status, problem = ask(server.url, "POST", path, msgspec.msgpack.encode({"messages": 1}), kind=msgpack)

@@ -84,7 +84,7 @@ class Request:
             return
         packed = _FORMATS.get(kind)
         if packed is None:
-            packed = _FORMATS.get(kind.partition(b";")[0].strip().lower())
+            packed = _FORMATS.get(media_type(kind))
             if packed is None:
                 content_type = kind.decode("latin-1")[:60]
                 raise InvalidRequest(f"send {JSON} or {MSGPACK}, not {content_type!r}", "unsupported_type", 415)
@@ -112,7 +112,21 @@ class Request:
         return encode_msgpack(value) if self.packed else encode_json(value)
 
 
+def media_type(kind: bytes) -> bytes:
+    """The media type of a Content-Type, in lower case. Raises InvalidRequest for a charset other than UTF-8: a text of
+    another one may also be valid UTF-8, and would be another text."""
+    kind, *parameters = kind.lower().split(b";")
+    for parameter in parameters:
+        name, _, charset = parameter.partition(b"=")
+        if name.strip() == b"charset" and charset.strip(b' \t"') not in _CHARSETS:
+            raise InvalidRequest(
+                f"send text in UTF-8, not in {charset.decode('latin-1')[:60]!r}", "unsupported_type", 415
+            )
+    return kind.strip()
+
+
 _WITH_BODY = ("POST", "PUT")
+_CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
 _OF_BROWSERS = (b"origin", b"sec-fetch-site")
 
 _FORMATS = {
