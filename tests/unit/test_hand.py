@@ -770,3 +770,18 @@ async def test_large_bodies_are_bounded_by_their_bytes() -> None:
     assert a.hand.room() == IN_HAND, "what is settled does not count"
     a.receive(2, size=IN_HAND_BYTES // 2)
     assert a.hand.room() == 14, "no handler is idle for want of room"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_empties_its_message_is_settled(is_async: bool) -> None:
+    """The bytes in hand were counted by the message, and the consumer never ended."""
+
+    def empty(message: ReceivedMessage) -> None:
+        for name in ("body", "id", "key", "headers"):
+            object.__setattr__(message, name, None)
+
+    async def empty_soon(message: ReceivedMessage) -> None:
+        empty(message)
+
+    session, _ = handling(empty_soon if is_async else empty, delivered("abc"))
+    assert sum([len(place) for place in session.acknowledged]) and session.hand._bytes == 0

@@ -189,7 +189,7 @@ class Hand:
         messages = [message for run in runs for message in run.messages if message is not None]
         self.count += len(messages)
         self._open += len(messages)
-        self._bytes += sum([len(message.body) for message in messages])
+        self._bytes += sum([sum(run.sizes) for run in runs])
         if 2 * sum([message.attempt > 1 for message in messages]) > len(messages):
             if self._limit is None:
                 self._limit, self._survived = CAUTIOUS, 0

@@ -73,6 +73,7 @@ class Run:
         "is_traced",
         "lease",
         "messages",
+        "sizes",
         "unsettled",
         "until_us",
     )
@@ -92,6 +93,8 @@ class Run:
         self._first = first
         self.messages: list[ReceivedMessage | None] = [*messages]
         """The messages by place, as their handlers get them; None: settled."""
+        self.sizes = [len(message.body) for message in messages]
+        """The bytes of their bodies, which a handler cannot change."""
         self.is_open = bytearray(b"\1") * len(messages)
         """By place, whether the message still waits, or its handler is running."""
         self.is_traced = any(tracing.HEADER in message.headers for message in messages)
@@ -131,7 +134,7 @@ class Run:
     def settled(self, places: range) -> int:
         """Forget messages that are settled; the bytes of their bodies."""
         settled = slice(places.start, places.stop)
-        size = sum([len(message.body) for message in self.messages[settled] if message is not None])
+        size = sum(self.sizes[settled])
         self.messages[settled] = [None] * len(places)
         self.unsettled -= len(places)
         return size
