@@ -262,7 +262,7 @@ class Hand:
                 return
             if line and not self._is_starting and self._callers < self._at_once:
                 self.wake()
-            if not run.may_begin(place, now_us):
+            if now_us >= run.until_us or not run.is_open[place]:  # `Run.may_begin`, without a call for each message
                 self.note([(run, place)], LeaseOver())
                 continue
             call = Call(run, place, began)
