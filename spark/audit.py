@@ -324,6 +324,8 @@ class Audit:
             names += kafka.groups()
             names += sorted({left.group for several in kafka.left.values() for left in several})
         self._inbox_groups = frozenset(g for d in self._inputs.databases for g in d.inbox_groups() if "@" not in g)
+        for kafka in self._inputs.kafka:
+            self.result.reasons += kafka.passed(self._inbox_groups)
         # An instance of a broadcast (`group@instance`) says nothing about its group.
         masks = (*MASKS, PROVEN) if self._effects else MASKS
         self._groups = Groups([n for n in (*names, *sorted(self._inbox_groups)) if "@" not in n], masks)

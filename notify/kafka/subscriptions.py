@@ -8,12 +8,13 @@ key is `{group}/{topic}/{partition}`, its value JSON, see Subscribed.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from notify.kafka.cluster import Cluster
+from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.progress import Progress
 from notify.kafka.rights import of_consumer
 from notify.kafka.table import KafkaTable
@@ -24,6 +25,8 @@ MOST_SKIPPED = 16
 """The most resets of a partition that are noted, the last ones."""
 MOST_RUNS = 10_000
 """The most stretches that these may have skipped together: a record stays far below what brokers take."""
+MOST_PASSED = 16
+"""The most stretches of a partition that other programs passed over; of more, the two oldest are joined."""
 
 
 class Place(NamedTuple):
@@ -58,6 +61,8 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     """A group's subscription to a partition. `start`: the first offset that it reads with this subscription.
 
     `at`: a later offset of the group, at most some hours old; 0: none was recorded since the start.
+    `passed`: stretches (first offset, offset after the last), ascending, that commits of other programs passed over:
+    how many of these messages the group had handled is not known.
     `inbox_from_us`: when its consumers first reported an inbox, in microseconds since 1970; -1: they have none.
     `topic_id`: Kafka's id of the topic; empty if unknown. `skipped`: by the last resets, the newest last. `reset`: the
     id of the last reset that was carried out here (control.py), which a commit of another tool does not tell.
@@ -72,6 +77,7 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str = ""
     skipped: tuple[Skipped, ...] = ()
     reset: str = ""
+    passed: tuple[tuple[int, int], ...] = ()
 
     def takes_as(self, other: Subscribed) -> bool:
         """Whether both subscriptions are equal except for where they began."""
@@ -79,7 +85,8 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
         return is_same_topic and (self.mode, self.tags, self.filter) == (other.mode, other.tags, other.filter)
 
     def with_skipped(self, earlier: Subscribed, skipped: Skipped | None) -> Subscribed:
-        """This subscription with what resets skipped, according to an earlier record, and with what one skips now."""
+        """This subscription with what resets skipped, according to an earlier record, and with what one skips now; and
+        with what other programs passed over before its start: the group handles later messages itself."""
         is_other = self.topic_id and earlier.topic_id and self.topic_id != earlier.topic_id
         several = [*(() if is_other else earlier.skipped), *(() if skipped is None else (skipped,))]
         kept: list[Skipped] = []
@@ -89,7 +96,19 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
             if room < 0:
                 break
             kept.append(each)
-        return msgspec.structs.replace(self, skipped=tuple(reversed(kept)))
+        passed = () if is_other else _before(self.start, earlier.passed)
+        return msgspec.structs.replace(self, skipped=tuple(reversed(kept)), passed=passed)
+
+    def moved(self, offset: int) -> Subscribed:
+        """This subscription after another program has committed an offset for the group."""
+        last, passed = max(self.start, self.at), list(_before(offset, self.passed))
+        if offset <= last:
+            return msgspec.structs.replace(self, passed=tuple(passed))
+        passed.append((last, offset))
+        while len(passed) > 1 and (len(passed) > MOST_PASSED or passed[-2][1] == last):
+            n = 0 if len(passed) > MOST_PASSED else len(passed) - 2
+            passed[n : n + 2] = [(passed[n][0], passed[n + 1][1])]
+        return msgspec.structs.replace(self, at=offset, passed=tuple(passed))
 
     def with_inbox_of(self, other: Subscribed) -> Subscribed:
         """This subscription with the inbox of another record; if both have an inbox, with the earlier time."""
@@ -97,6 +116,11 @@ class Subscribed(msgspec.Struct, frozen=True, omit_defaults=True):
         if min(from_us, self.inbox_from_us) >= 0:
             from_us = min(from_us, self.inbox_from_us)
         return msgspec.structs.replace(self, inbox_from_us=from_us)
+
+
+def _before(offset: int, stretches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The parts of stretches before an offset."""
+    return tuple((first, min(end, offset)) for first, end in stretches if first < offset)
 
 
 def _key_of(text: str) -> tuple[str, Place] | None:
@@ -124,10 +148,15 @@ class Subscriptions:
         self._group = group
         self._noted: dict[Place, Subscribed] | None = None
         self._moving: dict[Place, tuple[Progress, str]] = {}
+        self._moved: dict[Place, int] = {}
 
     def moving(self, place: Place, progress: Progress, reset: str) -> None:
         """A reset is about to move the group: the next note that it begins there says what it skips."""
         self._moving[place] = (progress, reset)
+
+    def moved(self, offsets: Mapping[Place, int]) -> None:
+        """Other programs have committed these offsets of the group: the next note there says what they passed over."""
+        self._moved |= offsets
 
     def note(self, wanted: Mapping[Place, Subscribed], *, begins: bool, renews: bool = False) -> None:
         """Record subscriptions; they are durable when it returns.
@@ -143,19 +172,20 @@ class Subscriptions:
         changed: dict[Place, Subscribed] = {}
         for place, subscribed in wanted.items():
             noted = self._noted.get(place)
+            before = self._before(place, subscribed, noted)
             if begins and place in self._moving:
                 progress, reset = self._moving[place]
                 skipped = Skipped.between(progress, subscribed.start, time.time_ns() // 1000, reset)
             else:
                 skipped = None
             if noted is None:
-                changed[place] = subscribed.with_skipped(subscribed, skipped)
+                changed[place] = subscribed.with_skipped(before or subscribed, skipped)
             elif begins or not noted.takes_as(subscribed):
                 since = noted.with_inbox_of(subscribed).inbox_from_us
                 wanted_now = msgspec.structs.replace(subscribed, inbox_from_us=since)
-                changed[place] = wanted_now.with_skipped(noted, skipped)
+                changed[place] = wanted_now.with_skipped(before or noted, skipped)
             else:
-                updated = noted.with_inbox_of(subscribed)
+                updated = (before or noted).with_inbox_of(subscribed)
                 updated = msgspec.structs.replace(
                     updated, topic_id=subscribed.topic_id or noted.topic_id, reset=subscribed.reset or noted.reset
                 )
@@ -163,13 +193,25 @@ class Subscriptions:
                     updated = msgspec.structs.replace(updated, at=subscribed.start)
                 if updated != noted:
                     changed[place] = updated
-        if not changed:
-            return
-        rows = {(self._group, place): subscribed for place, subscribed in changed.items()}
-        SUBSCRIPTIONS.put(self._cluster, rows, of_consumer(self._group))
-        self._noted |= changed
-        for place in wanted if begins else ():
-            self._moving.pop(place, None)
+        if changed:
+            rows = {(self._group, place): subscribed for place, subscribed in changed.items()}
+            SUBSCRIPTIONS.put(self._cluster, rows, of_consumer(self._group))
+            self._noted |= changed
+        for place in wanted:
+            self._moved.pop(place, None)
+            if begins:
+                self._moving.pop(place, None)
+
+    def _before(self, place: Place, wanted: Subscribed, noted: Subscribed | None) -> Subscribed | None:
+        """The note of a partition, with what another program has passed over since.
+
+        A group without a note began with that program. But retries are never noted otherwise.
+        """
+        if noted is None and place.topic.startswith(OWN_TOPICS):
+            noted = msgspec.structs.replace(wanted, start=0)
+        if noted is None or place not in self._moved:
+            return noted
+        return noted.moved(self._moved[place])
 
     def resets(self) -> dict[Place, str]:
         """The ids of the last resets that were carried out, by partition. Raises Unavailable."""

@@ -222,6 +222,8 @@ def _progress_over_kafka(kafka: KafkaInput, trace: Trace, group: str, stand: Sta
     for left in kafka.left.get((number, stand.queue), ()):
         if left.group == group and left.holds(stand.offset, stand.queued_us):
             trace.left[group] = left, stand
+    if any(first <= stand.offset < end for first, end in kafka.progress.passed.get((group, place), ())):
+        trace.passed.add(group)
     if _is_done(kafka, group, stand):
         takes_all = group not in trace.left and lasts and noted is not None and not noted.filter and not noted.tags
         trace.settled[group] = Settled("ACK" if takes_all else "DONE", 0)

@@ -175,6 +175,10 @@ class _Judged:
             yield "MALFORMED", "the id of its local row is in upper case"
         for group, why in sorted(t.left_out.items()):
             yield "LEFT_OUT", f"{group} never settled it: {why}"
+        for group in sorted(t.passed - t.effects.keys() - t.proven - t.letters.keys()):
+            if "ACKED_NO_EFFECT" not in self._classes:
+                why = "another program committed an offset after it, and no inbox tells whether the group handled it"
+                yield INCONCLUSIVE, f"{group}: {why}"
         if dead := sorted(t.letters.keys() - t.left_out.keys() - t.let_go):
             yield "DEAD", "; ".join(_gave_up(t, group) for group in dead)
 

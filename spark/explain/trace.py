@@ -89,6 +89,8 @@ class Trace:
     """The change by which it left the queue of a group, and the place that it had there."""
     left_out: dict[str, str] = field(default_factory=dict)
     """By what, by whom and why it left the queue of a group that never settled it."""
+    passed: set[str] = field(default_factory=set)
+    """The groups for which another program committed an offset after it."""
     letters: dict[str, list[Stand]] = field(default_factory=dict)
     """Its dead letters by group."""
     let_go: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ from notify.errors import Unavailable
 from notify.kafka.admin_process import AdminProcess
 from notify.kafka.cluster import Cluster
 from notify.kafka.group_questions import progress_of_all
-from notify.kafka.groups import DEAD_LETTER, RETRY
+from notify.kafka.groups import DEAD_LETTER, RETRY, retry_topic
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
 from notify.spark.judge.message_rows import Groups, mask_of
@@ -61,7 +61,7 @@ class KafkaGroups:
             {group: {p: present(p, progress) for p, progress in of.items()} for group, of in self.progress.items()},
             {
                 (group, place): (
-                    msgspec.structs.replace(noted, start=0, skipped=())
+                    msgspec.structs.replace(noted, start=0, skipped=(), passed=())
                     if is_former(place.topic, noted.topic_id)
                     else noted
                 )
@@ -84,6 +84,19 @@ class KafkaGroups:
     def filtered(self) -> frozenset[str]:
         """The groups whose recorded subscription has a filter, which an audit does not evaluate."""
         return frozenset(group for (group, _), subscribed in self.subscribed.items() if subscribed.filter)
+
+    @cached_property
+    def passed(self) -> dict[tuple[str, Place], tuple[tuple[int, int], ...]]:
+        """The stretches (first offset, offset after the last) that commits of other programs passed over, by group and
+        partition, as consumers noted them; and by the present offsets. How much of them was handled is not known."""
+        noted = dict(self.subscribed)
+        for group in self.noted:
+            for place, progress in self.progress.get(group, {}).items():
+                of_retries = Subscribed("shared", 0) if place.topic == retry_topic(group) else None
+                before = noted.get((group, place), of_retries)
+                if before is not None and not progress.is_own:
+                    noted[group, place] = before.moved(progress.offset)
+        return {key: subscribed.passed for key, subscribed in noted.items() if subscribed.passed}
 
     def owner_of(self, topic: str) -> tuple[str, bool] | None:
         """(group, whether the topic has dead letters) of a retry or dead-letter topic; None for another topic."""

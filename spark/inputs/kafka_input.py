@@ -182,6 +182,24 @@ class KafkaInput:
         queued = {place: extent for place, extent in places.items() if place.topic in self.topics}
         return queued, {place: extent for place, extent in places.items() if place not in queued}
 
+    def passed(self, with_inbox: Collection[str]) -> Iterator[str]:
+        """Sentences about the messages in the parts read that commits of other programs passed over, so that nobody
+        knows whether the group handled them. `with_inbox`: the groups whose inbox tells."""
+        known = set(self.groups()) - (set(with_inbox) - self.progress.filtered)
+        told: dict[tuple[str, str], list[str]] = {}
+        for (group, place), stretches in sorted(self.progress.passed.items()):
+            part = self._parts.get(Partition(*place), Extent(0, 0))
+            for first, end in stretches if group in known else ():
+                if max(first, part.low) < min(end, part.high):
+                    text = f"offsets {max(first, part.low)} to {min(end, part.high) - 1} of partition {place.partition}"
+                    told.setdefault((group, place.topic), []).append(text)
+        for (group, topic), texts in told.items():
+            yield (
+                f"another program committed offsets for group {group}, and which of these messages of topic {topic} "
+                f"the group handled is not known: {first_of(texts, _MOST_NAMED)}; name the database of its inbox with "
+                "--database, or let it handle them again: notify group reset"
+            )
+
     def inboxes(self) -> dict[str, int]:
         """The groups whose consumers recorded that they keep an inbox, and since when (microseconds since 1970)."""
         from_us: dict[str, int] = {}

@@ -116,6 +116,11 @@ class World:
                 moment = moment_of(at_us + number * 1_000_000)
                 connection.execute(notify_inbox.insert().values(row | {"created_at": moment}))
 
+    def lose_effects(self, group: str) -> None:
+        """Delete the group's inbox rows."""
+        with self._engine.begin() as connection:
+            connection.execute(notify_inbox.delete().where(notify_inbox.c.consumer_group == group))
+
     def progress(self, group: str, progress: Mapping[Place, Progress]) -> None:
         """Commit a group's progress."""
         consumer = self._cluster.consumer({"group.id": group})

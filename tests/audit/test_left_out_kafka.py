@@ -1,4 +1,5 @@
-"""LEFT_OUT over Kafka: what a reset skips is noted by the consumer that carries it out, and told by the audit."""
+"""LEFT_OUT over Kafka: what a reset skips is noted by the consumer that carries it out, and told by the audit; and what
+another program passed over, which is in doubt."""
 
 from __future__ import annotations
 
@@ -18,15 +19,17 @@ from notify.spark.explain.explained import explain
 from notify.spark.inputs.actions import place_of_records
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.kafka_input import KafkaInput
-from notify.spark.result import Inputs
+from notify.spark.result import Inputs, Result
 from tests.audit.audited import PLAN
 from tests.audit.leaving import WHO, WHY, told
 from tests.support.clock import eventually
 from tests.support.groups import running
-from tests.support.kafka import KafkaNode
+from tests.support.kafka import KafkaNode, commit_offsets
 from tools.kafka_cluster import KafkaCluster
 
 pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import TopicPartition
 
 from notify.kafka import control
 from notify.kafka.cluster import Cluster
@@ -34,7 +37,7 @@ from notify.kafka.progress import Progress
 from notify.kafka.rights import of_server
 from notify.kafka.subscriptions import MOST_RUNS, MOST_SKIPPED, SUBSCRIPTIONS, Place, Skipped, Subscribed
 from tests.audit.kafka_world import Sent, World
-from tests.support.kafka_consumers import progress
+from tests.support.kafka_consumers import onlooker, progress
 
 HOUR_US = 3_600_000_000
 
@@ -123,3 +126,59 @@ def test_messages_skipped_by_a_reset_are_reported_with_its_author_and_reason(
         known = explain(inputs, skipped[0].message_id, tmp_path / "scratch")
         assert f"LEFT_OUT: {unique} never settled it" in known.sentence and f"by {WHO}: {WHY}" in known.sentence
         assert "LEFT_OUT" not in explain(inputs, later[0].message_id, tmp_path / "scratch").sentence
+
+
+@pytest.mark.long
+def test_messages_that_another_program_passed_over_are_in_doubt(
+    spark: Any, kafka: KafkaCluster, unique: str, tmp_path: Path
+) -> None:
+    """As by kafka-consumer-groups.sh --reset-offsets: an audit without an inbox passed, and nobody had handled them."""
+    cluster, at_us = Cluster.of(kafka.url), time.time_ns() // 1000 - HOUR_US
+    world = World(cluster, f"sqlite:///{tmp_path}/shop.db")
+    handled: list[str] = []
+
+    def instance() -> Consumer:
+        consumer = Consumer(kafka.url, group=unique)
+        consumer.subscribe(unique, start="earliest")(lambda message: handled.append(message.id))
+        return consumer
+
+    def has_handled(sent: list[Sent]) -> bool:
+        return {each.message_id for each in sent} <= set(handled)
+
+    def audited() -> Result:
+        with contextlib.closing(Database(f"sqlite:///{tmp_path}/shop.db", "shop")) as database:
+            inputs = Inputs([database], kafka=[KafkaInput(kafka.url, [unique])])
+            result = Audit(spark, PLAN, inputs, tmp_path / "scratch").run()
+            verdict = explain(inputs, passed[0].message_id, tmp_path / "scratch").verdicts[0]
+        assert verdict.is_open == bool(result.reasons), verdict.sentence
+        return result
+
+    first = [world.send(unique, 0, at_us + n) for n in range(2)]
+    with running(instance()):
+        eventually(lambda: has_handled(first), "the first messages")
+    passed = [world.send(unique, 0, at_us + n) for n in range(3)]
+    commit_offsets(onlooker(kafka.url, unique), TopicPartition(unique, 0, 5))
+    result = audited()
+    (reason,) = result.reasons
+    assert (result.verdict, result.exit_code) == ("INCONCLUSIVE", 2)
+    assert f"for group {unique}" in reason and "offsets 0 to 4 of partition 0" in reason
+    later = [world.send(unique, 0, at_us + n) for n in range(2)]
+    with running(instance()):
+        eventually(lambda: has_handled(later), "what came after the offset")
+        eventually(lambda: progress(kafka.url, unique)[unique, 0].is_own, "the offset to be Notify's again")
+    assert audited().reasons == [reason] and not has_handled(passed)
+
+    world.take_effect(unique, [*first, *passed[:2], *later], at_us + HOUR_US // 2)
+    result = audited()
+    assert [(f.finding, f.message_id) for f in result.found] == [("ACKED_NO_EFFECT", passed[2].message_id)]
+    assert result.reasons == []
+
+    world.lose_effects(unique)
+    again = control.Reset("r1", unique, 0)
+    control.CONTROL.put(cluster, {unique: control.Control(False, (again,))}, of_server())
+    with running(instance()):
+        eventually(lambda: has_handled(passed), "what was passed over")
+        eventually(lambda: progress(kafka.url, unique)[unique, 0].offset == 7, "their end")
+    world.close()
+    result = audited()
+    assert (result.verdict, result.reasons) == ("PASS", [])

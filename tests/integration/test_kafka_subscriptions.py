@@ -13,7 +13,7 @@ pytest.importorskip("confluent_kafka")
 
 from notify.kafka.cluster import Cluster
 from notify.kafka.rights import of_consumer
-from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed, Subscriptions
+from notify.kafka.subscriptions import MOST_PASSED, SUBSCRIPTIONS, Place, Subscribed, Subscriptions
 from notify.kafka.table import KafkaTable
 from tests.support.kafka_consumers import make_topic
 
@@ -46,6 +46,33 @@ def test_an_inbox_is_noted_since_its_first_note(kafka: Cluster, unique: str) -> 
         assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 5, inbox_from_us=noted)
     notes.note({place: Subscribed("shared", 1, inbox_from_us=95)}, begins=True)
     assert SUBSCRIPTIONS.rows(kafka)[unique, place] == Subscribed("shared", 1, inbox_from_us=90)
+
+
+def test_what_other_programs_passed_over_is_noted(kafka: Cluster, unique: str) -> None:
+    place, retries = Place(unique, 0), Place(f"retry.{unique}", 0)
+    notes = Subscriptions(kafka, unique)
+
+    def noted(place: Place = place) -> Subscribed:
+        return SUBSCRIPTIONS.rows(kafka)[unique, place]
+
+    def move(offset: int, place: Place = place) -> tuple[tuple[int, int], ...]:
+        notes.moved({place: offset})
+        notes.note({place: Subscribed("shared", offset)}, begins=False)
+        return noted(place).passed
+
+    assert move(5) == (), "the group began with that program"
+    notes.note({place: Subscribed("shared", 20)}, begins=False, renews=True)
+    assert move(30) == ((20, 30),) and move(40) == ((20, 40),)
+    assert move(35) == ((20, 35),), "the group handles the others again"
+    notes.note({place: Subscribed("shared", 50)}, begins=False, renews=True)
+    assert move(60) == ((20, 35), (50, 60)) == noted().passed
+    notes.note({place: Subscribed("shared", 55)}, begins=True)
+    assert noted().passed == ((20, 35), (50, 55))
+    for n in range(MOST_PASSED):
+        notes.note({place: Subscribed("shared", 100 + 10 * n)}, begins=False, renews=True)
+        many = move(101 + 10 * n)
+    assert (len(many), many[0], many[-1]) == (MOST_PASSED, (20, 101), (250, 251))
+    assert move(7, retries) == ((0, 7),)
 
 
 @pytest.mark.long

@@ -145,7 +145,7 @@ BOUNDS = {
         movers/sinks/delays/release.py:_offsets movers/sinks/delays/release.py:_requests
         movers/sinks/delays/release.py:_ids movers/sinks/delays/release.py:_asked
         movers/sinks/delays/release.py:_refused movers/sinks/delays/slots.py:_waiting movers/sinks/kafka.py:_granted
-        kafka/subscriptions.py:_moving
+        kafka/subscriptions.py:_moving kafka/subscriptions.py:_moved
     """,
     "ids, keys and topics of one batch, or of the messages in hand, which has its own bound": """
         binlog_bridge/bridge.py:_returned client/kafka/window.py:_done client/kafka/window.py:_failed

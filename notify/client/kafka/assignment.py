@@ -21,7 +21,7 @@ from notify.client.kafka.starting import Starts
 from notify.client.kafka.window import Window
 from notify.client.threads.handler_threads import HandlerThreads
 from notify.errors import NotifyError
-from notify.kafka.groups import OWN_TOPICS
+from notify.kafka.groups import OWN_TOPICS, retry_topic
 from notify.kafka.progress import Progress
 from notify.kafka.subscriptions import Place as NotedPlace
 from notify.kafka.subscriptions import Subscribed, Subscriptions
@@ -144,12 +144,14 @@ class Assignment:
         subscribed = {}
         inbox_from_us = time.time_ns() // 1000 if self._plan.has_inbox else -1
         for place, progress in known.items():
-            handler = self._plan.handler_of(place[0])
+            handler, topic_id = self._plan.handler_of(place[0]), self._ids.of(place[0])
             if handler is not None and not place[0].startswith(OWN_TOPICS):
                 subscribed[NotedPlace(*place)] = Subscribed(
                     handler.mode, progress.offset, handler.tags, handler.filter, inbox_from_us=inbox_from_us,
-                    topic_id=self._ids.of(place[0]), reset=progress.reset,
+                    topic_id=topic_id, reset=progress.reset,
                 )  # fmt: skip
+            elif place[0] == retry_topic(self._plan.group) and not progress.is_own:
+                subscribed[NotedPlace(*place)] = Subscribed("shared", progress.offset, topic_id=topic_id)
         if self._noted is None or not subscribed:
             return
         try:

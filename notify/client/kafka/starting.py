@@ -108,7 +108,10 @@ class Starts:
         for place, progress in progresses.items():
             if progress is not None and place in begins and place not in moved:
                 tell_deleted(self._plan.group, place, progress.offset, begins[place].offset, progress.done)
-        tell_moved(self._plan.group, {p: at for p, at in progresses.items() if at is not None and not at.is_own})
+        others = {p: at for p, at in progresses.items() if at is not None and not at.is_own}
+        tell_moved(self._plan.group, others)
+        if self._noted is not None:
+            self._noted.moved({NotedPlace(*place): at.offset for place, at in others.items()})
         progresses |= self._with_resets(progresses)
         for place, progress in progresses.items():
             if progress is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.subscriptions import SUBSCRIPTIONS, Place, Subscribed
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.compacted import CompactedTopics
@@ -23,7 +24,8 @@ class Subscriptions:
     def read(self) -> Mapping[str, Mapping[Place, Subscribed]]:
         """All subscriptions by group and partition. Raises KafkaException, Unavailable."""
         for (group, place), subscribed, _ in self._topic.rows(SUBSCRIPTIONS):
-            self._by_group.setdefault(group, {})[place] = subscribed
+            if not place.topic.startswith(OWN_TOPICS):
+                self._by_group.setdefault(group, {})[place] = subscribed
         return self._by_group
 
     def close(self) -> None:
