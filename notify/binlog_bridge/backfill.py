@@ -40,7 +40,6 @@ from notify.runtime.threads import in_thread
 log = logging.getLogger("notify.binlog_bridge")
 
 TRANSACTIONS = 500
-BATCH_BYTES = 2 << 20
 LONGEST_TRANSACTION_US = 3_600_000_000
 """The longest time that a transaction may stay open after its row was written. A longer one whose part of the log is
 lost is assumed to be moved, unless the operator gives an earlier start of the backfill."""
@@ -58,10 +57,12 @@ class Backfill:
         note: Callable[[list[Refusal]], Awaitable[None]],
         reading: Callable[[Position], ReadAhead],
         scope: Scope,
+        most_bytes: Callable[[], int],
     ) -> None:
         """`log_of_source`: the source's log. `epoch`: the bridge's epoch. `post` appends a batch; `note` lists
         transactions whose rows are not a message;
-        `reading` reads the log from a position on; `scope`: the source's schemas."""
+        `reading` reads the log from a position on; `scope`: the source's schemas. `most_bytes` tells how large
+        batches become."""
         self._engine = engine
         self._log = log_of_source
         self._epoch = epoch
@@ -69,6 +70,7 @@ class Backfill:
         self._note = note
         self._reading = reading
         self._scope = scope
+        self._most_bytes = most_bytes
 
     async def run(self, position: str, since_us: int | None = None) -> str:
         """Send unmoved messages to a target that knows ids, then set its position to that of the snapshot.
@@ -76,7 +78,7 @@ class Backfill:
         Returns the new position. `position`: the queue's position. `since_us`: the time from which rows are sent, by
         the source's clock; None: LONGEST_TRANSACTION_US before the time of the queue's position.
         """
-        snapshot = Snapshot(self._engine, self._log, self._scope)
+        snapshot = Snapshot(self._engine, self._log, self._scope, self._most_bytes)
         try:
             end = await in_thread(snapshot.open)
             if since_us is None:
@@ -104,7 +106,7 @@ class Backfill:
             )
         if filling is not None and since_us not in (None, filling.since_us):
             filling = None
-        snapshot = Snapshot(self._engine, self._log, self._scope)
+        snapshot = Snapshot(self._engine, self._log, self._scope, self._most_bytes)
         try:
             end = await in_thread(snapshot.open)
             if filling is not None:
@@ -166,10 +168,11 @@ class Page(NamedTuple):
 class Snapshot:
     """The tables of a source at one moment."""
 
-    def __init__(self, engine: Engine, log_of_source: DatabaseLog, scope: Scope) -> None:
+    def __init__(self, engine: Engine, log_of_source: DatabaseLog, scope: Scope, most_bytes: Callable[[], int]) -> None:
         self._engine = engine
         self._log = log_of_source
         self._scope = scope
+        self._most_bytes = most_bytes
         self._schemas: list[str] = []
         self._opened: LogSnapshot | None = None
 
@@ -213,7 +216,7 @@ class Snapshot:
                 wanted = sa.and_(wanted, outbox.table.c.transaction_id.not_in(refused.retried))
             while places := outbox.oldest(connection, TRANSACTIONS, wanted, last):
                 last = places[-1]
-                for page in cut(places, BATCH_BYTES):
+                for page in cut(places, self._most_bytes()):
                     messages = readable(connection, outbox, [place.id for place in page])
                     yield Page(name, *messages, page[-1])
             last = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.log import Read
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch
@@ -126,6 +128,8 @@ class Batching:
     def __init__(self) -> None:
         self.caught_up_us = 0
         """When the source last had no more events; 0 after the next transaction began."""
+        self.most_bytes: Callable[[], int] = lambda: BATCH_BYTES
+        """Tells the size of rows, in bytes, from which on a batch is full: at most BATCH_BYTES."""
         self._batch = _batch([])
         self._size = 0
         """The size of the batch's rows, in bytes."""
@@ -148,12 +152,12 @@ class Batching:
 
     @property
     def _is_full(self) -> bool:
-        return self._size > BATCH_BYTES or self._passed >= BATCH_TRANSACTIONS
+        return self._size > self.most_bytes() or self._passed >= BATCH_TRANSACTIONS
 
     @property
     def _would_overflow(self) -> bool:
         """Whether the batch and the open transaction would be too much for one request."""
-        return bool(self._size) and self._size + self._open.bytes > PART_BYTES
+        return bool(self._size) and self._size + self._open.bytes > min(PART_BYTES, 2 * self.most_bytes())
 
     def _part_after(self, size: int) -> list[Read]:
         """Batches to send now if the open transaction has grown too large. `size`: the bytes of its last rows."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from sqlalchemy.engine import URL, Engine
 from notify.binlog_bridge import source
 from notify.binlog_bridge.announcing import Announcing, mover_of
 from notify.binlog_bridge.backfill import Backfill
+from notify.binlog_bridge.batching import BATCH_BYTES
 from notify.binlog_bridge.candidates import PURGED_SECONDS, Candidates
 from notify.binlog_bridge.errors import Damaged, Purged, SameServerId, Superseded, TargetAway, Unfit, Unreadable
 from notify.binlog_bridge.kinds import end_of_log, log_of, position_of
@@ -40,7 +41,7 @@ from notify.movers.refused import Refusal
 from notify.movers.returned import OPEN_SECONDS, is_old, returned
 from notify.movers.sinks.order import is_for_now
 from notify.movers.sinks.showing import Showing
-from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink
+from notify.movers.sinks.sink import TRAILER_SECONDS, PutsById, Sink, open_sink, pace_of
 from notify.protocol.wire import Bridged, Item, PackedBridgeBatch
 from notify.runtime.alive import Progress
 from notify.runtime.backoff import Backoff
@@ -124,6 +125,8 @@ class Bridge:
         self._returned: dict[str, Refusal] = {}
         """Refusals of transactions that came back with a dump, and whose parts were read, but not their commit yet."""
         self._clock_offset_us = 0
+        self._most_bytes: Callable[[], int] = lambda: BATCH_BYTES
+        """Tells how large batches become, in bytes of rows."""
         self._end: Position | None = None
         """Where a run with `once` ends: the end of the log when it began; None: unknown."""
         self._is_behind = False
@@ -147,6 +150,7 @@ class Bridge:
         sink = open_sink(self._queue_url)
         self._known_seconds = IDS_RETENTION_SECONDS if isinstance(sink, PutsById) else OPEN_SECONDS
         self._showing = Showing(sink)
+        self._most_bytes = pace_of(sink, BATCH_BYTES)
         self._end, self._is_behind = None, False
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         try:
@@ -345,6 +349,7 @@ class Bridge:
                 self._note,
                 self._reading,
                 self._scope,
+                self._most_bytes,
             )
             run = backfill.run if isinstance(sink, PutsById) else backfill.run_noted
             text = await run(text, since_us)
@@ -393,6 +398,7 @@ class Bridge:
             scope=self._scope,
             source_us=self._source_us,
             known_seconds=self._known_seconds,
+            most_bytes=self._most_bytes,
         )
         return ReadAhead(reader)
 

@@ -149,9 +149,11 @@ class DatabaseLog(Protocol):
         scope: Scope,
         source_us: Callable[[], int],
         known_seconds: float,
+        most_bytes: Callable[[], int],
     ) -> Reader:
         """A reader from a position on. `source_us`: the time by the source's clock, in microseconds. `known_seconds`:
-        a row that was written so long before its event has come back with a dump: its transaction is `Returned`."""
+        a row that was written so long before its event has come back with a dump: its transaction is `Returned`.
+        `most_bytes` tells how large batches become, in bytes of rows."""
         ...
 
     def prepare_backfill(self, engine: Engine) -> None:

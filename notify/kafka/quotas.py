@@ -26,14 +26,15 @@ class Quotas:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._changing = threading.Lock()
-        self._until = 0.0
+        self.until = float("-inf")
+        """Until when a broker does not read from a client, by the monotonic clock."""
         self._told_at = float("-inf")
 
     def note(self, event: Any) -> None:
         """Take a ThrottleEvent of a client, as its `throttle_cb`; log it now and then."""
         now = self._monotonic()
         with self._changing:
-            self._until = max(self._until, now + event.throttle_time)
+            self.until = max(self.until, now + event.throttle_time)
             if event.throttle_time < LEAST_SECONDS or now - self._told_at < TELL_AGAIN_SECONDS:
                 return
             self._told_at = now
@@ -44,7 +45,7 @@ class Quotas:
 
     def why_silent(self) -> str:
         """The end of a sentence that says that brokers do not answer."""
-        seconds = self._until - self._monotonic()
+        seconds = self.until - self._monotonic()
         if seconds < LEAST_SECONDS:
             return ""
         return f": a broker does not read from this client for another {seconds:.0f} s, because of its quota: {REMEDY}"

@@ -172,17 +172,24 @@ class TransactionalProducer:
             raise _hanging() from None
 
 
-def flush(producer: Producer | TransactionalProducer, is_refused: Callable[[], object], seconds: float) -> None:
-    """Wait until the brokers have answered all records. `is_refused`: whether they refused any.
+def flush(
+    producer: Producer | TransactionalProducer,
+    is_refused: Callable[[], object],
+    seconds: float,
+    latest: Callable[[], float] = lambda: float("-inf"),
+) -> None:
+    """Wait until the brokers have answered all records. `is_refused`: whether they refused any. `latest`: until when,
+    by the monotonic clock, to wait for brokers that do not read because of a quota.
 
     After a refusal the transaction can only be aborted, and the client sends no more of its records. So this waits only
     for the records sent with the refused one, whose answers arrive together. Raises KafkaException (_TIMED_OUT) if
-    answers are missing after `seconds`.
+    answers are missing after `seconds`, and after `latest` if brokers read nothing because of a quota until then.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while (missing := producer.flush(min(STEP_SECONDS, seconds))) and not is_refused():
-        if time.monotonic() >= deadline:
-            why = f"{missing} records have no answer after {seconds:g} s{QUOTAS.why_silent()}"
+        now = time.monotonic()
+        if now >= max(began + seconds, min(QUOTAS.until + seconds, latest())):
+            why = f"{missing} records have no answer after {now - began:.0f} s{QUOTAS.why_silent()}"
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, txn_requires_abort=True))
     if is_refused():
         producer.flush(STEP_SECONDS)

@@ -18,7 +18,7 @@ from notify.protocol import ids
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch, PackedMessage
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.groups import running
-from tests.support.kafka import KafkaNode, commit_offsets, open_transaction
+from tests.support.kafka import KafkaNode, commit_offsets, committed, open_transaction
 from tests.support.kafka_consumers import admin_of, make_topic, onlooker, produce, progress
 
 pytest.importorskip("confluent_kafka")
@@ -32,6 +32,7 @@ from notify.kafka.cluster import Cluster
 from notify.kafka.quotas import Quotas
 from notify.kafka.topics import Topics
 from notify.movers.sinks.kafka import KafkaSink
+from notify.movers.sinks.sink import pace_of
 
 pytestmark = pytest.mark.long
 
@@ -143,6 +144,60 @@ def test_a_topic_that_is_compacted_from_now_on_is_told(
     assert tells(), "told once"
 
 
+def limit(node: KafkaNode, client_id: str, quota: str) -> None:
+    node.cluster.run_tool(
+        "kafka.admin.ConfigCommand",
+        "--alter",
+        "--add-config",
+        quota,
+        "--entity-type",
+        "clients",
+        "--entity-name",
+        client_id,
+    )
+
+
+def batch_of(topic: str, epoch: int, position: str, bodies: list[bytes]) -> PackedBridgeBatch:
+    """A batch of transactions with a message each."""
+    sent = [
+        BridgedTransaction(
+            id=ids.to_text(ids.new_id()), producer_group="g", messages=[PackedMessage(topic=topic, body=body)]
+        )
+        for body in bodies
+    ]
+    return PackedBridgeBatch(epoch=epoch, expected_position="", position=position, transactions=sent)
+
+
+@pytest.mark.parametrize("throttled_seconds", [45.0, 8.0], ids=["in one batch", "in smaller batches"])
+def test_a_backlog_passes_at_the_pace_of_a_quota(kafka_node: KafkaNode, unique: str, throttled_seconds: float) -> None:
+    """A batch that a quota did not let through in time never passed: each attempt made the debt larger."""
+    limit(kafka_node, unique, "producer_byte_rate=100000")
+    bodies = [n.to_bytes(4) + os.urandom(200_000) for n in range(13)]
+
+    async def publish() -> int:
+        """Move all bodies, as a bridge does; how many batches had no answer in time."""
+        sink = KafkaSink(f"{kafka_node.url}?client.id={unique}", 2.0, throttled_seconds)
+        failures = 0
+        try:
+            while True:
+                try:
+                    epoch, position = await sink.claim(unique)
+                    while (moved := int(position or 0)) < len(bodies):
+                        count = max(1, pace_of(sink, 8 << 20)() // len(bodies[0]))
+                        position = str(min(moved + count, len(bodies)))
+                        await sink.append(unique, batch_of(unique, epoch, position, bodies[moved : int(position)]))
+                    return failures
+                except Unavailable as error:
+                    failures += "have no answer" in str(error)
+        finally:
+            await sink.close()
+
+    make_topic(kafka_node.url, unique)
+    failures = asyncio.run(asyncio.wait_for(publish(), 2 * PATIENCE_SECONDS))
+    assert (failures == 0) == (throttled_seconds == 45.0)
+    assert [record.value() for record in committed(kafka_node.url, unique, len(bodies))] == bodies
+
+
 def test_a_quota_that_keeps_brokers_silent_is_told(
     kafka_node: KafkaNode, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,30 +205,16 @@ def test_a_quota_that_keeps_brokers_silent_is_told(
     told = Quotas()
     monkeypatch.setattr(transactional, "QUOTAS", told)
     monkeypatch.setattr(cluster, "QUOTAS", told)
-    limit = "producer_byte_rate=1000,consumer_byte_rate=1000"
-    kafka_node.cluster.run_tool(
-        "kafka.admin.ConfigCommand",
-        "--alter",
-        "--add-config",
-        limit,
-        "--entity-type",
-        "clients",
-        "--entity-name",
-        unique,
-    )
+    limit(kafka_node, unique, "producer_byte_rate=1000,consumer_byte_rate=1000")
 
     async def publish() -> str:
         """Publish until a reason names the quota."""
-        sink = KafkaSink(f"{kafka_node.url}?client.id={unique}", 5.0)
+        sink = KafkaSink(f"{kafka_node.url}?client.id={unique}", 5.0, 5.0)
         try:
             while True:
                 try:
                     epoch, _ = await sink.claim(unique)
-                    message = PackedMessage(topic=unique, body=os.urandom(300_000))
-                    sent = BridgedTransaction(id=ids.to_text(ids.new_id()), producer_group="g", messages=[message])
-                    await sink.append(
-                        unique, PackedBridgeBatch(epoch=epoch, expected_position="", position="1", transactions=[sent])
-                    )
+                    await sink.append(unique, batch_of(unique, epoch, "1", [os.urandom(300_000)]))
                 except Unavailable as error:
                     if "because of its quota" in str(error):
                         return str(error)

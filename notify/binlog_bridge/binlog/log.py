@@ -127,6 +127,7 @@ class Binlog:
         scope: Scope,
         source_us: Callable[[], int],
         known_seconds: float,
+        most_bytes: Callable[[], int],
     ) -> BinlogReader:
         self._stall = Stall()
         self._reader = BinlogReader(
@@ -137,6 +138,7 @@ class Binlog:
             source_us=source_us,
             scope=scope,
             known_seconds=known_seconds,
+            most_bytes=most_bytes,
         )
         return self._reader
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy.engine.url import URL
 
-from notify.binlog_bridge.batching import Batching
+from notify.binlog_bridge.batching import BATCH_BYTES, Batching
 from notify.binlog_bridge.binlog import events
 from notify.binlog_bridge.binlog.compressed import events_in, inflated, plain_rows
 from notify.binlog_bridge.binlog.events import (
@@ -68,16 +68,18 @@ class BinlogReader:
         source_us: Callable[[], int] = wall_clock,
         scope: Scope | None = None,
         known_seconds: float = IDS_RETENTION_SECONDS,
+        most_bytes: Callable[[], int] = lambda: BATCH_BYTES,
     ) -> None:
         """`position` None: read from the first binlog, which must be the first that the source ever wrote.
 
         `source_us`: the time by the source's clock, in microseconds. `scope`: whose tables are read; None: those of the
-        URL's database. `known_seconds`: see Assembly.
+        URL's database. `known_seconds`: see Assembly. `most_bytes`: see Batching.
         """
         self._stream = BinlogStream(url, server_id, position, mariadb=mariadb)
         self._assembly = Assembly(
             scope or url.database or "", position, mariadb=mariadb, source_us=source_us, known_seconds=known_seconds
         )
+        self._assembly.most_bytes = most_bytes
 
     @property
     def caught_up_us(self) -> int:

@@ -99,6 +99,7 @@ class Wal:
         scope: Scope,
         source_us: Callable[[], int],
         known_seconds: float,
+        most_bytes: Callable[[], int],
     ) -> WalReader:
         if position is None:
             raise Purged("the queue has no position for this source: start with --backfill")
@@ -116,6 +117,7 @@ class Wal:
             scope=scope,
             known_seconds=known_seconds,
             published=lambda: self._published.digest(is_many=scope.is_many),
+            most_bytes=most_bytes,
         )
 
     def prepare_backfill(self, engine: Engine) -> None:

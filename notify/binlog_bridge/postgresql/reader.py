@@ -7,7 +7,7 @@ from contextlib import closing
 
 from sqlalchemy.engine.url import URL
 
-from notify.binlog_bridge.batching import Batching
+from notify.binlog_bridge.batching import BATCH_BYTES, Batching
 from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.log import Read
 from notify.binlog_bridge.postgresql import messages
@@ -36,11 +36,13 @@ class WalReader:
         scope: Scope,
         known_seconds: float = IDS_RETENTION_SECONDS,
         published: Callable[[], str] = str,
+        most_bytes: Callable[[], int] = lambda: BATCH_BYTES,
     ) -> None:
         """`scope`: whose tables are read. `known_seconds`: see Assembly. `published`: what the source publishes, as it
-        was looked at last: see Position."""
+        was looked at last: see Position. `most_bytes`: see Batching."""
         self._stream = WalStream(url, slot, position, published())
         self._assembly = Assembly(scope, position, known_seconds=known_seconds, published=published)
+        self._assembly.most_bytes = most_bytes
 
     @property
     def caught_up_us(self) -> int:

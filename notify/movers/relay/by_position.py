@@ -16,9 +16,9 @@ from notify.movers.outbox import OUTBOXES
 from notify.movers.refused import Refusal
 from notify.movers.relay.leases import Leases
 from notify.movers.relay.mover import MovesElsewhere, Relayed
-from notify.movers.relay.rows import Page, Rows
+from notify.movers.relay.rows import PAGE_BYTES, Page, Rows
 from notify.movers.returned import moment_of
-from notify.movers.sinks.sink import TRAILER_SECONDS, Sink
+from notify.movers.sinks.sink import TRAILER_SECONDS, Sink, pace_of
 from notify.protocol.wire import BridgedTransaction, Item, PackedBridgeBatch
 from notify.runtime.clock import wall_clock
 from notify.runtime.threads import in_thread
@@ -36,6 +36,7 @@ class ByPosition:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sink = sink
+        self._most_bytes = pace_of(sink, PAGE_BYTES)
         self._rows = rows
         self._leases = leases
         self._total = total
@@ -79,7 +80,7 @@ class ByPosition:
             self._epoch = epoch  # only after the last batch is marked, which would be published again otherwise
         # Before it has sent anything to this target, whatever waits is new to it.
         sent_until = self._sent_until.get(outbox.table.name, datetime.min)
-        page: Page = await in_thread(self._rows.page, outbox, None, (), sent_until)
+        page: Page = await in_thread(self._rows.page, outbox, None, (), sent_until, self._most_bytes())
         if not page.transactions and not page.unreadable:
             if self._clock() - self._written >= TRAILER_SECONDS:
                 await self._say_alive(outbox)

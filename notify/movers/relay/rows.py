@@ -151,6 +151,7 @@ class Rows:
         after: Place | None = None,
         left_out: Collection[str] = (),
         sent_until: datetime | None = None,
+        most_bytes: int = PAGE_BYTES,
     ) -> Page:
         """Transactions that wait in an outbox after a place, without those of the topics in `left_out`.
 
@@ -164,7 +165,7 @@ class Rows:
             places = outbox.oldest(connection, PAGE_TRANSACTIONS, condition, after)
             if not places:
                 return Page()
-            chosen = next(cut(places, PAGE_BYTES))
+            chosen = next(cut(places, most_bytes))
             returned = self._returned(connection, outbox, chosen, sent_until)
             ids = [place.id for place in chosen if place.size <= MOST_READ_BYTES and place.id not in returned]
             is_last = len(chosen) == len(places) < PAGE_TRANSACTIONS

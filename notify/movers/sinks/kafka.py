@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,6 +26,7 @@ from notify.kafka.codes import TOO_LARGE
 from notify.kafka.diagnosis import BROKER_SETTING
 from notify.kafka.groups import OWN_TOPICS
 from notify.kafka.positions import Recorded, make_positions_topic, newest_whole, opening, positions_topic, standing
+from notify.kafka.quotas import QUOTAS
 from notify.kafka.records import Headers, due_us, headers_of
 from notify.kafka.refusals import REFUSED
 from notify.kafka.rights import missing, of_bridge, user_of
@@ -42,6 +45,12 @@ from notify.runtime.clock import wall_clock
 log = logging.getLogger("notify.binlog_bridge")
 
 TRANSACTION_SECONDS = 60.0
+THROTTLED_SECONDS = 45.0
+"""How long a transaction may take while brokers do not read because of a quota; it also has to be committed in time."""
+MOST_BYTES, LEAST_BYTES = 16 << 20, 64 << 10
+"""The bounds of what a batch should have."""
+QUICK_SECONDS = 5.0
+"""If a transaction takes less, the next batch may be larger."""
 BATCH_BYTES = 1 << 20
 """The most bytes of records that the client sends in one request."""
 MOST_TOGETHER = 10_000
@@ -72,9 +81,25 @@ class Record(NamedTuple):
 class KafkaSink:
     """Publishes the transactions of bridges and relays. One instance serves one source."""
 
-    def __init__(self, url: str, call_seconds: float = CALL_SECONDS) -> None:
-        """`call_seconds`: how long the brokers may take for a call, such as a commit."""
+    def __init__(
+        self,
+        url: str,
+        call_seconds: float = CALL_SECONDS,
+        throttled_seconds: float = THROTTLED_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`call_seconds`: how long the brokers may take for a call, such as a commit. `throttled_seconds`: how long
+        they may take for a transaction while they do not read because of a quota."""
         self._call_seconds = call_seconds
+        self._throttled_seconds = throttled_seconds
+        self._monotonic = monotonic
+        self.most_bytes = MOST_BYTES
+        """See HasPace: less after brokers have not read a batch in time, because of a quota."""
+        self._began = 0.0
+        """When the last Kafka transaction began, by the monotonic clock."""
+        self._bytes = 0
+        """How many bytes of records it has."""
+        self._closing = threading.Event()
         self._cluster = Cluster.of(url)
         self._topics = Topics(self._cluster)
         self._pool = ThreadPoolExecutor(1, "notify-kafka")
@@ -203,7 +228,7 @@ class KafkaSink:
                     "cannot take back that part alone: start with --backfill, which takes the rest from the table"
                 )
             # Aborting while answers for records are missing would make the producer unusable.
-            flush(producer, lambda: self._failed, self._call_seconds)
+            self._flush(producer)
             self._abort(producer)
         if not self._is_open:
             self._placed_us = 0
@@ -211,10 +236,12 @@ class KafkaSink:
         if never:
             return Bridged(self._recorded.position, batch.epoch, refused=never)
         if not self._is_open:
+            self._wait_for_quota()
             if producer.is_spent:
                 producer = self._renewed()
             producer.begin_transaction()
             self._is_open = True
+            self._began, self._bytes = self._monotonic(), 0
             self._write(producer, [opening(self._source)])
         for record in records:
             self._produce(producer, record)
@@ -223,10 +250,10 @@ class KafkaSink:
             # Parts of a large transaction stay open until it is committed, even if a batch without messages follows.
             self._has_parts = True
             return answer
-        flush(producer, lambda: self._failed, self._call_seconds)
+        self._flush(producer)
         if not self._failed:  # the position comes after all records
             self._place(producer, batch.epoch, batch.position)
-            flush(producer, lambda: self._failed, self._call_seconds)
+            self._flush(producer)
         if self._failed:
             never = self._undo(producer, batch)
             return Bridged(self._recorded.position, batch.epoch, refused=never)
@@ -235,6 +262,8 @@ class KafkaSink:
             self._abort(producer)
             raise Unavailable("delayed messages took too long on the way to their slots: they are sent again")
         self._commit(producer)
+        if self._monotonic() - self._began < QUICK_SECONDS:
+            self.most_bytes = min(MOST_BYTES, 2 * self.most_bytes)
         self._granted.update([record.topic for record in records])
         self._is_to_send_alone = self._is_to_send_alone and not batch.transactions
         return answer
@@ -297,6 +326,25 @@ class KafkaSink:
 
     # --- the client's transaction -----------------------------------------------------------------------------
 
+    def _wait_for_quota(self) -> None:
+        """Wait, before a transaction is opened, until brokers read again: they count what they were sent before."""
+        self._closing.wait(max(0.0, min(QUOTAS.until - self._monotonic(), self._throttled_seconds)))
+
+    def _flush(self, producer: TransactionalProducer) -> None:
+        """Wait for the answers to all records. If brokers do not read them in time because of a quota, later batches
+        are smaller: this one would never pass. Raises KafkaException."""
+
+        def latest() -> float:
+            return float("-inf") if self._closing.is_set() else self._began + self._throttled_seconds
+
+        try:
+            flush(producer, lambda: self._failed, self._call_seconds, latest)
+        except KafkaException as raised:
+            if raised.args[0].code() == KafkaError._TIMED_OUT and QUOTAS.until > self._began:
+                self.most_bytes = max(LEAST_BYTES, min(self.most_bytes, self._bytes) // 4)
+                log.warning("a quota of Kafka's brokers makes batches smaller: %s bytes", f"{self.most_bytes:,}")
+            raise
+
     def _place(self, producer: TransactionalProducer, epoch: int, position: str) -> None:
         """Record the position in the open transaction."""
         self._write(producer, self._recorded.records(epoch, position))
@@ -345,6 +393,7 @@ class KafkaSink:
 
     def _produce(self, producer: TransactionalProducer, record: Record) -> None:
         name, topic, key, value, headers, partition = record
+        self._bytes += len(value)
         failed = partial(self._note_failure, name, topic)
         while True:
             try:
@@ -438,6 +487,7 @@ class KafkaSink:
         return error
 
     async def close(self) -> None:
+        self._closing.set()
         with contextlib.suppress(RuntimeError):  # closed before
             await asyncio.get_running_loop().run_in_executor(self._pool, self._end, CLOSE_SECONDS)
         self._pool.shutdown(wait=False)

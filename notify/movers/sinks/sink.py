@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from notify.kafka.records import SCHEME
@@ -72,6 +72,19 @@ class ShowsRefused(Protocol):
     async def show_refused(self, source: str, report: RefusedReport) -> None:
         """Raises Forbidden if this mover may not report for the source, and the errors of any request."""
         ...
+
+
+@runtime_checkable
+class HasPace(Protocol):
+    """A target that may take only little at a time."""
+
+    most_bytes: int
+    """How many bytes of messages a batch should have at most. It changes."""
+
+
+def pace_of(sink: Sink, most: int) -> Callable[[], int]:
+    """Tells how many bytes of messages a batch for this target should have now. `most`: the most in any case."""
+    return (lambda: min(most, sink.most_bytes)) if isinstance(sink, HasPace) else lambda: most
 
 
 def is_server(url: str) -> bool:
