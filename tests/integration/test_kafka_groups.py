@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from notify.testing.process import ServerProcess
-from tests.support.clock import eventually
+from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.commands import cli
 from tests.support.http import REASON, ask
 
@@ -29,6 +29,7 @@ from notify.protocol.wire import PackedBridgeBatch
 from notify.server.groups.kafka import oldest
 from notify.server.groups.kafka.brokers import Brokers
 from notify.server.groups.kafka.snapshot import KafkaGroup, Position
+from tests.support.kafka import open_transaction
 from tests.support.kafka_consumers import make_topic, produce
 from tests.support.kafka_groups import Group, admin, look_again, showing
 
@@ -70,6 +71,34 @@ def test_a_group_is_shown_with_its_lag(kafka_url: str, server: ServerProcess) ->
     eventually(lambda: any(g["oldest_seconds"] for g in overview(server)["lagging"]), "the age of an oldest message")
     assert overview(server)["lag"] >= 6
     assert overview(server)["lagging"][0]["name"] in cli("overview", "--url", server.url)[1]["text"]
+
+
+def test_what_an_open_transaction_hides_is_lag(kafka_url: str, server: ServerProcess) -> None:
+    """A group that got nothing more, because of another program's transaction, was shown without lag and raised no
+    alarm."""
+    group = Group(kafka_url)
+    group.write(group.topic, 0, 3)
+    group.commit(0, Progress(4))
+    group.commit(1, Progress(0))
+    hiding = open_transaction(kafka_url, f"other-{group.name}", group.topic, "k", "never", 0)
+    group.write(group.topic, 0, 2)
+
+    def queue() -> tuple[int, ...]:
+        queues = admin(server, "GET", f"groups/{group.name}")["queues"]
+        return next(((q["position"], q["next"], q["lag"]) for q in queues if q["queue"] == 0), ())
+
+    try:
+        eventually(lambda: queue() == (4, 8, 4), "what is hidden, and the marker behind it")
+        assert admin(server, "GET", f"groups?prefix={group.name}")["groups"][0]["lag"] == 4
+        metrics = ask(server.url, "GET", "/metrics")[1]
+        assert f'notify_lag_messages{{group="{group.name}",topic="{group.topic}"}} 4.0' in metrics
+        to_latest = {"topic": group.topic, "to": "latest", "dry_run": True}
+        moved = admin(server, "POST", f"groups/{group.name}/reset", to_latest)
+        assert {row["queue"]: row["to"] for row in moved["result"]["queues"]}[0] == 4, (
+            "what commits later is not skipped"
+        )
+    finally:
+        hiding.abort_transaction(PATIENCE_SECONDS)
 
 
 def overview(server: ServerProcess) -> dict[str, Any]:

@@ -140,7 +140,7 @@ BOUNDS = {
         server/groups/kafka/letter_counts.py:_counted
         server/groups/kafka/subscriptions.py:_by_group server/groups/kafka/oldest.py:_times_us
         server/groups/kafka/oldest.py:_looked server/groups/kafka/sources.py:_known
-        server/groups/kafka/latest_snapshot.py:_since
+        server/groups/kafka/latest_snapshot.py:_since server/groups/kafka/latest_snapshot.py:_blocked
         server/groups/kafka/sources.py:_reports server/groups/kafka/latest_snapshot.py:_by_group
         movers/sinks/delays/release.py:_offsets movers/sinks/delays/release.py:_requests
         movers/sinks/delays/release.py:_ids movers/sinks/delays/release.py:_asked

@@ -11,7 +11,7 @@ import pytest
 
 from notify.kafka.groups import owner_topic, retry_topic
 from notify.kafka.progress import Progress
-from notify.server.groups.kafka.latest_snapshot import STALLED_SECONDS, Stuck
+from notify.server.groups.kafka.latest_snapshot import BLOCKED_SECONDS, STALLED_SECONDS, Stuck
 from notify.server.groups.kafka.snapshot import KafkaGroup, Member, Position
 
 pytest.importorskip("confluent_kafka")
@@ -161,3 +161,21 @@ def test_one_that_waits_or_is_paused_is_not() -> None:
 def test_an_owner_reads_all_partitions() -> None:
     owner, standby = Member("a", "h", ((owner_topic("g"), 0),)), Member("b", "h", ())
     assert states(group(5, members=(owner, standby)), group(5, members=(owner, standby))) == ["stuck", "ok"]
+
+
+def test_a_group_is_blocked_by_a_transaction_that_stays_open_and_not_stuck() -> None:
+    """It was shown without lag, and without an alarm."""
+    clock = Clock()
+    stalls = Stuck(clock)
+
+    def look(offset: int, hidden: int) -> list[str]:
+        shown = KafkaGroup("g", (Position("t", 0, 0, 100, Progress(offset), hidden),), (A,))
+        assert shown.lag == 100 - offset + hidden
+        clock.now += BLOCKED_SECONDS / 2 + 1
+        stalls.look([shown], frozenset())
+        assert offset < 100 or stalls.state(shown, A) == "ok"
+        return stalls.blocked(shown)
+
+    assert (look(100, 7), look(100, 7), look(100, 8)) == ([], [], ["t/0"])
+    assert (look(100, 0), look(100, 7)) == ([], []), "another transaction"
+    assert (look(90, 7), look(90, 7), look(90, 7)) == ([], [], []), "it has messages to handle"

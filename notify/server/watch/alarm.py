@@ -89,7 +89,8 @@ MEANING = {
     ),
     "kafka": (
         "The Kafka cluster (setting `kafka`) does not answer: its groups are neither shown nor watched. If the alarm "
-        "names a group, some of its partitions have no leader: start their brokers."
+        "names a group, some of its partitions have no leader: start their brokers. If it names a partition, too, a "
+        "transaction of a producer is open there: kafka-transactions.sh find-hanging names it, and abort ends it."
     ),
     "schedule": (
         "A schedule's message is more than 60 s late, instants were left out, or the schedule sends nothing. The alarm "

@@ -216,6 +216,10 @@ class Alarms:
             yield from self._consumers(group, now_us)
             if not group.is_whole:
                 yield "kafka", name, f"The lag of group {name} is larger than is shown: partitions have no leader"
+            if group.blocked:
+                places = ", ".join(group.blocked[:5])
+                text = f"Group {name} gets nothing more of partition {places}: a producer's open transaction hides it"
+                yield "kafka", f"{name}/{group.blocked[0]}", text
             if self._grows(name, lag, now_us) and not is_alone:
                 which = "paused group" if group.is_paused else "group"
                 yield "lag_growing", name, f"The lag of {which} {name} keeps growing: {lag:,} messages by now"

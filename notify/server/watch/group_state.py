@@ -33,6 +33,8 @@ class GroupState:
     """Its topics with messages for which no running consumer asks."""
     is_whole: bool = True
     """Whether the lag includes all partitions."""
+    blocked: Sequence[str] = ()
+    """Its partitions in Kafka, as topic/number, that give nothing because of another program's open transaction."""
 
     @property
     def lag(self) -> int:

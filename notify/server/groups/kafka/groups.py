@@ -82,8 +82,9 @@ class KafkaGroups:
             lags[position.topic] = lags.get(position.topic, 0) + position.lag
         consumers = Counter(self._look.stalls.state(group, member) for member in group.members)
         return GroupState(
-            group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole=is_whole
-        )
+            group.name, lags, group.base in self._look.paused, consumers, 0, dead_letters, is_whole=is_whole,
+            blocked=self._look.stalls.blocked(group),
+        )  # fmt: skip
 
     async def refused(self) -> list[dict[str, Any]]:
         reports = await self._thread.call(self._refused.read)
@@ -247,7 +248,7 @@ def _position_row(position: Position) -> dict[str, Any]:
         "queue": position.partition,
         "position": position.progress.offset,
         "settled_above": len(position.progress.done),
-        "next": position.end,
+        "next": position.next,
         "lag": position.lag,
         "retries": len(position.progress.failed),
         "paused": False,

@@ -57,6 +57,8 @@ class Orders:
 
 
 STALLED_SECONDS = 60.0
+BLOCKED_SECONDS = 120.0
+"""Transactions of bridges and relays may stay open for a minute."""
 
 
 class Stuck:
@@ -66,18 +68,35 @@ class Stuck:
         self._monotonic = monotonic
         self._since: dict[tuple[str, Place], tuple[int, int, float]] = {}
         """(position, messages done after it, when both were first seen)."""
+        self._blocked: dict[tuple[str, Place], tuple[int, float]] = {}
+        """(position, when it was first seen), where an open transaction hides all that follows."""
 
     def look(self, groups: Iterable[KafkaGroup], paused: frozenset[str]) -> None:
         """Note the progress of all groups."""
-        before, now = self._since, self._monotonic()
-        self._since = {}
+        before, blocked, now = self._since, self._blocked, self._monotonic()
+        self._since, self._blocked = {}, {}
         for group in groups:
             for position in group.positions:
+                if position.is_blocked:
+                    place, offset = (group.name, (position.topic, position.partition)), position.progress.offset
+                    known_block = blocked.get(place)
+                    is_same = known_block is not None and known_block[0] == offset
+                    self._blocked[place] = known_block if known_block is not None and is_same else (offset, now)
                 if group.base not in paused and _waits_for_a_handler(position):
                     place = group.name, (position.topic, position.partition)
                     at = position.progress.offset, len(position.progress.done)
                     known = before.get(place)
                     self._since[place] = (*at, known[2] if known is not None and known[:2] == at else now)
+
+    def blocked(self, group: KafkaGroup) -> list[str]:
+        """The partitions, as topic/number, where an open transaction has hidden all that follows for
+        BLOCKED_SECONDS."""
+        now = self._monotonic()
+        return [
+            f"{topic}/{partition}"
+            for (name, (topic, partition)), (_, since) in self._blocked.items()
+            if name == group.name and now - since > BLOCKED_SECONDS
+        ]
 
     def state(self, group: KafkaGroup, member: Member) -> str:
         """`stuck` if a partition of this member has made no progress for STALLED_SECONDS, else `ok`."""
@@ -89,7 +108,7 @@ class Stuck:
 
 def _waits_for_a_handler(position: Position) -> bool:
     """Whether a partition has messages, and none waits for its next attempt."""
-    return position.lag > 0 and not position.progress.failed and not position.topic.startswith(OWN_TOPICS)
+    return position.lag > position.hidden and not position.progress.failed and not position.topic.startswith(OWN_TOPICS)
 
 
 log = structlog.get_logger("notify.server")

@@ -29,9 +29,10 @@ def latest(client: admin.AdminClient, places: Iterable[Place], unknown: set[str]
     return _asked(client, places, _Spec.latest(), unknown)
 
 
-def ends(client: admin.AdminClient, places: Iterable[Place]) -> dict[Place, int]:
-    """The offset after the last record of each partition, those of open transactions too. Raises as `earliest`."""
-    return _asked(client, places, _Spec.latest(), None, IsolationLevel.READ_UNCOMMITTED)
+def ends(client: admin.AdminClient, places: Iterable[Place], unknown: set[str] | None = None) -> dict[Place, int]:
+    """The offset after the last record of each partition, those of open transactions too. `unknown` and errors: as for
+    `earliest`."""
+    return _asked(client, places, _Spec.latest(), unknown, IsolationLevel.READ_UNCOMMITTED)
 
 
 def at_time(client: admin.AdminClient, places: Iterable[Place], at_us: int) -> dict[Place, int]:

@@ -20,21 +20,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A group's position in one partition, which has records from `start` to before `end`."""
+    """A group's position in one partition, which has records from `start` to before `end`. `hidden`: how many offsets
+    follow that readers of committed records do not get yet, because a transaction is open."""
 
     topic: str
     partition: int
     start: int
     end: int
     progress: Progress
+    hidden: int = 0
+
+    @property
+    def next(self) -> int:
+        """The offset that the next record will have."""
+        return self.end + self.hidden
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the group is done with all that it gets before an open transaction ends."""
+        return self.hidden > 0 and self.lag <= self.hidden
 
     @property
     def lag(self) -> int:
-        """The number of records from the position on that are not done.
+        """The number of records from the position on that are not done, also of those that an open transaction hides.
 
         Transactions' markers count too, until a consumer has read the partition to its end.
         """
-        return max(0, self.end - max(self.progress.offset, self.start) - len(self.progress.done))
+        return max(0, self.next - max(self.progress.offset, self.start) - len(self.progress.done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     letters = {(dead_letter_topic(name), p) for name in ours for p in range(topics[dead_letter_topic(name)])}
     places = {place for by_place in progress.values() for place in by_place} | letters
     starts, ends = offsets.earliest(admin, places, unknown), offsets.latest(admin, places, unknown)
+    lasts = offsets.ends(admin, places - letters, unknown)
     # An owner, which reads by assignment, is a member of the group that assigns the owner's partition.
     owners = {name: owner_topic(name) for name in names if owner_topic(name) in present}
     members = _members(admin, [*names, *owners.values()], unknown)
@@ -119,7 +132,7 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
         name: KafkaGroup(
             name,
             tuple(
-                Position(*place, starts.get(place, at.offset), ends.get(place, at.offset), at)
+                _position(place, starts, ends, lasts, at)
                 for place, at in sorted(progress.get(name, {}).items())
                 if (place in starts and place in ends) or place[0] in (unknown or ())
             ),
@@ -129,6 +142,13 @@ def take(admin: AdminClient, *, in_part: bool = False) -> Snapshot:
     }
     bounds = {place: (starts[place], ends[place]) for place in letters if place in starts and place in ends}
     return Snapshot(groups, topics, bounds, frozenset(unknown or ()))
+
+
+def _position(
+    place: Place, starts: Mapping[Place, int], ends: Mapping[Place, int], lasts: Mapping[Place, int], at: Progress
+) -> Position:
+    start, end = starts.get(place, at.offset), ends.get(place, at.offset)
+    return Position(*place, start, end, at, max(0, lasts.get(place, end) - end))
 
 
 def _progress(
