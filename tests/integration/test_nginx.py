@@ -176,6 +176,27 @@ def test_addresses_that_lead_around_a_proxy_are_not_used_where_they_cannot_be_re
             producer.publish(Message(unique, str(n)))
 
 
+def test_a_consumer_whose_acks_reach_another_server_is_told_so(
+    proxies: ExitStack, tmp_path: Path, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It handled each message again and again, and the log said that its lease was over."""
+    servers = [ServerProcess(tmp_path / name).start() for name in ("a", "b")]
+    for server in servers:
+        proxies.callback(server.stop)
+        subscribe(server.url, unique, unique)
+    proxy = before(proxies, tmp_path, *(server.url for server in servers))
+    consumer = Consumer(proxy.url, group=unique, lease=1)
+    consumer.subscribe(unique)(lambda message: None)
+
+    def is_told() -> bool:
+        for server in servers:  # which request reaches which server is chance
+            publish(server.url, unique, ["a message"])
+        return "do several servers answer at this address?" in caplog.text
+
+    with running(consumer):
+        eventually(is_told, "the cause")
+
+
 @pytest.mark.parametrize("path", ["/v1/topics/{}/queues/0/messages?offset=0", "/v1/admin/topics/{}", "/metrics"])
 def test_a_cache_keeps_no_answer(
     server: ServerProcess, proxies: ExitStack, tmp_path: Path, unique: str, path: str

@@ -73,7 +73,7 @@ lease."""
 AGAIN = timedelta(minutes=10)
 """How long before the server's last answer a lost subscription begins again: requests wait, and clocks differ."""
 NAMED_IN_LOG = 10
-SEVERAL = "; do several servers that share no registry answer at this address? Each needs an address of its own"
+SEVERAL = "; do several servers answer at this address? Each needs an address of its own, which consumers reach"
 GONE = "give_back", StaleReceipt.status
 """The answer to a message that is to be given back, and is not held any more: nothing is left to do."""
 APART = (410, 422)
@@ -720,7 +720,14 @@ class Session:
             for place in places:
                 self._settle(run, range(place, place + 1), item.action, item.reason, item.delay, item.trace)
         else:
-            self._ended(run, places, settled.detail or settled.code or "")
+            hint = SEVERAL if settled.status == StaleReceipt.status and self._was_leased(run, places[0]) else ""
+            self._ended(run, places, f"{settled.detail or settled.code or ''}{hint}")
+
+    @staticmethod
+    def _was_leased(run: Run, place: int) -> bool:
+        """Whether a message that came again is still leased to this consumer by its clock: a server that denies it,
+        and has not restarted, did not send the message."""
+        return run.message(place).attempt > 1 and boot_clock() < run.until_us
 
     def _ended(self, run: Run, places: range, why_not: str | None = None) -> None:
         """The settling of messages has ended. `why_not`: why the server did not settle them; None: it did."""
