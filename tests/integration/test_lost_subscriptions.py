@@ -114,6 +114,24 @@ def test_a_consumer_whose_subscription_is_ended_gets_nothing_old_again(
     assert sorted(got.bodies) == ["a", "b", "c"]
 
 
+def test_a_consumer_whose_clock_is_ahead_says_that_it_begins_again_at_the_newest_message(
+    notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It missed what was sent in between, and nobody was told."""
+    monkeypatch.setattr(session, "AGAIN", timedelta(hours=-2))  # to the server the time before now is still to come
+    url, got = notify_server.url, Got()
+    consumer = Consumer(url, group=unique)
+    consumer.subscribe(unique)(got)
+    with running(consumer, subscribed=True):
+        publish(url, unique, ["before"])
+        eventually(lambda: got.bodies == ["before"], "the message")
+        admin(url, "DELETE", f"groups/{unique}/subscriptions/{unique}", {})
+        eventually(lambda: _is_followed(url, unique, unique), "the consumer to subscribe again")
+        publish(url, unique, ["after"])
+        eventually(lambda: "after" in got.bodies, "the next message")
+    assert f"{unique}: begins again at the newest message" in caplog.text and "clock" in caplog.text
+
+
 def _is_followed(url: str, group: str, topic: str) -> bool:
     """Whether a group subscribes to a topic."""
     status, shown = ask(url, "GET", f"/v1/admin/groups/{group}")

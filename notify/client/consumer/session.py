@@ -506,8 +506,13 @@ class Session:
             except InvalidRequest:
                 if subscription["start"] != again_from:
                     raise
-                subscription["start"] = "latest"  # this machine's clock is ahead of the server's
+                subscription["start"] = "latest"
                 answer = await self._put(f"{quote(handler.topic)}{by}", subscription)
+                log.warning(
+                    "%s: begins again at the newest message, because to the server this machine's clock is ahead by "
+                    "more than %d minutes: messages that were sent since the subscription was lost are missing",
+                    handler.topic, AGAIN.total_seconds() / 60,
+                )  # fmt: skip
             answers[handler.topic] = answer
         await self.tell_inbox()
         self.is_subscribed = True
