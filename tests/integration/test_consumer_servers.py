@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from notify.errors import Conflict, NotifyError
 from notify.testing import InMemoryServer
 from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.groups import Caller, is_subscribed, lag, outlast_a_lease, publish, running, subscribe, taken_by
+from tests.support.virtual_loop import JumpingLoop
 
 
 class Registry:
@@ -127,6 +129,29 @@ def test_a_stop_waits_until_the_server_takes_the_ack(notify_server: InMemoryServ
             may_end.set()
             eventually(lambda: notify_server.answered(settle) > 0, "a settle that fails")
     assert lag(url, "g") == 0
+
+
+@pytest.mark.parametrize("seconds", [0.5, 7.0])
+def test_a_stop_does_not_wait_for_a_server_that_hangs(seconds: float) -> None:
+    """Nothing is in hand yet: it waited up to 15 s, until the server had listed the members and subscribed."""
+    loop = JumpingLoop()
+
+    async def run(url: str) -> float:
+        consumer = AsyncConsumer(url, group="g")
+        consumer.subscribe("t")(taken_by(consumer, print))
+        consuming = asyncio.ensure_future(consumer.run())
+        await asyncio.sleep(seconds)  # in virtual time: the members are asked for, or the subscription is made
+        stopped_at = loop.now
+        consumer.stop()
+        await consuming
+        return loop.now - stopped_at
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts connections into the backlog
+        try:
+            took = loop.run_until_complete(run(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        finally:
+            loop.close()
+    assert took < 0.1
 
 
 @pytest.mark.long

@@ -402,11 +402,12 @@ class _Consumer:
 
         A call before the first `run` makes that `run` return immediately; a call after a run has ended does nothing.
         """
+        if self._loop is None or self._stopping is not None:
+            self._is_stopped = True
+        # A run that begins meanwhile sets these before it looks whether it is stopped.
         loop, stopping, hand = self._loop, self._stopping, self._hand
         if hand is not None:
             hand.end()
-        if loop is None or stopping is not None:
-            self._is_stopped = True
         if loop is not None and stopping is not None and not loop.is_closed():
             with contextlib.suppress(RuntimeError):  # closed meanwhile
                 loop.call_soon_threadsafe(stopping.set)

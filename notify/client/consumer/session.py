@@ -12,7 +12,7 @@ import functools
 import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -277,6 +277,21 @@ def is_away(error: NotifyError) -> bool:
     return error.retryable or error.code == "wrong_role"
 
 
+async def done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether some work was done before an event was set, which cancels it. Raises what the work raises."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        is_done = doing.done()
+    finally:
+        doing.cancel()
+        waiting.cancel()
+        await asyncio.gather(doing, waiting, return_exceptions=True)
+    if is_done:
+        doing.result()
+    return is_done
+
+
 async def _go_on(session: Session) -> None:
     """Cancel nothing."""
 
@@ -362,7 +377,7 @@ class Session:
         """Work until `end`. Raises errors that a retry cannot mend, once all messages in hand are settled."""
         try:
             try:
-                await self._subscribe_all()
+                await done_before(self._ending, self._subscribe_all())
                 try:
                     await self._receive_all()
                 finally:

@@ -7,7 +7,7 @@ import contextlib
 import ssl
 
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
-from notify.client.consumer.session import Session, Work
+from notify.client.consumer.session import Session, Work, done_before
 from notify.client.handling.banner import stopping_text
 from notify.client.handling.handlers import refuse_offsets
 from notify.client.transport.http import HttpClient
@@ -48,7 +48,8 @@ class Sessions:
         failed: list[BaseException] = []
         try:
             while not (stopping.is_set() or failed):
-                await self._follow_registry()
+                if not await done_before(stopping, self._follow_registry()):
+                    break
                 tasks = [task for _, task in self._sessions.values()]
                 await asyncio.wait([stopped, *tasks], timeout=MEMBERS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 # A session fails only with an error that a retry cannot mend, so it ends the consumer.
