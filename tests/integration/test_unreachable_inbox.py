@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,17 @@ def dead_letters(url: str, group: str) -> Any:
 
 def warned(caplog: pytest.LogCaptureFixture) -> bool:
     return any("no attempt counts" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+def test_a_stop_does_not_wait_for_a_database_that_hangs(notify_server: InMemoryServer, unique: str, kind: Kind) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = sa.make_url(f"postgresql+psycopg://u@127.0.0.1:{silent.getsockname()[1]}/d")
+        consumer = consumer_of(kind, notify_server, unique, url)
+        consumer.subscribe(unique)(taken_by(consumer, lambda message, session: None))
+        with running(consumer):
+            asked, _ = silent.accept()
+        asked.close()
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"])

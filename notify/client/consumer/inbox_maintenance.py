@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.consumer.session import Session, Work
+from notify.client.consumer.session import Session, Work, done_before
 from notify.client.inbox import inbox as inboxes
 from notify.client.inbox.inbox import Inbox
 from notify.errors import NotifyError
@@ -45,7 +45,7 @@ class InboxMaintenance:
         backoff = Backoff(INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS)
         while not stopping.is_set():
             try:
-                await self._ask(self._inbox, inboxes.check, self._inbox.make_tables)
+                await done_before(stopping, self._ask(self._inbox, inboxes.check, self._inbox.make_tables))
                 return
             except Exception as error:
                 if not self._inbox.is_away(error):

@@ -12,7 +12,7 @@ import functools
 import itertools
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -277,7 +277,7 @@ def is_away(error: NotifyError) -> bool:
     return error.retryable or error.code == "wrong_role"
 
 
-async def done_before(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+async def done_before(event: asyncio.Event, work: Awaitable[object]) -> bool:
     """Whether some work was done before an event was set, which cancels it. Raises what the work raises."""
     doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:

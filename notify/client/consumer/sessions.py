@@ -40,8 +40,7 @@ class Sessions:
         Raises the error of a session that a retry cannot mend.
         """
         keeping: asyncio.Task[None] | None = None
-        if inbox is not None:
-            self._work.inbox_from = await inbox.whole_from()
+        if inbox is not None and await done_before(stopping, self._learn_from(inbox)):
             keeping = asyncio.ensure_future(inbox.run(self._work, self._sessions))
             keeping.add_done_callback(_log_failure)
         stopped = asyncio.ensure_future(stopping.wait())
@@ -64,6 +63,9 @@ class Sessions:
             await self._cancel([] if keeping is None else [keeping])
         if failed:
             raise failed[0]
+
+    async def _learn_from(self, inbox: InboxMaintenance) -> None:
+        self._work.inbox_from = await inbox.whole_from()
 
     async def _follow_registry(self) -> None:
         """Begin a session with each new server, and end the sessions with servers that have left."""
