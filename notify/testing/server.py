@@ -245,9 +245,15 @@ class InMemoryServer:
         """Stop the server. Its data is lost."""
         if self._server is not None:
             self._end()
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            self._loop.close()
+            # Not in this thread: where a loop is running (a coroutine, a notebook), no other one may.
+            closing = threading.Thread(target=self._close_loop, name="notify-in-memory")
+            closing.start()
+            closing.join()
         self._directory.cleanup()
+
+    def _close_loop(self) -> None:
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
 
     def _end(self) -> None:
         if self._server is not None and self._thread is not None:

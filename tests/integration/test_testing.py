@@ -20,7 +20,7 @@ from notify.errors import DeadLetter, InvalidRequest, TransactionRefused
 from notify.protocol.message import ReceivedMessage
 from notify.testing import Crashed, InMemoryServer, crashing
 from tests.support.clock import PATIENCE_SECONDS, eventually
-from tests.support.groups import lag, running
+from tests.support.groups import lag, publish, running
 from tests.support.http import metric
 from tests.support.shop import Order, items
 
@@ -161,6 +161,12 @@ def test_it_restarts_with_what_it_holds(
     assert notify_server.url == url
     place_order(engine, producer, "pen")
     assert [m.key for m in notify_server.wait_for("order.placed", 2)] == ["book", "pen"]
+
+
+async def test_it_stops_where_a_loop_is_running(unique: str) -> None:
+    """A coroutine, or a notebook: it raised RuntimeError, which hid what the test had raised."""
+    with InMemoryServer() as server:
+        publish(server.url, unique, ["x"])
 
 
 def test_a_server_that_is_down_stops_the_commit(notify_server: InMemoryServer, engine: sa.Engine) -> None:
