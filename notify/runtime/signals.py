@@ -1,7 +1,7 @@
 """How signals end a process: a first SIGTERM or Ctrl-C stops it gracefully, a second one ends it immediately. So does
 SIGHUP, which the end of a terminal sends, unless `nohup` or the program has given it another meaning.
 
-The second one loses nothing that was acknowledged, since not even kill -9 does.
+The second one loses nothing that was acknowledged, since not even kill -9 does. And how a stop ends work of a loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -175,3 +175,18 @@ def run_until_signal(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
     with heeding_signals(stop):
         asyncio.run(run())
+
+
+async def done_before(event: asyncio.Event, work: Awaitable[object]) -> bool:
+    """Whether some work was done before an event was set, which cancels it. Raises what the work raises."""
+    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        is_done = doing.done()
+    finally:
+        doing.cancel()
+        waiting.cancel()
+        await asyncio.gather(doing, waiting, return_exceptions=True)
+    if is_done:
+        doing.result()
+    return is_done

@@ -11,13 +11,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from notify.client.consumer.session import Session, Work, done_before
+from notify.client.consumer.session import Session, Work
 from notify.client.inbox import inbox as inboxes
 from notify.client.inbox.inbox import Inbox
 from notify.errors import NotifyError
 from notify.runtime.backoff import CHANCE, Backoff
 from notify.runtime.databases import reason_of
 from notify.runtime.program_log import program_log
+from notify.runtime.signals import done_before
 
 log = program_log("notify.consumer")
 

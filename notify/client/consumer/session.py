@@ -54,6 +54,7 @@ from notify.protocol.wire import (
 from notify.runtime.backoff import Backoff
 from notify.runtime.clock import Clock, boot_clock
 from notify.runtime.program_log import program_log
+from notify.runtime.signals import done_before
 from notify.runtime.visible import first_of
 
 log = program_log("notify.consumer")
@@ -275,21 +276,6 @@ def _may_be_taken_later(settled: SettledItem) -> bool:
 def is_away(error: NotifyError) -> bool:
     """Whether the same request may succeed later. A server without queues may learn which server has them."""
     return error.retryable or error.code == "wrong_role"
-
-
-async def done_before(event: asyncio.Event, work: Awaitable[object]) -> bool:
-    """Whether some work was done before an event was set, which cancels it. Raises what the work raises."""
-    doing, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([doing, waiting], return_when=asyncio.FIRST_COMPLETED)
-        is_done = doing.done()
-    finally:
-        doing.cancel()
-        waiting.cancel()
-        await asyncio.gather(doing, waiting, return_exceptions=True)
-    if is_done:
-        doing.result()
-    return is_done
 
 
 async def _go_on(session: Session) -> None:

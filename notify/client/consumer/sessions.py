@@ -7,7 +7,7 @@ import contextlib
 import ssl
 
 from notify.client.consumer.inbox_maintenance import InboxMaintenance
-from notify.client.consumer.session import Session, Work, done_before
+from notify.client.consumer.session import Session, Work
 from notify.client.handling.banner import stopping_text
 from notify.client.handling.handlers import refuse_offsets
 from notify.client.transport.http import HttpClient
@@ -15,6 +15,7 @@ from notify.client.transport.login import Token
 from notify.client.transport.servers import Servers
 from notify.errors import NotifyError
 from notify.runtime.program_log import program_log
+from notify.runtime.signals import done_before
 
 log = program_log("notify.consumer")
 

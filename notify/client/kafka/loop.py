@@ -28,6 +28,7 @@ from notify.kafka.subscriptions import Subscriptions
 from notify.kafka.topic_ids import TopicIds
 from notify.runtime.backoff import Backoff
 from notify.runtime.program_log import program_log
+from notify.runtime.signals import done_before
 
 log = program_log("notify.consumer")
 
@@ -105,7 +106,8 @@ class KafkaLoop:
         stopped = asyncio.create_task(_wait(stopping))
         tasks = [stopped]
         try:
-            if not await self._has_started(stopped):
+            # A call that the start waits for, such as to brokers that do not answer, is abandoned to its thread.
+            if not await done_before(stopping, self._start()):
                 return
             self._started_at = time.monotonic()
             tasks += [
@@ -125,22 +127,6 @@ class KafkaLoop:
                 raise failed[0]
         finally:
             await self._close(tasks)
-
-    async def _has_started(self, stopped: asyncio.Task[None]) -> bool:
-        """Start; False if the consumer stops before the start has ended.
-
-        A call that the start waits for then, such as to brokers that do not answer, is abandoned to its thread.
-        """
-        starting = asyncio.create_task(self._start())
-        try:
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            is_over = starting.done()
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-        if is_over:
-            starting.result()
-        return is_over
 
     async def _start(self) -> None:
         await self._feed.call(self._feed.look)
