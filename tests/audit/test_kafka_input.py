@@ -25,7 +25,7 @@ from notify.spark.inputs.kafka_input import KafkaInput
 from notify.spark.judge.completeness_proof import refuse_doubled
 from notify.spark.result import Inputs, Plan, Result
 from tests.audit.audited import AT_ONCE, PLAN, wait_until_closed
-from tests.audit.shop import Shop
+from tests.audit.shop import TOPIC, Shop
 from tests.support.clock import PATIENCE_SECONDS, eventually
 from tests.support.databases import empty_database
 from tests.support.groups import running
@@ -102,7 +102,9 @@ def test_a_message_missing_in_kafka_is_lost_and_one_only_in_kafka_is_a_ghost(
             connection.execute(half_message.delete().where(half_message.c.transaction_id == ghost))
         with contextlib.closing(Database(url, "shop")) as database:
             wait_until_closed(database, AT_ONCE)
-            result = Audit(spark, AT_ONCE, Inputs([database], kafka=[KafkaInput(kafka.url)]), tmp_path / "s").run()
+            result = Audit(
+                spark, AT_ONCE, Inputs([database], kafka=[KafkaInput(kafka.url, [TOPIC])]), tmp_path / "s"
+            ).run()
     assert {f.finding: f.message_id for f in result.found} == {"LOST": lost, "GHOST": f"{ghost}.0"}
     assert (result.totals["in_queues"], result.totals["acknowledged"]) == (ORDERS, ORDERS)
     assert set(result.not_checked) == {"DUP_EFFECT"}
