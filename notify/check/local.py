@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy.engine import Connection, Engine
@@ -26,13 +28,13 @@ class LocalTransactionCheck(CheckMessageListener):
 
     def check(self, half: HalfMessage) -> Outcome:
         """COMMIT or ROLLBACK according to the local row. Raises CheckUnavailable if the database cannot tell now."""
-        return check(self.engine, half, self._sources)
+        return check(self.engine.connect, half, self._sources)
 
 
-def check(engine: Engine, half: HalfMessage, sources: Sources) -> Outcome:
-    """`answer` on a connection of an engine. Raises CheckUnavailable."""
+def check(connect: Callable[[], AbstractContextManager[Connection]], half: HalfMessage, sources: Sources) -> Outcome:
+    """`answer` on a connection. Raises CheckUnavailable."""
     try:
-        with engine.connect() as connection:
+        with connect() as connection:
             return answer(connection, half, sources)
     except CheckUnavailable:
         raise

@@ -50,7 +50,8 @@ BOUNDS = {
     """,
     "our own words and objects: modes, statuses, settings, calls that wait": """
         cli/api.py:_Answer
-        client/consumer/session.py:_polls server/management.py:_routes server/watch/alarms.py:waiting
+        client/consumer/session.py:_polls client/tables/background_connections.py:_returning
+        server/management.py:_routes server/watch/alarms.py:waiting
         cli/overview.py:_ends cli/main.py:command server/webhooks.py:_tls runtime/tracing.py:_tracer
         runtime/measures.py:_instrument
         protocol/wire.py:_to_the_second

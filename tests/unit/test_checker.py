@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from notify.check import CheckMessageListener, CheckUnavailable, HalfMessage, Outcome
 from notify.check.schedule import CheckSchedule
@@ -111,7 +112,7 @@ async def test_a_checker_that_ends_interrupts_no_statement() -> None:
             ends.append("closed")
 
     class Engine:
-        sync_engine = None
+        sync_engine = sa.create_engine("sqlite://", poolclass=sa.NullPool)
 
         def connect(self) -> Connection:
             return Connection()

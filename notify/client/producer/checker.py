@@ -14,7 +14,7 @@ from notify.check.local import answer, is_async, out_of_reach
 from notify.check.local import check as check_locally
 from notify.check.sources import Sources
 from notify.client.producer.transactions import TransactionClient, call
-from notify.client.threads.forks import no_fork
+from notify.client.tables.background_connections import POOL_SECONDS, BackgroundConnections
 from notify.client.transport.foreign_answers import PollTime
 from notify.errors import ForeignAnswer, NotifyError
 from notify.protocol.limits import LIMITS
@@ -154,9 +154,11 @@ class Checker:
         engine: Any,
         listeners: list[CheckMessageListener],
         sources: Sources | None = None,
+        pool_seconds: float = POOL_SECONDS,
     ) -> None:
         self._client = client
         self._engine = engine
+        self._connections = BackgroundConnections(engine, pool_seconds)
         self._listeners = listeners
         self._sources = Sources() if sources is None else sources
         self._permits = asyncio.Semaphore(UNDER_WAY)
@@ -308,11 +310,11 @@ class Checker:
                 raise out_of_reach(error) from error
 
     async def _on_connection(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async with self._engine.connect() as connection:
+        async with self._connections.one_async() as connection:
             return await connection.run_sync(function, *arguments)
 
     def _look_sync(self) -> None:
-        with no_fork(), self._engine.connect() as connection:
+        with self._connections.one() as connection:
             self._sources.look(connection)
 
     async def _answer(self, check: Check) -> None:
@@ -371,12 +373,8 @@ class Checker:
         if is_async(self._engine):
             async_outcome: Outcome = await self._local.on_loop(self._on_connection, answer, half, self._sources)
             return async_outcome
-        local_outcome: Outcome = await self._local.in_thread(self._ask_local_table, half)
+        local_outcome: Outcome = await self._local.in_thread(check_locally, self._connections.one, half, self._sources)
         return local_outcome
-
-    def _ask_local_table(self, half: HalfMessage) -> Outcome:
-        with no_fork():
-            return check_locally(self._engine, half, self._sources)
 
     async def close(self) -> None:
         """Cancel the answers on their way, and wait at most ANSWER_SECONDS for those that use the database."""

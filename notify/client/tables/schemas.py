@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchTableError, OperationalError, Progr
 from notify.check.listener import CheckUnavailable
 from notify.check.question import read_source
 from notify.check.sources import Sources
+from notify.client.tables.background_connections import note_connected
 from notify.client.tables.definitions import MAKE_TABLES, columns_of, half_message, notify_source
 from notify.errors import BindingRefused, InvalidRequest, NotifyError, TransactionRefused
 from notify.runtime.databases import (
@@ -157,6 +158,7 @@ class Places:
 
         `schema`: None: as the connection finds it. Raises UnsafeTable, too.
         """
+        note_connected(connection)
         verify(connection, self._needs, schema)
         if connection.dialect.name == "postgresql":
             place = self._meet_postgresql(connection, schema)
