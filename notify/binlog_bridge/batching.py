@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from notify.binlog_bridge.errors import Unreadable
 from notify.binlog_bridge.log import Read
+from notify.errors import NotifyError
 from notify.protocol.wire import BridgedTransaction, PackedBridgeBatch
 
 
@@ -139,6 +141,23 @@ class Batching:
         """When the newest row of the batch was written."""
         self._open = OpenTransaction()
 
+    def batches(self, received: Iterable[Any]) -> Iterator[Read]:
+        """Batches of committed transactions; a batch without messages has the position only. Raises what `_read` does,
+        and before that completes the batch. Otherwise, if the error comes again each time, nothing before it would ever
+        be moved.
+
+        `received`: what the source sends, and None after the last of what has arrived so far.
+        """
+        try:
+            yield from self._read(received)
+        except NotifyError:
+            if self._passed:
+                yield self._finished()
+            raise
+
+    def _read(self, received: Iterable[Any]) -> Iterator[Read]:
+        raise NotImplementedError
+
     def _position(self) -> str:
         """The position after the newest transaction that has ended."""
         raise NotImplementedError
@@ -165,8 +184,8 @@ class Batching:
         transaction.bytes += size
         if transaction.bytes <= PART_BYTES or len(transaction.pending) <= 1:
             return []
-        batches = [self._finished()] if self._batch.transactions or self._batch.rollback else []
         part = transaction.split()
+        batches = [self._finished()] if self._batch.transactions or self._batch.rollback else []
         transaction.bytes = size
         return [*batches, (_batch(part, prepare=True), 0)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 
 from notify.binlog_bridge import announcing
 from notify.binlog_bridge.batching import PART_BYTES
+from notify.binlog_bridge.binlog.events import MARIADB_GTID
 from notify.binlog_bridge.bridge import CAUGHT_UP_US, Bridge
 from notify.binlog_bridge.errors import Purged, Unreadable
 from notify.client import create_tables
@@ -26,6 +28,7 @@ from notify.testing.statements import execute
 from tests.support.background import in_background
 from tests.support.bridges import move, numbers, outbox
 from tests.support.commands import cli
+from tests.support.databases import own_mariadb
 from tests.support.groups import subscribe
 from tests.support.http import admin
 from tests.support.record_binlog import insert
@@ -251,8 +254,45 @@ def test_a_damaged_event_stops_it_after_some_tries(
     content = bytearray(binlog.read_bytes())
     content[content.index(b'{"n":1}') + 1] ^= 1
     binlog.write_bytes(content)
+    subscribe(server.url, unique, unique)
     with pytest.raises(Unreadable, match=r"5 times: .*checksum"):
         asyncio.run(asyncio.wait_for(Bridge([url], server.url).run(once=True), 60))
+    assert numbers(server, unique, 1) == [0]
+
+
+def test_an_event_that_a_killed_mariadb_wrote_in_part_is_passed(server: ServerProcess, unique: str) -> None:
+    """MariaDB leaves it at the end of the file, and sends it up to its error with all that the bridge had not stored
+    by then. The transaction was never committed; its number is used again in the next file."""
+    subscribe(server.url, unique, unique)
+    with own_mariadb() as mariadb:
+        outbox(mariadb.url, unique, range(1, 3))
+        mariadb.kill()
+        binlog = mariadb.directory / "data" / "bin.000001"
+        content = binlog.read_bytes()
+        binlog.write_bytes(content + partial_copy_of_last_transaction(content))
+        mariadb.start()
+        outbox(mariadb.url, unique, range(4, 6))
+        move(mariadb.url, server)
+    assert numbers(server, unique, 4) == [1, 2, 4, 5]
+
+
+def partial_copy_of_last_transaction(binlog: bytes) -> bytes:
+    """The last transaction of a MariaDB's file with the next number, without the end of its last row event."""
+    events = []
+    at = 4
+    while at < len(binlog):
+        size = int.from_bytes(binlog[at + 9 : at + 13], "little")
+        events.append(binlog[at : at + size])
+        at += size
+    begin = max(n for n, event in enumerate(events) if event[4] == MARIADB_GTID)
+    copied = b""
+    for event in events[begin:-1]:
+        changed = bytearray(event[:-4])
+        changed[13:17] = (len(binlog) + len(copied) + len(event)).to_bytes(4, "little")
+        if event[4] == MARIADB_GTID:
+            changed[19:27] = (int.from_bytes(event[19:27], "little") + 1).to_bytes(8, "little")
+        copied += changed + zlib.crc32(changed).to_bytes(4, "little")
+    return copied[:-20]
 
 
 def test_row_images_without_repeated_columns_are_read(

@@ -163,12 +163,9 @@ class Assembly(Batching):
         self.logs_all = logs_all
         self._history.purged = MySqlSet.parse(purged)
 
-    def batches(self, packets: Iterable[bytes | None]) -> Iterator[Read]:
-        """Batches of committed transactions; a batch without messages has the position only.
-
-        `packets`: events, and None after the last event received so far. Raises Damaged for a wrong checksum, Purged if
-        the history is not that of the position, Unreadable if continuing would leave messages out.
-        """
+    def _read(self, packets: Iterable[bytes | None]) -> Iterator[Read]:
+        """`packets`: events. Raises Damaged for a wrong checksum, Purged if the history is not that of the position,
+        Unreadable if continuing would leave messages out."""
         last = b""
         for packet in packets:
             if packet is None:
@@ -205,7 +202,7 @@ class Assembly(Batching):
         """Read the events of a compressed transaction."""
         self._verify(packet)
         checksum, self._checksum = self._checksum, 0
-        yield from self.batches(events_in(packet, len(packet) - checksum))
+        yield from self._read(events_in(packet, len(packet) - checksum))
         self._checksum = checksum
 
     def _other(self, kind: int, packet: bytes) -> None:

@@ -102,9 +102,8 @@ class Assembly(Batching):
         """Rows of the server's table that became COMMITTED in it, by the transaction. One statement changes the rows of
         many transactions, in the order in which they lie in the table. So they wait for the commit, in memory."""
 
-    def batches(self, received: Iterable[bytes | Kept | None]) -> Iterator[Read]:
-        """See Reader. `received`: messages of pgoutput, what the source says between them of its progress, and None
-        after the last that has come so far."""
+    def _read(self, received: Iterable[bytes | Kept | None]) -> Iterator[Read]:
+        """`received`: messages of pgoutput, and what the source says between them of its progress."""
         for data in received:
             if data is None:
                 if self._passed and not self._is_inside:
