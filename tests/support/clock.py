@@ -14,7 +14,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """The longest wait for an event. Reaching it is a failure; passing tests wait far less."""
 
 _LOOK_SECONDS = 0.02
