@@ -429,7 +429,12 @@ class Bridge:
             await listed.begin()
             while True:
                 self.progress.works()
-                read = await reading.next()
+                try:
+                    read = await reading.next()
+                except NotifyError:
+                    if waiting:  # else an error that comes again each time would hold the position up
+                        await self._append(sink, PackedBridgeBatch(epoch, text, waiting), 0)
+                    raise
                 for task in background:
                     if task.done():
                         await self._note_stop(sink, epoch, text, task.exception())

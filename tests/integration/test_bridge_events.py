@@ -260,12 +260,18 @@ def test_a_damaged_event_stops_it_after_some_tries(
     assert numbers(server, unique, 1) == [0]
 
 
-def test_an_event_that_a_killed_mariadb_wrote_in_part_is_passed(server: ServerProcess, unique: str) -> None:
+@pytest.mark.parametrize("before", ["messages", "other rows"])
+def test_an_event_that_a_killed_mariadb_wrote_in_part_is_passed(
+    server: ServerProcess, unique: str, before: str
+) -> None:
     """MariaDB leaves it at the end of the file, and sends it up to its error with all that the bridge had not stored
     by then. The transaction was never committed; its number is used again in the next file."""
     subscribe(server.url, unique, unique)
     with own_mariadb() as mariadb:
         outbox(mariadb.url, unique, range(1, 3))
+        if before == "other rows":
+            move(mariadb.url, server)
+            execute(mariadb.url, "INSERT INTO orders (item) VALUES ('of no message')")
         mariadb.kill()
         binlog = mariadb.directory / "data" / "bin.000001"
         content = binlog.read_bytes()
