@@ -172,6 +172,25 @@ def test_a_live_page_keeps_the_focus_and_says_how_old_it_is(scene: Scene, window
     assert w.wrong == []
 
 
+def test_updates_can_be_paused(scene: Scene, window: Any) -> None:
+    """Rows that move while they are read are hard to read (WCAG 2.2, 2.2.2)."""
+    w = window(scene.url)
+    w.page.clock.install()
+    w.go("/groups/points")
+    w.page.click("#pause")
+    asked: list[str] = []
+    w.page.on("request", lambda request: asked.append(request.url))
+    w.page.clock.run_for(60_000)
+    assert asked == []
+    assert "paused: these figures are 60 s old" in w.page.inner_text("#fresh")
+    with w.page.expect_response(scene.url + "/groups/points"):
+        w.page.click("#pause")
+    w.page.wait_for_function("document.getElementById('fresh').textContent === 'Updated 0 s ago.'")
+    with w.page.expect_response(scene.url + "/groups/points"):
+        w.page.clock.run_for(10_000)
+    assert w.wrong == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "field"), [("/transactions", "id"), ("/groups/points/dead-letters", "contains"), ("/topics", "prefix")]

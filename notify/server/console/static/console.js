@@ -82,15 +82,17 @@
   });
 })();
 
-// Fetches a live page again and applies only the differences, so that focus, selection and open details stay.
+// Fetches a live page again, unless that is paused, and applies only the differences, so that focus, selection and open details stay.
 (function () {
   const live = document.getElementById("live");
   const fresh = document.getElementById("fresh");
   if (!live || !fresh) return;
   const every = Number(live.dataset.every) * 1000;
   const CALL_MS = 10000;
+  const pause = document.getElementById("pause");
   let answered = Date.now();
   let failing = false;
+  let paused = false;
 
   // A form has its fields as properties: a field named `id` or `contains` hides the form's own property of that name.
   // The prototype still has that property.
@@ -148,7 +150,7 @@
     const seconds = Math.round((Date.now() - answered) / 1000);
     const text = failing
       ? `No answer since ${new Date(answered).toLocaleTimeString("en-GB")}, ${seconds} s ago: these figures are old.`
-      : `Updated ${seconds} s ago.`;
+      : paused ? `Updates are paused: these figures are ${seconds} s old.` : `Updated ${seconds} s ago.`;
     if (fresh.textContent !== text) fresh.textContent = text;
     fresh.classList.toggle("bad", failing);
     document.body.classList.toggle("stale", failing);
@@ -177,9 +179,17 @@
     showAge();
   }
   window.notifyRefresh = refresh;
+  window.notifyIsPaused = () => paused;
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.textContent = paused ? "Resume updates" : "Pause updates";
+    if (paused) showAge();
+    else refresh();
+  });
   showAge();
   setInterval(showAge, 1000);
-  (function again() { setTimeout(async () => { await refresh(); again(); }, every); })();
+  (function again() { setTimeout(async () => { if (!paused) await refresh(); again(); }, every); })();
 })();
 
 // Charts: each section fetches one address, for a span, and also shows its figures in words and as a table.
@@ -326,6 +336,7 @@
     }
     details.addEventListener("toggle", () => table(details, lines, latest));
     draw();
-    setInterval(draw, Number(section.dataset.every) * 1000);
+    const isPaused = () => Boolean(window.notifyIsPaused && window.notifyIsPaused());
+    setInterval(() => { if (!isPaused()) draw(); }, Number(section.dataset.every) * 1000);
   }
 })();
