@@ -32,7 +32,7 @@ MOVES = (
 """A mover's needs of a database's tables. A key that excludes a second row is not among it, since nobody checks the
 rows of an outbox: its table may be partitioned by time."""
 READS = tuple(
-    Need(table, sees=(SELECT,), keeps=False)
+    Need(table, sees=(SELECT,), keeps=False, ranges=True)
     for table in (
         local.half_message, local.notify_inbox, local.notify_source, server.server_half_message, server.server_shard,
         server.server_key_map, server.server_member, administration.server_action,

@@ -8,6 +8,7 @@ the first fault. Missing tables are not a fault here: each caller says itself ho
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import weakref
@@ -20,7 +21,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 
 from notify.errors import HiddenRows, UnsafeTable
-from notify.runtime.databases import ALL_ROWS, without_server_cursors
+from notify.runtime.databases import ALL_ROWS, IDS, without_server_cursors
 from notify.runtime.schemas import named_by, text_of
 
 Command = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
@@ -36,7 +37,7 @@ class Need(NamedTuple):
     `excludes`: what happens without a key that excludes a second row; "": nothing, if no row can be there twice.
     `sees`: the commands that must reach every row. `keeps`: whether the caller's own rows must last, so that the kind
     of the table matters, and its key; an audit only reads. `times`: whether rows are moved in the order of their times,
-    and deliver at them.
+    and deliver at them. `ranges`: whether rows are found by ranges of their ids.
     """
 
     table: sa.Table
@@ -44,6 +45,7 @@ class Need(NamedTuple):
     sees: tuple[Command, ...] = ()
     keeps: bool = True
     times: bool = False
+    ranges: bool = False
 
 
 class Fault(NamedTuple):
@@ -122,6 +124,8 @@ class _Column:
     """Why names that differ may compare as the same one; "" if they do not."""
     is_zoned: bool = False
     """Whether the database converts its times from and to the session's time zone."""
+    collation: str = ""
+    """Its collation, in SQL; "": the database's."""
 
 
 @dataclass(slots=True)
@@ -191,7 +195,8 @@ SELECT n.nspname, c.relname, current_user, c.relkind, c.relpersistence,
      WHERE c.relkind = 'p' AND (p.relpersistence <> 'p' OR p.relkind = 'f')),
   pg_catalog.row_security_active(c.oid),
   (SELECT CAST(json_agg(json_build_array(a.attname, a.attnotnull, CASE WHEN t.typname = 'citext' THEN 'citext'
-       WHEN to_jsonb(o) ->> 'collisdeterministic' = 'false' THEN o.collname END, t.typname)) AS text)
+       WHEN to_jsonb(o) ->> 'collisdeterministic' = 'false' THEN o.collname END, t.typname,
+       CASE WHEN o.collname <> 'default' THEN CAST(CAST(o.oid AS regcollation) AS text) END)) AS text)
      FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
      LEFT JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation
      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
@@ -240,9 +245,10 @@ def _read_postgresql(connection: Connection, names: Sequence[str], schema: str) 
         elif rule is not None:
             table.flaw = f"has the rule {rule}, which may replace its inserts by other statements"
             table.mends = f"DROP RULE {rule} ON {table.shown}"
-        for column_name, is_not_null, folding, kind_of_column in json.loads(columns or "[]"):
+        for column_name, is_not_null, folding, kind_of_column, collation in json.loads(columns or "[]"):
             flaw = f"{folding} treats different names as equal" if folding else ""
-            table.columns[column_name] = _Column(column_name, not is_not_null, flaw, kind_of_column == "timestamptz")
+            is_zoned = kind_of_column == "timestamptz"
+            table.columns[column_name] = _Column(column_name, not is_not_null, flaw, is_zoned, collation or "")
         for index_name, immediate, valid, partial, with_nulls, of in json.loads(indexes or "[]"):
             index = _Index(index_name, of or [None], with_nulls=bool(with_nulls))
             if not immediate:
@@ -306,7 +312,7 @@ def _read_mysql(connection: Connection, names: Sequence[str], schema: str) -> di
                 if value is None or value.endswith("_bin") or value == "binary"
                 else (f"the collation {value} treats different names as equal")
             )
-            table.columns[of] = _Column(of, detail == "YES", flaw, str(kind).lower() == "timestamp")
+            table.columns[of] = _Column(of, detail == "YES", flaw, str(kind).lower() == "timestamp", value or "")
             continue
         if not table.indexes or table.indexes[-1].name != of:
             table.indexes.append(_Index(of))
@@ -409,6 +415,8 @@ def _faults_of(connection: Connection, need: Need, table: _Table | None) -> Iter
         yield from _key_faults(connection, need, table)
     if need.times:
         yield from _time_faults(connection, need, table)
+    if need.ranges:
+        yield from _order_faults(connection, need, table)
     if table.secured:
         yield from _hidden(need, table)
 
@@ -455,6 +463,36 @@ def _time_faults(connection: Connection, need: Need, table: _Table) -> Iterator[
             )
 
 
+def _order_faults(connection: Connection, need: Need, table: _Table) -> Iterator[Fault]:
+    """A fault if the ids by which rows are found sort in another order than their times."""
+    for column in need.table.primary_key.columns:
+        there = table.columns.get(column.name)
+        if _is_id(column) and there is not None and not sorts_by_bytes(connection, there.collation):
+            yield Fault(
+                f"the collation of the column {column.name} of the table {table.shown} sorts ids in another order than "
+                "that of their times, such as aa after z, so that ranges of times lack rows",
+                f"give it the type {_type_of(connection, column)}",
+            )
+
+
+def _is_id(column: sa.Column[Any]) -> bool:
+    return any(column.type is kind for kind in IDS)
+
+
+_PAIRS = [f"{number:02x}" for number in range(256)]
+
+
+def sorts_by_bytes(connection: Connection, collation: str) -> bool:
+    """Whether a collation (as SQL; "": the database's) has the digits of ids in the order of their bytes: no two of them are a
+    letter of its language, digits are not compared as numbers, and letters follow them."""
+    if connection.dialect.name == "sqlite" or collation.endswith(("_bin", '"C"', '"POSIX"')):
+        return True
+    collate = f" COLLATE {collation}" * bool(collation)
+    of = f"_{collation.partition('_')[0]}" if collation and connection.dialect.name in ("mysql", "mariadb") else ""
+    ordered = " AND ".join(f"{of}'{a}' < {of}'{b}'{collate}" for a, b in itertools.pairwise(_PAIRS))
+    return bool(connection.scalar(sa.text(f"SELECT CASE WHEN {ordered} THEN 1 ELSE 0 END")))
+
+
 def _takes_for_same(index: _Index, table: _Table) -> bool:
     """Whether two rows of Notify's can have the same values in an index: it knows no columns that may be NULL, in
     which rows differ for an index."""
@@ -466,12 +504,13 @@ def _takes_for_same(index: _Index, table: _Table) -> bool:
 
 
 def _named_by(table: sa.Table) -> Iterator[str]:
-    """The columns with names by which rows are found. Ids have no capital letters, so that no collation matters."""
+    """The columns with names by which rows are found. Ids have no capital letters, so that no collation takes two of
+    them for one."""
     whole = [index for index in table.indexes if index.dialect_options["postgresql"]["where"] is None]
     indexed = {column.name for index in whole for column in index.columns}
     for column in table.columns:
         of_mysql = column.type.dialect_impl(mysql.dialect())
-        if not str(getattr(of_mysql, "collation", None) or "").endswith("_bin") or isinstance(of_mysql, mysql.CHAR):
+        if not str(getattr(of_mysql, "collation", None) or "").endswith("_bin") or _is_id(column):
             continue
         if column.primary_key or column.name in indexed:
             yield column.name

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from notify.errors import HiddenRows, InvalidRequest, Unavailable
 from notify.runtime.databases import is_gone, reason_of
+from notify.runtime.guarantees import sorts_by_bytes
 from notify.spark.digest.drill import Drill
 from notify.spark.inputs.databases import Database
 from notify.spark.inputs.expressions import Expressions
@@ -52,9 +53,9 @@ class BusinessEffects:
         self.hidden = [f"--effects on database {database.name}: {why}" for why in hidden]
         """Why effects may be there that this user does not see."""
         self.names_groups = "consumer_group" in columns
-        group = self._text("consumer_group", columns) if self.names_groups else "''"
+        group = self._text("consumer_group", columns, asked) if self.names_groups else "''"
         self._table = (
-            f"(SELECT {self._text('message_id', columns)} AS message_id, message_id AS as_it_is, "
+            f"(SELECT {self._text('message_id', columns, asked)} AS message_id, message_id AS as_it_is, "
             f"{group} AS consumer_group FROM ({asked}) q "
             "WHERE message_id IS NOT NULL) e"
         )
@@ -65,8 +66,9 @@ class BusinessEffects:
             cursor = connection.exec_driver_sql(self._escaped(query)).cursor
             return {column[0]: column[1] for column in cursor.description or ()} if cursor is not None else {}
 
-    def _text(self, name: str, columns: dict[str, object]) -> str:
-        """A column as text, compared byte by byte. One of PostgreSQL stays as it is, so that an index of it serves."""
+    def _text(self, name: str, columns: dict[str, object], asked: str) -> str:
+        """A column as text, compared byte by byte. One of PostgreSQL stays as it is, so that an index of it serves,
+        unless its collation sorts ids otherwise."""
         if self.database.kind == "sqlite":
             return f"CAST({name} AS TEXT) COLLATE BINARY"
         if self.database.kind == "mysql":
@@ -75,8 +77,14 @@ class BusinessEffects:
 
         known = types.get(int(str(columns[name])))
         if known is not None and known.name in _TEXTS:
-            return name
+            return name if self._sorts_by_bytes(name, asked) else f'{name} COLLATE "C"'
         return f"encode({name}, 'escape')" if known is not None and known.name == "bytea" else f"CAST({name} AS text)"
+
+    def _sorts_by_bytes(self, name: str, asked: str) -> bool:
+        query = f"SELECT pg_collation_for({name}) FROM (SELECT 1) one LEFT JOIN ({asked}) q ON false"
+        ((collation,),) = self._rows(query)
+        with self._asked(), self.database.reading() as connection:
+            return sorts_by_bytes(connection, "" if collation == '"default"' else collation)
 
     @property
     def is_unnamed(self) -> bool:

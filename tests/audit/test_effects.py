@@ -220,6 +220,28 @@ def test_each_database_gives_ids_of_any_type(
             assert groups.of(names[:1]) == {names[0]: {UNNAMED}}
 
 
+def test_effects_are_found_in_a_ledger_that_sorts_ids_otherwise(
+    spark: Any, database_urls: dict[str, str], tmp_path: Path
+) -> None:
+    """In Danish `aa` is a letter after z: an effect with an id that has it lay outside of all ranges."""
+    before, at, after = 0x019F00A9, 0x019F00AA, 0x019F00AB
+    names = [f"{ids.to_text(made_at((prefix << 16) * 1000, 0))}.0" for prefix in (before, at, after)]
+    with empty_database("postgresql", database_urls, tmp_path) as url:
+        engine = sa.create_engine(url)
+        create_tables(engine)
+        with engine.begin() as connection:
+            connection.exec_driver_sql('CREATE TABLE ledger (message_id text COLLATE "da-x-icu", consumer_group text)')
+            for name in names:
+                connection.exec_driver_sql(f"INSERT INTO ledger VALUES ('{name}', 'points')")
+        engine.dispose()
+        with contextlib.closing(Database(url, "shop")) as database:
+            effects = BusinessEffects(database, "SELECT * FROM ledger")
+            for first in range(3):
+                span = Span(((before + first) << 16) * 1000, ((after + 1) << 16) * 1000, 1 << 52)
+                proven = effects.proven(spark, span, None)
+                assert proven is not None and proven.distinct().count() == 3 - first
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", DATABASES)
 def test_effects_of_groups_that_differ_by_case_alone_are_not_doubled(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from notify.client import create_tables
@@ -159,6 +160,26 @@ FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
         [f"ALTER TABLE {INBOX} DROP PRIMARY KEY, ADD UNIQUE k ((lower(consumer_group)), message_id, replay)"],
         "k is over an expression, message_id, replay",
     ),
+    *(
+        (
+            ("postgresql",),
+            f"{what} in {table.name}",
+            [
+                f"CREATE COLLATION other (provider = icu, locale = '{locale}')",
+                f"ALTER TABLE {table.name} ALTER {column} TYPE varchar(64) COLLATE other",
+            ],
+            f'sorts ids in another order than that of their times, such as aa after z, so that ranges of times lack '
+            f'rows: give it the type {table.c[column].type.compile(postgresql.dialect())}',
+        )
+        for what, locale in (("Danish", "da-DK"), ("numeric", "en-u-kn"))
+        for table, column in ((half_message, "transaction_id"), (notify_inbox, "message_id"))
+    ),
+    (
+        MYSQLS,
+        "Danish",
+        [f"ALTER TABLE {INBOX} MODIFY message_id VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_danish_ci"],
+        "give it the type VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin",
+    ),
     (("sqlite",), "NOCASE", made_again(INBOX, key_of(INBOX), "COLLATE NOCASE"), "NOCASE treats different names"),
     *(
         (
@@ -202,6 +223,11 @@ SOUND: list[tuple[tuple[str, ...], str, list[str]]] = [
     (DATABASES, "wider index too", [f"CREATE UNIQUE INDEX k ON {HALF} {key_of(HALF, 'created_at')}"]),
     (DATABASES, "columns more", [f"ALTER TABLE {INBOX} ADD COLUMN tenant VARCHAR(10)"]),
     (DATABASES, "unique where a tombstone has NULL", [f"CREATE UNIQUE INDEX k ON {HALF} (producer_group, tag)"]),
+    (
+        ("postgresql",),
+        "ids of another collation",
+        [f'ALTER TABLE {HALF} ALTER transaction_id TYPE varchar(36) COLLATE "en-x-icu"'],
+    ),
     (MYSQLS, "ids of another collation", [f"ALTER TABLE {HALF} CONVERT TO CHARACTER SET utf8mb4"]),
     (("mariadb",), "versioned", [f"ALTER TABLE {INBOX} ADD SYSTEM VERSIONING"]),
     (

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from notify.runtime.databases import BODY, ID, INNODB, INSTANT, KEY, LEFT_BEHIND, NAME, TEXT
+from notify.runtime.databases import BODY, ID, INNODB, INSTANT, KEY, LEFT_BEHIND, MESSAGE_ID, NAME, TEXT
 from notify.runtime.guarantees import DELETE, INSERT, SELECT, UPDATE, Need
 from notify.runtime.schemas import SQLITE, named_by, qualified, text_of
 
@@ -116,7 +116,7 @@ notify_inbox = sa.Table(
     "notify_inbox",
     metadata,
     sa.Column("consumer_group", NAME, primary_key=True),
-    sa.Column("message_id", sa.String(64), primary_key=True),
+    sa.Column("message_id", MESSAGE_ID, primary_key=True),
     sa.Column("replay", sa.Integer, primary_key=True, autoincrement=False, server_default="0"),
     sa.Column("created_at", INSTANT, nullable=False),
     sa.Index("notify_inbox_created_at", "created_at"),
@@ -210,9 +210,9 @@ PURGES_INBOX = (Need(notify_inbox, sees=(SELECT, DELETE)), Need(notify_source, s
 MAKES = (Need(notify_source, sees=(SELECT, INSERT, UPDATE, DELETE), keeps=False),)
 LISTS_REFUSED = Need(notify_refused, "a refused message could be listed twice", (SELECT, INSERT, UPDATE, DELETE))
 EVERYTHING = (
-    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE), times=True),
+    Need(half_message, _LATE, (SELECT, INSERT, UPDATE, DELETE), times=True, ranges=True),
     Need(notify_source, sees=(SELECT, UPDATE)),
-    Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE)),
+    Need(notify_inbox, _TWICE, (SELECT, INSERT, DELETE), ranges=True),
     LISTS_REFUSED,
 )
 """The needs of all of them together."""
