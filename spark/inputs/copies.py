@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,11 +110,11 @@ class LocalCopies:
             if time.time() - abandoned.stat().st_mtime > _LEFT_SECONDS:
                 abandoned.unlink(missing_ok=True)
         for name, table in tables.items():
-            temporary = copy / f"{name}.{os.getpid()}.tmp"
+            temporary = copy / f"{name}.{uuid.uuid4().hex}.tmp"  # containers that share it may have the same pid
             pq.write_table(table, temporary, **WRITING)
             temporary.rename(copy / f"{name}.parquet")
         crash_point.reached("copy.before_facts")
-        temporary = copy / f"facts.{os.getpid()}.tmp"
+        temporary = copy / f"facts.{uuid.uuid4().hex}.tmp"
         temporary.write_bytes(msgspec.json.encode(facts))
         temporary.rename(copy / "facts.json")
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
@@ -219,16 +221,19 @@ def _boolean(given: Any) -> bool:
     return given
 
 
-def _float(given: Any) -> float:
+def _double(given: Any, most: float = sys.float_info.max) -> float:
     if type(given) not in (int, Decimal):
         raise ValueError
     try:
         number = float(given)
     except OverflowError:
         raise ValueError from None
-    if math.isinf(number):
+    if abs(number) > most:
         raise ValueError
     return number
+
+
+_float = partial(_double, most=float(np.finfo(np.float32).max))
 
 
 def _binary(given: Any) -> bytes:
@@ -250,7 +255,12 @@ def _timestamp(given: Any) -> datetime:
     if not isinstance(given, str):
         raise ValueError
     moment = datetime.fromisoformat(given)
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment.tzinfo is None:
+        return moment.replace(tzinfo=UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:  # no timestamp of Spark's, whose readers in Python fail on it
+        raise ValueError from None
 
 
 def _local_time(given: Any) -> datetime:
@@ -266,7 +276,7 @@ _SIMPLE: dict[type[T.DataType], Convert] = {
     T.StringType: _string,
     T.BooleanType: _boolean,
     T.FloatType: _float,
-    T.DoubleType: _float,
+    T.DoubleType: _double,
     T.BinaryType: _binary,
     T.DateType: _date,
     T.TimestampType: _timestamp,

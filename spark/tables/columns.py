@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StructField,
     StructType,
@@ -48,6 +49,10 @@ def together(known: StructType, more: StructType, within: str = "") -> StructTyp
         place = f"{within}{field.name}"
         if field.name in fields:
             fields[field.name] = _both(fields[field.name], field.dataType, place)
+        elif _has_void(field.dataType):
+            raise InvalidRequest(
+                f"the column {place} is {field.dataType.simpleString()}, which no later value fits: cast it to its type"
+            )
         elif (same := letters.get(field.name.lower())) is not None and not within:
             raise InvalidRequest(
                 f"the table has the column {same}, and these rows have {place}: readers take these for one; rename it"
@@ -56,6 +61,15 @@ def together(known: StructType, more: StructType, within: str = "") -> StructTyp
             fields[field.name] = field.dataType
             letters[field.name.lower()] = field.name
     return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+def _has_void(kind: DataType) -> bool:
+    """Whether a type has a part without one, such as that of lit(None)."""
+    if isinstance(kind, StructType):
+        return any(_has_void(field.dataType) for field in kind)
+    if isinstance(kind, MapType):
+        return _has_void(kind.keyType) or _has_void(kind.valueType)
+    return _has_void(kind.elementType) if isinstance(kind, ArrayType) else isinstance(kind, NullType)
 
 
 def _both(known: DataType, more: DataType, place: str) -> DataType:

@@ -137,7 +137,10 @@ class _Growing:
 
 
 def _new_of(batch: pa.RecordBatch, known: Next) -> pa.RecordBatch:
-    """The rows that the table does not have."""
+    """The rows that the table does not have. Raises InvalidRequest for a row that names no message."""
+    for name in PLACE:
+        if batch.column(name).null_count:
+            raise InvalidRequest(f"a row has no {name}: leave out rows that are no messages")
     keep = np.ones(batch.num_rows, bool)
     offsets = batch.column("offset").to_numpy()
     for (topic, number, queue), rows in _queues_of(batch):

@@ -110,6 +110,7 @@ def test_fields_within_maps_and_lists_come_together(table: Table) -> None:
         ({"v": pa.struct({"a": INT})}, {"v": pa.struct({"a": pa.date32()})}, r"column v\.a is int"),
         ({"item": TEXT}, {"ITEM": TEXT}, "column item, and these rows have ITEM"),
         ({"n": pa.decimal128(38, 0)}, {"n": pa.decimal128(38, 10)}, "decimal"),
+        ({}, {"v": pa.struct({"a": pa.list_(pa.null())})}, "column v is struct<a:array<void>>, which no later value"),
     ],
 )
 def test_incompatible_columns_are_refused_before_a_row_is_written(
@@ -120,6 +121,14 @@ def test_incompatible_columns_are_refused_before_a_row_is_written(
     with pytest.raises(InvalidRequest, match=told):
         table.add(then, {})
     assert table.rows() == before
+
+
+@pytest.mark.parametrize("name", PLACE)
+def test_a_row_that_is_no_message_is_refused(table: Table, name: str) -> None:
+    table.add({"item": TEXT}, {"item": "x"})
+    with pytest.raises(InvalidRequest, match=f"a row has no {name}: leave out"):
+        table.add({"item": TEXT}, {"item": "y"}, {name: None})
+    assert table.rows()[1] == [{"item": "x"}]
 
 
 def test_a_table_of_an_earlier_version_begins_with_its_newest_file(table: Table, tmp_path: Path) -> None:

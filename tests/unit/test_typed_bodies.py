@@ -67,7 +67,8 @@ def test_each_kind_of_value(kind: T.DataType, fits: Any, value: Any) -> None:
         (T.BooleanType(), 1), (T.DoubleType(), "1.5"), (T.DecimalType(4, 2), 100), (T.DecimalType(4, 2), 1.234),
         (T.DateType(), "today"), (T.TimestampType(), 5), (T.TimestampNTZType(), "2026-11-23T10:00:00Z"),
         (T.BinaryType(), "no base64!"), (T.ArrayType(T.LongType(), False), [None]), (T.ArrayType(T.LongType()), {}),
-        (T.MapType(T.StringType(), T.LongType()), {"a": "b"}), (T.StructType([COUNT]), [1]),
+        (T.MapType(T.StringType(), T.LongType()), {"a": "b"}), (T.StructType([COUNT]), [1]), (T.FloatType(), 1e300),
+        (T.TimestampType(), "0001-01-01T00:00:00+14:00"), (T.TimestampType(), "9999-12-31T23:00:00-01:00"),
     ],
 )  # fmt: skip
 def test_other_fields_are_rescued_unchanged(kind: T.DataType, other: Any) -> None:
