@@ -336,6 +336,27 @@ async def test_an_instance_that_comes_back_while_it_is_forgotten_asks_again() ->
     assert list((await s.receive(instance="a")).values()) == ["heard"]
 
 
+async def test_an_instance_that_subscribes_again_while_it_is_forgotten_stays() -> None:
+    """It was forgotten with a subscription that it had made since: from then on each message of the topic failed."""
+    s = Groups()
+    for topic in ("t", "u"):
+        await s.delivery.following.subscribe(Subscription("g", topic, "broadcast"), None)
+    await s.receive(instance="a")
+    unsubscribe, ended = s.store.unsubscribe, []
+
+    async def slowly(group: str, topic: str) -> None:
+        await unsubscribe(group, topic)
+        if ended:
+            await s.receive(instance="a", topics=ended)
+        ended.append(topic)
+
+    s.store.unsubscribe = slowly  # type: ignore[method-assign]
+    s.now_us += 2 * INSTANCE_IDLE_US
+    await s.delivery.tick()
+    await s.send(ended[0], "heard")
+    assert list((await s.receive(instance="a")).values()) == ["heard"]
+
+
 async def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
     """A false receipt is not compared with every instance. One request of them held up the server for seconds."""
     s = Groups()

@@ -71,5 +71,6 @@ class Broadcasts:
             if now_us - max(i.asked_us for i in group.instances.values()) > INSTANCE_IDLE_US and not group.leases:
                 for topic in group.modes():
                     await self._following.end(group.name, topic)
-                self._followers.drop_instance(group)
-                self._waiters.end(group.name)
+                if not group.cursors:  # else it has come back meanwhile, and subscribed again
+                    self._followers.drop_instance(group)
+                    self._waiters.end(group.name)
