@@ -78,7 +78,7 @@ class Sealer:
     async def idle(self) -> None:
         """Wait until no index or checkpoint is being written."""
         if self._working is not None:
-            await self._working
+            await asyncio.wait([self._working])  # the work continues if this wait is cancelled
 
     async def _take_checkpoint(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from notify.storage.log.disk import Disk
 from notify.storage.log.format import segment_header
 from notify.storage.records import State
 from notify.storage.topics import Topic
-from tests.support.clock import eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.logs import SMALL_SEGMENT, T0, commit
 from tests.support.transactions import bodies_in, sent
 
@@ -177,3 +178,35 @@ async def test_a_later_segment_that_points_at_none_of_the_dropped_ones_is_read_o
         assert await store.retain(T0 + HOUR_US) == 1 and segments > 6
         assert len(read) <= 4, "its own entries, those of the live segments, and those of the one that points at it"
         assert bodies_in(store.read("t", 0, 100, 1, 1 << 20)) == [b"late"]
+
+
+class HeldDisk(Disk):
+    """A disk on which an index is written once the test allows it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.has_begun, self.may_end, self.begun = threading.Event(), threading.Event(), 0
+
+    def replace(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        if name.endswith(".idx"):
+            self.begun += 1
+            self.has_begun.set()
+            assert self.may_end.wait(PATIENCE_SECONDS)
+        super().replace(name, chunks)
+
+
+async def test_a_wait_for_the_sealer_that_is_cancelled_cancels_no_sealing(tmp_path: Path) -> None:
+    """A server that stopped while a segment was dropped wrote the same index twice at a time."""
+    disk = HeldDisk(tmp_path)
+    async with opened(tmp_path, disk=disk) as store:
+        await commit(store, sent(b"1"))
+        store.begin_segment()
+        await asyncio.to_thread(disk.has_begun.wait, PATIENCE_SECONDS)
+        waiting = asyncio.ensure_future(store.sealed_up())
+        await asyncio.sleep(0)  # it waits now
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await commit(store, sent(b"2"))
+        disk.may_end.set()
+        await store.sealed_up()
+        assert disk.begun == 1
