@@ -300,9 +300,11 @@ class Journal:
         elif not self._marked:
             self._idle_timer = self._loop.call_later(IDLE_MARK_SECONDS, self._mark)
         self._segments.keep(taken.base, taken.written)
-        self._on_durable(taken)
-        self._release(taken.waiters)
-        self._release(taken.handed_over)
+        try:
+            self._on_durable(taken)
+        finally:  # whatever a callback raises: the frame is on the disk
+            self._release(taken.waiters)
+            self._release(taken.handed_over)
 
     def _release(self, waiters: list[asyncio.Future[None]]) -> None:
         for future in waiters:

@@ -87,7 +87,7 @@ class Threads:
         """Write a frame in this thread."""
         try:
             self._write(frame)
-        except OSError as error:
+        except Exception as error:  # such as MemoryError: else all that follow would wait for this frame for ever
             self._writer.fail(error)
         else:
             self._writer.written(frame)
@@ -103,7 +103,7 @@ class Threads:
         """Write a frame in this thread and let the kernel sync it."""
         try:
             self._writer.write_frame(frame)
-        except OSError as error:
+        except Exception as error:  # as in `write_on_loop`
             self._writer.fail(error)
             return
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -22,8 +23,11 @@ from notify.server.data_directory import Room, put_file, room_of
 from notify.server.problems import answer_errors
 from notify.storage.log import LogStore
 from notify.storage.log.disk import Disk
-from notify.storage.log.journal import Journal
-from tests.support.logs import T0
+from notify.storage.log.journal import LOOP_WAITERS, Journal
+from notify.storage.topics import Topic
+from tests.support.clock import PATIENCE_SECONDS
+from tests.support.logs import T0, commit
+from tests.support.transactions import sent
 
 
 def test_a_file_that_does_not_fit_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,4 +193,47 @@ async def test_room_is_made_for_the_bytes_of_both_positions_and_the_base(
         journal, until = room[0][0], max(until for _, until in room)
         assert journal.end <= until
         at = position
+    await store.close()
+
+
+class Faulty(Disk):
+    """A disk whose writes raise an error that is none of the disk's."""
+
+    error: Exception | None = None
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        if self.error is not None:
+            raise self.error
+        super().write(fd, data, offset)
+
+
+@pytest.mark.parametrize("waiting", [1, LOOP_WAITERS + 1])
+async def test_any_error_of_a_write_stops_the_log(tmp_path: Path, waiting: int) -> None:
+    """Everything waited for that frame for ever, and nobody learned why."""
+    disk = Faulty(tmp_path)
+    store = LogStore(tmp_path, disk=disk)
+    await store.open(T0)
+    await store.create_topic(Topic("t", 1))
+    disk.error = MemoryError("no memory for a frame")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        refused = await asyncio.gather(*[store.put([sent(b"x")], T0) for _ in range(waiting)], return_exceptions=True)
+        assert [type(error) for error in refused] == [StorageFailed] * waiting
+        await store.close()
+
+
+async def test_a_callback_that_fails_leaves_no_durable_request_without_an_answer(tmp_path: Path) -> None:
+    """An error in the delivery of a topic left each request that stored messages of it waiting for ever."""
+    raised: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+
+    def fail(topics: set[str]) -> None:
+        raise KeyError(*topics)
+
+    store = LogStore(tmp_path)
+    await store.open(T0)
+    await store.create_topic(Topic("t", 1))
+    store.on_visible(fail)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await commit(store, sent(b"x"))
+    assert [type(error) for error in raised] == [KeyError]
     await store.close()
