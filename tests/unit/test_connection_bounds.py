@@ -14,7 +14,7 @@ from notify.server.access.principal import Principal
 from notify.server.access.rights import parse_rights
 from notify.server.connections import head as request_head
 from notify.server.connections import held, pipeline, protocol
-from notify.server.connections.held import Budget
+from notify.server.connections.held import KEPT_BYTES, MIDDLE_BODY_BYTES, Budget, Room
 from notify.server.connections.protocol import BODY_PARTS, HEADER_FIELDS, STRANGERS_PARTS
 from notify.server.data.answer import Answer
 from notify.server.data.request import Request
@@ -572,6 +572,34 @@ async def test_a_sender_with_many_half_bodies_gives_way_to_another() -> None:
         await settled()
     assert one.statuses() == [200]
     assert [served.statuses() for served in many].count([503]) == 1
+
+
+class Sending:
+    """A large body. If it gives way, the requests of others are refused with it: what is held for all is bounded."""
+
+    def __init__(self, room: Room, *with_it: Sending) -> None:
+        self.room, self.with_it, self.has_room = room, with_it, False
+
+    def enter(self) -> None:
+        self.has_room = True
+
+    def give_way(self) -> bool:
+        for body in (self, *self.with_it):
+            self.room.leave(body)
+        return True
+
+
+def test_a_body_that_is_refused_while_another_gives_way_takes_no_room() -> None:
+    """Its room was never given back, so that in the end no large body had any."""
+    room = Room(KEPT_BYTES + 4 * MIDDLE_BODY_BYTES)
+    refused, behind, other = (Sending(room) for _ in range(3))
+    for body in (Sending(room, refused, other), Sending(room)):
+        room.ask(body, "who has much", 2 * MIDDLE_BODY_BYTES)
+    room.ask(other, "a third", KEPT_BYTES + 4 * MIDDLE_BODY_BYTES)  # never has room
+    room.ask(refused, "who has none", MIDDLE_BODY_BYTES + 1)
+    room.ask(behind, "who has none", MIDDLE_BODY_BYTES + 1)
+    assert not refused.has_room and not other.has_room and behind.has_room
+    assert room.taken == 2 * MIDDLE_BODY_BYTES + MIDDLE_BODY_BYTES + 1
 
 
 async def test_a_large_body_of_one_without_any_right_to_send_it_is_not_read() -> None:

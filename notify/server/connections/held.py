@@ -175,12 +175,18 @@ class Room:
     def _let_one_in(self) -> bool:
         """Whether there was room for one of those that wait."""
         for owner in sorted(self._waiting, key=lambda owner: self._taken_by.get(owner, 0)):
-            body, size = self._waiting[owner][0]
-            if self.taken + size <= self._bound(size) or self._displace(owner, size):
+            bodies = self._waiting.get(owner)
+            if bodies is None:
+                continue
+            first = body, size = bodies[0]
+            has_room = self.taken + size <= self._bound(size) or self._displace(owner, size)
+            if not bodies or bodies[0] is not first:
+                return True  # its request was refused while another one gave way: look again at those that wait
+            if has_room:
                 break
         else:
             return False
-        self._waiting[owner].popleft()
+        bodies.popleft()
         if not self._waiting[owner]:
             del self._waiting[owner]
         self._in[body] = (owner, size)
