@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from notify.client.transport.http import AnswerReader, HttpClient, _hint_of, error_of
-from notify.errors import Timeout, Unavailable
+from notify.errors import Closed, Timeout, Unavailable
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>\r\n\r\n"
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/msgpack\r\ncontent-length: 2\r\n\r\n"
@@ -180,3 +181,39 @@ async def test_only_a_server_that_never_answered_may_speak_tls(answers: int) -> 
         client.close()
         served.close()
     assert ("TLS" in str(raised.value)) is (answers == 0)
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server that answers each request, except those for `/held`."""
+    with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if b"/held" not in head:
+                writer.write(ANSWER + b"ok")
+
+
+async def test_a_request_that_is_cancelled_after_its_answer_ends_no_other() -> None:
+    """It closed the connection, which carried the next request already: this one was sent a second time."""
+    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        held = asyncio.ensure_future(client.call("GET", "/held", b"", PATIENCE_SECONDS))
+        await eventually_async(lambda: any(c.used for c in client._open), "the request to be sent")
+        (connection,) = client._open
+        connection.data_received(ANSWER + b"ok")
+        held.cancel()
+        following = asyncio.ensure_future(client.call("GET", "/next", b"", PATIENCE_SECONDS))
+        await asyncio.wait([held])
+        assert held.cancelled() and await following == b"ok"
+        assert client._open == {connection}
+        client.close()
+
+
+async def test_a_client_that_is_closed_while_it_connects_sends_nothing() -> None:
+    """The connection was made, and the request sent, after the close, which had nothing to close."""
+    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+        client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        calling = asyncio.ensure_future(client.call("GET", "/a", b"", PATIENCE_SECONDS))
+        await asyncio.sleep(0)  # it connects now
+        client.close()
+        with pytest.raises(Closed):
+            await calling
+        assert not client.is_open

@@ -45,6 +45,7 @@ from notify.runtime.addresses import addresses_of, first_connection
 from notify.runtime.urls import server_address
 
 T = TypeVar("T")
+CLOSED = "this client is closed"
 CONNECTIONS = 256
 CONNECT_SECONDS = 3.0
 CLOSE_ROUNDS = 1000
@@ -351,20 +352,22 @@ class HttpClient:
         while True:
             connection = self._take_idle() or await self._connect(deadline)
             was_used = connection.used
+            answer = connection.ask(request, deadline - loop.time())
             try:
-                return await connection.ask(request, deadline - loop.time())
+                return await answer
             except Unavailable:
                 # The server may have closed an idle connection just now. All routes may be repeated safely.
                 if not was_used:
                     raise
             except asyncio.CancelledError:
-                connection.close()
+                if answer.cancelled():  # otherwise it was answered, and may carry another request by now
+                    connection.close()
                 raise
 
     def _take_idle(self) -> _Connection | None:
         """An open connection without a request. Raises Closed, and Unavailable if the server is no longer a member."""
         if self._closed:
-            raise Closed("this client is closed")
+            raise Closed(CLOSED)
         if self._leaving:
             raise Unavailable(f"the server at {self.url} is no longer a member")
         while self._idle:
@@ -387,6 +390,9 @@ class HttpClient:
             if isinstance(error, TimeoutError) and loop.time() >= deadline:
                 raise
             raise Unavailable(f"no server at {self.url}: {error or 'no answer'}; {_hint_of(error)}") from None
+        if self._closed:
+            connection.cut()
+            raise Closed(CLOSED)
         self._open.add(connection)
         self.reached = connection.address
         return connection
