@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -16,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_session
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message
+from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message, ReceivedMessage
 from notify.errors import BindingRefused, InvalidRequest
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS
+from tests.support.clock import PATIENCE_SECONDS, eventually_async
 from tests.support.shop import Base, Order
 
 SCRIPT = """
@@ -275,3 +276,51 @@ def test_coroutines_without_asyncio_are_refused_in_one_sentence() -> None:
 
 async def _handle(message: object) -> None:
     """Do nothing."""
+
+
+# --- a scope of anyio, in which every wait is cancelled ------------------------------------------------------------
+
+
+async def nothing_is_left() -> None:
+    """Wait until no task of the SDK runs any more."""
+    await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()}, "the tasks to end")
+
+
+def test_a_producer_that_is_closed_in_a_cancelled_scope_leaves_no_task(
+    notify_server: InMemoryServer, async_engine: AsyncEngine, unique: str
+) -> None:
+    """Its connections stayed open, and it went on to ask for the servers as long as the process ran."""
+
+    async def run() -> None:
+        producer = AsyncTransactionProducer(notify_server.url, group=unique, engine=async_engine)
+        await producer.publish(Message(unique, "sent"))
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await producer.close()
+        assert scope.cancelled_caught
+        await nothing_is_left()
+        await async_engine.dispose()
+
+    asyncio.run(run())
+
+
+def test_a_consumer_in_a_scope_that_is_cancelled_leaves_no_task(notify_server: InMemoryServer, unique: str) -> None:
+    """It renewed the leases of what it held as long as the process ran, and its handler was not cancelled."""
+    has_begun = asyncio.Event()
+    consumer = AsyncConsumer(notify_server.url, group=unique)
+
+    @consumer.subscribe(unique, start="earliest")
+    async def handle(message: ReceivedMessage) -> None:
+        has_begun.set()
+        await asyncio.sleep(PATIENCE_SECONDS)  # until it is cancelled
+
+    async def run() -> None:
+        async with AsyncTransactionProducer(notify_server.url, group=unique) as producer:
+            await producer.publish(Message(unique, "sent"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(consumer.run)
+            await has_begun.wait()
+            group.cancel_scope.cancel()
+        await nothing_is_left()
+
+    asyncio.run(run())

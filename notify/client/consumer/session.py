@@ -383,10 +383,12 @@ class Session:
         """Have the server end the open receive requests, and return the messages that they still bring. A server learns
         late that a client no longer waits for an answer, and its messages would wait for the end of their leases."""
         self._ending.set()
-        if any(not poll.done() for poll in self._polls) and await self._leave():
-            await asyncio.wait(self._polls, timeout=POLL_END_SECONDS)
-        for poll in self._polls:
-            poll.cancel()
+        try:
+            if any(not poll.done() for poll in self._polls) and await self._leave():
+                await asyncio.wait(self._polls, timeout=POLL_END_SECONDS)
+        finally:
+            for poll in self._polls:
+                poll.cancel()
         answers = await asyncio.gather(*self._polls, return_exceptions=True)
         self._polls.clear()
         self._has_received.set()
@@ -430,12 +432,15 @@ class Session:
         return is_done()
 
     async def _close(self) -> None:
-        await self._end_polls()
-        self._renewals.close()
+        """End the session. A cancelled scope of anyio cancels each wait: what follows it is done all the same."""
         hand = self._work.hand
-        self._give_back(hand.let_go(self))
         try:
-            await self._work.cancel(self)
+            try:
+                await self._end_polls()
+            finally:
+                self._renewals.close()
+                self._give_back(hand.let_go(self))
+                await self._work.cancel(self)
             hand.collect()
             if self._giving_back:
                 await asyncio.wait(self._giving_back, timeout=GIVE_BACK_SECONDS)

@@ -100,7 +100,10 @@ class Sessions:
         ending = [*(task for _, task in self._sessions.values()), *self._leaving, *others]
         for task in ending:
             task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        try:
+            await asyncio.gather(*ending, return_exceptions=True)
+        finally:
+            self._servers.close()  # even if this wait is cancelled, too
         await self._servers.aclose()
 
 

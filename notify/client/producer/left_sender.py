@@ -405,6 +405,11 @@ class LeftSender:
         if self._client is not None:
             await self._client.close(0.0)
 
+    def close_now(self) -> None:
+        """Cut the connections, without waiting."""
+        if self._client is not None:
+            self._client.close_now()
+
 
 class _Held:
     """The keys of transactions that the server takes later only, and the first reason."""

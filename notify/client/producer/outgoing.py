@@ -507,10 +507,12 @@ class LoopOutgoing:
         if self._forgotten is not None:
             self._forgotten.detach()
         running, self._running = self._running, None
-        if running is not None:
-            await running.close()
-        if self._plan.bodies is not None:
-            self._plan.bodies.close()
+        try:
+            if running is not None:
+                await running.close()
+        finally:
+            if self._plan.bodies is not None:
+                self._plan.bodies.close()
 
 
 class _Waits:

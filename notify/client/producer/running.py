@@ -254,17 +254,23 @@ class Running:
         return item.state or ""
 
     async def close(self) -> None:
-        """Stop answering checks, send the outcomes that wait, and close the connections."""
+        """Stop answering checks, send the outcomes that wait, and close the connections, even if this is cancelled."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._checker is not None:
-            await self._checker.close()
-        if self._purging is not None:
-            await self._purging.close()
-        if self._left_sender is not None:
-            await self._left_sender.close()
-        await self.client.close()
+        try:
+            if self._tasks:  # `gather` would raise their cancellation, in which anyio does not see its own
+                await asyncio.wait(self._tasks)
+            if self._checker is not None:
+                await self._checker.close()
+            if self._purging is not None:
+                await self._purging.close()
+            if self._left_sender is not None:
+                await self._left_sender.close()
+            await self.client.close()
+        finally:
+            self.client.close_now()
+            if self._left_sender is not None:
+                self._left_sender.close_now()
 
 
 def _has_reached(future: asyncio.Future[Item] | None) -> bool:

@@ -481,12 +481,21 @@ class TransactionClient:
 
     async def close(self, seconds: float = 5.0) -> None:
         """Flush the queued items, for at most `seconds`, then close the connections."""
-        with contextlib.suppress(TimeoutError, NotifyError):
-            async with asyncio.timeout(seconds):
-                await self.flush()
+        try:
+            with contextlib.suppress(TimeoutError, NotifyError):
+                async with asyncio.timeout(seconds):
+                    await self.flush()
+        finally:
+            self.close_now()
         await self.http.aclose()
         if self._queue_servers is not None:
             await self._queue_servers.aclose()
+
+    def close_now(self) -> None:
+        """Cut the connections, without waiting."""
+        self.http.close()
+        if self._queue_servers is not None:
+            self._queue_servers.close()
 
 
 def _may_be_smaller(error: NotifyError, items: int) -> bool:

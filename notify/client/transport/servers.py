@@ -475,7 +475,7 @@ class Servers:
         """Cut every connection, and wait until the loop has closed them."""
         self.close()
         if self._refreshing is not None:
-            await asyncio.gather(self._refreshing, return_exceptions=True)
+            await asyncio.wait([self._refreshing])  # not `gather`: see Running.close
         await until_closed([*self._clients.values(), *self._left])
 
     def close(self) -> None:
