@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notify.check.schedule import CheckSchedule
-from notify.errors import InvalidRequest
+from notify.errors import InvalidRequest, Unavailable
 from notify.protocol import ids
 from notify.protocol.limits import LIMITS
 from notify.protocol.wire import Poll
@@ -17,10 +17,12 @@ from notify.server.core.checks import ONLINE_US, Checks
 from notify.server.data.permission import polling
 from notify.server.data.request import Request
 from notify.server.metrics import Metrics
+from notify.storage.checks import Due
 from notify.storage.log.pending import LEAST_COMPACTED, Pending, PendingTable
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
 from notify.storage.memory import MemoryStore
+from tests.support.clock import PATIENCE_SECONDS
 
 
 class Clock:
@@ -66,6 +68,31 @@ async def test_a_poll_beyond_a_bound_is_refused(beyond: dict[str, Any]) -> None:
     """A poll of 8 MiB held 120 MB while it waited."""
     with pytest.raises(InvalidRequest):
         await checks_at(Clock()).poll(Poll(**{"producer_group": "g", "instance": "i"} | beyond))
+
+
+async def test_a_poll_gets_its_checks_although_the_storage_takes_others_not_back() -> None:
+    """It got them when its wait was over, which was longer than they held."""
+    checks = checks_at(Clock())
+    fits, other = (Due(ids.new_id(), 1, source, "", 0, ()) for source in ("a", "b"))
+    due: list[Due] = []
+
+    async def claim(*_: Any) -> list[Due]:
+        return due
+
+    async def refuse(*_: Any) -> None:
+        raise Unavailable("too many writes are waiting")
+
+    store: Any = checks._store
+    store.claim_checks, store.release_checks = claim, refuse
+    poll = Poll(producer_group="g", instance="i", sources=["a"], wait=PATIENCE_SECONDS)
+    waiting = asyncio.ensure_future(checks.poll(poll))
+    await asyncio.sleep(0)  # the poll begins
+    (poller,) = checks._pollers["g"]
+    due += [fits, other]
+    with pytest.raises(Unavailable):
+        await checks.hand_out("g")
+    assert poller.answer.done() and poller.answer.result() == [fits]
+    await waiting
 
 
 def test_a_request_that_waits_does_not_hold_its_body() -> None:

@@ -144,12 +144,12 @@ class Checks:
                 unmatched.append(due)
             else:
                 chosen.checks.append(due)
-        if unmatched:
-            await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
         for poller in [p for p in waiting if p.checks]:
             waiting.remove(poller)
             if not poller.answer.done():
                 poller.answer.set_result(poller.checks)
+        if unmatched:  # last: whether the storage takes this or not, the pollers have their checks
+            await self._store.release_checks(unmatched, now_us + UNMATCHED_RETRY_US)
 
     def _note_poll(self, group: str) -> int:
         """Note that a group polls now, and return the time; beyond MOST_GROUPS the oldest poll is forgotten."""
