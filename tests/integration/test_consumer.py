@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import signal
 import threading
 import warnings
 from typing import Any
@@ -30,6 +31,7 @@ from notify.client import (
 from notify.client.consumer import session
 from notify.client.consumer.session import Session as ConsumerSession
 from notify.client.handling.hand import CAUTIOUS, IN_HAND_BYTES
+from notify.client.threads.loop import LoopThread
 from notify.client.transport.http import HttpClient
 from notify.errors import BindingRefused, DeadLetter, InvalidRequest, Unavailable
 from notify.protocol.limits import LIMITS
@@ -278,6 +280,38 @@ def test_a_consumer_that_runs_is_not_run_again(
     publish(notify_server.url, unique, ["b"])
     with running(consumer):
         eventually(lambda: handled == ["a", "b"], "the message after a second run")
+
+
+def test_a_stop_as_a_second_run_begins_is_heeded(
+    notify_server: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passed for one after the end of the first run, so that a SIGTERM of that moment stopped nothing."""
+
+    class Starting(LoopThread):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            consumer.stop()
+
+    consumer = Consumer(notify_server.url, group=unique)
+    consumer.subscribe(unique)(lambda message: None)
+    with running(consumer, subscribed=True):
+        pass
+    monkeypatch.setattr("notify.client.consumer.consumer.LoopThread", Starting)
+    second = threading.Thread(target=consumer.run, daemon=True)
+    second.start()
+    second.join(PATIENCE_SECONDS)
+    assert not second.is_alive()
+
+
+def test_a_second_signal_as_the_run_ends_is_no_error(notify_server: InMemoryServer, unique: str) -> None:
+    """It met a closed loop, and raised RuntimeError in the main thread; a later run ended with the signal's error."""
+    consumer = Consumer(notify_server.url, group=unique)
+    consumer.subscribe(unique)(lambda message: None)
+    with running(consumer, subscribed=True):
+        pass
+    consumer._cut(signal.SIGTERM)
+    with running(consumer, subscribed=True):
+        pass
 
 
 def test_a_consumer_that_runs_takes_no_further_topic(notify_server: InMemoryServer, unique: str) -> None:

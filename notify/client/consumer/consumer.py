@@ -285,6 +285,8 @@ class _Consumer:
                 "another consumer"
             )
         self._runs_in = os.getpid()
+        self._is_cut, self._left = False, None  # a second signal may have come as an earlier run ended
+        self._loop = None  # until the run begins on its loop, `stop` is noted for it
         try:
             yield
         finally:
@@ -613,7 +615,8 @@ class Consumer(_Consumer):
         self._is_cut = True
         self._left = error
         if self._loop is not None and self._consuming is not None:
-            self._loop.call_soon_threadsafe(self._consuming.cancel)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is at its end
+                self._loop.call_soon_threadsafe(self._consuming.cancel)
 
     async def _ask_inbox(self, inbox: Inbox, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._asking, inbox.call, function, *arguments)
