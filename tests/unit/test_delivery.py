@@ -357,6 +357,14 @@ async def test_an_instance_that_subscribes_again_while_it_is_forgotten_stays() -
     assert list((await s.receive(instance="a")).values()) == ["heard"]
 
 
+async def test_nothing_of_a_deleted_topic_stays() -> None:
+    s = Groups()
+    for number in range(3):
+        await s.delivery.following.subscribe(Subscription("g", f"t{number}"), None)
+        await s.delivery.following.delete_topic(f"t{number}")
+    assert not s.delivery.followers.by_topic
+
+
 async def test_settling_costs_no_more_where_many_instances_are_broadcast_to() -> None:
     """A false receipt is not compared with every instance. One request of them held up the server for seconds."""
     s = Groups()

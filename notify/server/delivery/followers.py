@@ -66,7 +66,10 @@ class Followers:
         """Drop a subscription that the storage no longer has."""
         if group in self.by_name:
             self.by_name[group].unsubscribe(topic)
-        self.by_topic.get(topic, set()).discard(group)
+        names = self.by_topic.get(topic, set())
+        names.discard(group)
+        if not names:
+            self.by_topic.pop(topic, None)
 
     def instances_of(self, group: str) -> list[Group]:
         """The instances of a broadcasting group; empty for another group."""
