@@ -52,6 +52,16 @@ def test_it_follows_the_end(frozen_server: InMemoryServer, unique: str) -> None:
         assert reading.result(PATIENCE_SECONDS) == ["first", "second"]
 
 
+def test_an_iterator_may_outlive_its_reader(memory: InMemoryServer, unique: str) -> None:
+    """Closing it, or forgetting it, raised Closed."""
+    with TransactionProducer(memory.url, group=unique) as producer:
+        producer.publish(Message(unique, "a"))
+    with Reader(memory.url) as reader:
+        following = reader.read(unique, follow=True)
+        assert next(following).text == "a"
+    following.close()  # type: ignore[attr-defined]
+
+
 def test_an_async_reader_reads_from_an_offset(server: ServerProcess, unique: str, filled: TransactionProducer) -> None:
     async def read() -> list[int]:
         async with AsyncReader(server.url) as reader:

@@ -17,7 +17,7 @@ from notify.client.threads.loop import LoopThread, running_loop
 from notify.client.transport.http import read_answer
 from notify.client.transport.login import Shown
 from notify.client.transport.servers import Servers, more_telling
-from notify.errors import InvalidRequest, NotFound, NotifyError, Unavailable
+from notify.errors import Closed, InvalidRequest, NotFound, NotifyError, Unavailable
 from notify.protocol.limits import LIMITS, check_name, check_whole
 from notify.protocol.message import ReceivedMessage
 from notify.protocol.wire import JSON, MSGPACK, Delivered, Pulled
@@ -282,7 +282,8 @@ class Reader:
             while (batch := self._thread.run(self._next(batches))) is not None:
                 yield from batch
         finally:
-            self._thread.run(self._end(batches))
+            with contextlib.suppress(Closed):  # the reader was closed before this iterator
+                self._thread.run(self._end(batches))
 
     async def _next(self, batches: AsyncGenerator[list[ReceivedMessage], None]) -> list[ReceivedMessage] | None:
         return await anext(batches, None)
