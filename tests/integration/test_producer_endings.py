@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import subprocess
 import sys
 import threading
@@ -17,10 +19,18 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_session
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from notify.client import AsyncConsumer, AsyncReader, AsyncTransactionProducer, Message, ReceivedMessage
-from notify.errors import BindingRefused, InvalidRequest
+from notify.client import (
+    AsyncConsumer,
+    AsyncReader,
+    AsyncTransactionProducer,
+    Message,
+    ReceivedMessage,
+    TransactionProducer,
+)
+from notify.client.producer.outgoing import ThreadOutgoing
+from notify.errors import BindingRefused, Closed, InvalidRequest
 from notify.testing import InMemoryServer
-from tests.support.clock import PATIENCE_SECONDS, eventually_async
+from tests.support.clock import PATIENCE_SECONDS, eventually, eventually_async
 from tests.support.shop import Base, Order
 
 SCRIPT = """
@@ -276,6 +286,32 @@ def test_coroutines_without_asyncio_are_refused_in_one_sentence() -> None:
 
 async def _handle(message: object) -> None:
     """Do nothing."""
+
+
+def test_a_producer_that_is_closed_while_it_starts_leaves_no_thread(
+    memory: InMemoryServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The close found nothing to close, and the thread that another one had begun to start stayed."""
+    is_starting, may_start = threading.Event(), threading.Event()
+    make = ThreadOutgoing._make
+
+    async def slowly(outgoing: ThreadOutgoing) -> Any:
+        is_starting.set()
+        assert may_start.wait(PATIENCE_SECONDS)
+        return await make(outgoing)
+
+    monkeypatch.setattr(ThreadOutgoing, "_make", slowly)
+    producer = TransactionProducer(memory.url, group=unique)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        publishing = pool.submit(producer.publish, Message(unique, "late"))
+        assert is_starting.wait(PATIENCE_SECONDS)
+        closing = pool.submit(producer.close)
+        eventually(lambda: producer.outgoing.is_closed, "the close to begin")
+        may_start.set()
+        closing.result(PATIENCE_SECONDS)
+        with contextlib.suppress(Closed):
+            publishing.result(PATIENCE_SECONDS)
+    assert not [thread for thread in threading.enumerate() if thread.name == f"notify-producer-{unique}"]
 
 
 # --- a scope of anyio, in which every wait is cancelled ------------------------------------------------------------

@@ -63,7 +63,7 @@ class ThreadOutgoing:
         self._home = home()
         self._moving: dict[tuple[int, object], threading.Lock] = {}
         """The lock of each home that this has moved to: one of another home may be held for ever."""
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()
         self._started: tuple[LoopThread, Running] | None = None
         self._blocking: BlockingSender | None = None
         """Set before `_started`."""
@@ -84,6 +84,8 @@ class ThreadOutgoing:
         self._come_home()
         if self._started is None:
             with self._starting:  # only one of several first threads starts the loop
+                if self.is_closed:
+                    raise Closed(CLOSED)
                 if self._started is None:
                     _refuse_dead_threads()
                     thread = LoopThread(f"notify-producer-{self._plan.group}")
@@ -91,6 +93,10 @@ class ThreadOutgoing:
                         running = thread.run(self._make(), START_SECONDS)
                     except TimeoutError:
                         raise Timeout(f"the producer's thread did not start within {START_SECONDS:g} s") from None
+                    if self.is_closed:  # by a signal handler of this thread
+                        thread.run(running.close())
+                        thread.close()
+                        raise Closed(CLOSED)
                     # Greenlets take turns anyway, and a socket of theirs belongs to one thread.
                     self._blocking = None if patched_by() else BlockingSender(thread, running, self._plan.half_timeout)
                     running.finish_alone = self._finish_alone
@@ -120,7 +126,7 @@ class ThreadOutgoing:
                 return
             left, blocking = self._started, self._blocking
             self._started = self._blocking = None
-            self._starting = threading.Lock()
+            self._starting = threading.RLock()
             if self._home[0] != here[0]:
                 self._abandoned.append(left)
                 if blocking is not None:
@@ -299,6 +305,8 @@ class ThreadOutgoing:
         self.is_closed = True
         _open.discard(self)
         self._come_home()
+        with self._starting:  # a first thread may be starting the loop
+            pass
         if self._started is not None:
             thread, running = self._started
             if self._blocking is not None:
