@@ -209,7 +209,7 @@ class Binding:
         self._by_connection: weakref.WeakKeyDictionary[Connection, PendingMessages] = weakref.WeakKeyDictionary()
         with _listeners_lock:
             listeners_of(self._base).bindings += (self,)
-        listen_to_sessions()
+            listen_to_sessions()
 
     def detach(self) -> None:
         """Take no more messages. The binding stays while a transaction has messages, because its commit must fail."""
@@ -437,10 +437,10 @@ _listening = False
 
 
 def listen_to_sessions() -> None:
-    """Listen to the Session class, once in a process: listeners on instances cost twenty times as much."""
+    """Listen to the Session class, once in a process: listeners on instances cost twenty times as much. Call it with
+    `_listeners_lock`."""
     global _listening
     if not _listening:
-        _listening = True
         event.listen(Session, "before_commit", _see_no_unfinished)
         event.listen(Session, "before_commit", _see_one_transaction)
         event.listen(Session, "after_flush", _see_one_transaction)
@@ -448,6 +448,7 @@ def listen_to_sessions() -> None:
         event.listen(Session, "after_commit", _after_commit, insert=True)
         event.listen(Session, "after_rollback", _after_rollback)
         event.listen(Session, "after_transaction_end", _after_transaction_end)
+        _listening = True
 
 
 def connections_of_session(session: Session) -> list[Connection]:
