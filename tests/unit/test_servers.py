@@ -13,7 +13,7 @@ import pytest
 
 from notify.client import AsyncReader, Message
 from notify.client.producer.packing import pack
-from notify.client.producer.transactions import TransactionClient
+from notify.client.producer.transactions import FORGET_SECONDS, TransactionClient
 from notify.client.transport.http import HttpClient
 from notify.client.transport.servers import (
     ASKED_SECONDS,
@@ -24,6 +24,8 @@ from notify.client.transport.servers import (
     Servers,
 )
 from notify.errors import ForeignAnswer, InvalidRequest, NotifyError, Timeout, Unauthorized, Unavailable
+from notify.protocol import ids
+from notify.protocol.wire import Item, Items, PackedTransactions, encode_msgpack
 from tests.support.virtual_loop import pass_seconds
 
 
@@ -278,4 +280,29 @@ async def test_a_last_attempt_without_time_does_not_hide_who_answered(
     with pytest.raises(NotifyError) as raised:
         await client.half([pack(Message("t", "x"))])
     assert type(raised.value) is told and len(attempts) == 2
+    await client.http.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_the_deadline_of_a_half_that_nobody_waits_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stayed for ever, and each later answer was looked at item by item."""
+    busy: set[str] = set()
+
+    async def call(self: HttpClient, method: str, path: str, body: bytes, *_: Any) -> bytes:
+        if path == "/v1/members":
+            return members("http://a:1")
+        halves = msgspec.msgpack.decode(body, type=PackedTransactions).transactions
+        return encode_msgpack(Items([Item(half.id, 503 if half.id in busy else 201) for half in halves]))
+
+    monkeypatch.setattr(HttpClient, "call", call)
+    client = TransactionClient("http://a:1", "g", instance="i", half_seconds=3.0)
+    given_up, stored = (ids.to_text(ids.new_id()) for _ in range(2))
+    busy.add(given_up)
+    waiting = client.half_soon(given_up, [pack(Message("t", "x"))])
+    while not client._deadlines:
+        await pass_seconds(0.01)
+    waiting.cancel()
+    await pass_seconds(3.0 + FORGET_SECONDS)
+    assert (await client.half_soon(stored, [pack(Message("t", "x"))])).status == 201
+    assert client._deadlines == {}
     await client.http.aclose()

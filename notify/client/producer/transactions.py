@@ -59,6 +59,8 @@ OUTCOME_WAIT_SECONDS = 0.2
 RETRY_SECONDS, RETRY_MAX_SECONDS = 0.05, 0.5
 ITEM_WAIT_SECONDS = 0.1
 """The wait before an item of a batch is sent again that the server could not take at the moment."""
+FORGET_SECONDS = 60.0
+"""How long after its deadline an item is remembered that was not sent again."""
 HALVES, OUTCOMES = "/v1/transactions", "/v1/transactions/outcomes"
 LEFT_BEHIND = "/v1/transactions/left-behind"
 MOST_ITEMS, MOST_TOGETHER = 200, 100
@@ -307,6 +309,9 @@ class TransactionClient:
             else:
                 deadlines.pop(item_id, None)
                 answers.append(item)
+        # An item whose caller waits no longer is not sent again, so that nothing else removes its deadline.
+        for item_id in [item_id for item_id, until in deadlines.items() if until + FORGET_SECONDS <= now]:
+            del deadlines[item_id]
         return answers
 
     async def _retried(
