@@ -58,7 +58,7 @@ class Sources:
         """By database and schema, the source id that was last met there: one engine may lead to several databases."""
         self.changes = 0
         """How often a known schema of a database turned out to have another source id."""
-        self.told: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
         """Called, in any thread, when a source becomes known outside of a look."""
 
     # --- what is known ----------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ class Sources:
         self._count_changes(database, {schema: source})
         if self._by_schema.get(schema) != source:
             self._take({**self._by_schema, schema: source})
-            if self.told is not None:
-                self.told()
+            if self.on_change is not None:
+                self.on_change()
 
     def _count_changes(self, database: str, by_schema: dict[str, str]) -> None:
         if len(self._met) > MOST_FORMER + len(self._by_schema):

@@ -357,7 +357,7 @@ def test_a_half_is_not_tried_again_so_that_its_commit_does_not_wait(
                 assert left_behind is not None
                 client, (first, second) = running.client, (ids.to_text(ids.new_id()) for _ in range(2))
                 stored = await client.half_soon(first, [PackedMessage(topic=unique, body=b"1")])
-                left_behind.told = None  # nothing asks the server whether it is back
+                left_behind.on_change = None  # nothing asks the server whether it is back
                 proxy.close()
                 outcome = running.send_outcome(first, stored.shard, "COMMIT")
                 half = client.half_soon(second, [PackedMessage(topic=unique, body=b"2")])

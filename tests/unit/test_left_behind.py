@@ -71,7 +71,7 @@ def test_only_a_refusal_for_good_fails_a_commit(error: NotifyError, is_left: boo
 
 def test_while_the_server_is_away_every_commit_goes_by_row(left: LeftBehind) -> None:
     told: list[None] = []
-    left.told = lambda: told.append(None)
+    left.on_change = lambda: told.append(None)
     assert not left.holds(of("k"))
     left.away()
     left.away()

@@ -138,11 +138,11 @@ class BlockingConnection(AnswerReader):
 def _taken(lock: threading.Lock, seconds: float = 0.0) -> Iterator[bool]:
     """Wait at most `seconds` for a lock; whether it is taken within the block. Nobody waits forever: a thread that was
     interrupted may still hold it."""
-    is_taken = lock.acquire(timeout=seconds)
+    has_lock = lock.acquire(timeout=seconds)
     try:
-        yield is_taken
+        yield has_lock
     finally:
-        if is_taken:
+        if has_lock:
             lock.release()
 
 
@@ -173,13 +173,13 @@ class BlockingSender:
 
     def store_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> Item | None:
         """Send a half, wait, and return its item; None if the loop has to send it. Raises Timeout."""
-        with _taken(self._taking_half) as is_taken:
-            if not is_taken:
+        with _taken(self._taking_half) as has_lock:
+            if not has_lock:
                 return None
             until = time.monotonic() + self._seconds
             try:
                 server = self._connect()
-                body = None if server is None else self._running.client.half_alone(transaction_id, messages, source)
+                body = None if server is None else self._running.client.single_half(transaction_id, messages, source)
                 return None if server is None or body is None else self._ask(server, transaction_id, body, until)
             except OSError:
                 self._close_outcome_connection()  # a failure of one has most likely cut both
@@ -235,15 +235,15 @@ class BlockingSender:
         """Send an outcome without waiting for the answer; False if the loop has to send it."""
         if not self._outcome_connection.is_open or self._running.handed_over or self._running.has_lost:
             return False
-        with _taken(self._taking_outcome) as is_taken:
-            if not is_taken:
+        with _taken(self._taking_outcome) as has_lock:
+            if not has_lock:
                 return False
             last = self._unanswered
             if last is not None and not self._is_answered():
                 # The loop sends the last one, too, so that this one does not overtake it on another connection.
                 self._running.hand_over(self._thread, *last)
                 return False
-            body = self._running.client.outcome_alone(transaction_id, shard, outcome)
+            body = self._running.client.single_outcome(transaction_id, shard, outcome)
             if body is None or self._server is None or not self._outcome_connection.is_open:
                 return False
             request = self._server.request("POST", OUTCOMES, body)
@@ -259,8 +259,8 @@ class BlockingSender:
         """Notice whether the last outcome was lost, if no thread holds its connection."""
         if self._unanswered is None:
             return
-        with _taken(self._taking_outcome) as is_taken:
-            if is_taken:
+        with _taken(self._taking_outcome) as has_lock:
+            if has_lock:
                 self._is_answered()
 
     def _is_answered(self, seconds: float = 0.0) -> bool:
@@ -306,8 +306,8 @@ class BlockingSender:
     def _look(self) -> None:
         """Runs on the loop. If a thread holds a connection, that is in use and left alone."""
         now = time.monotonic()
-        with _taken(self._taking_outcome) as is_taken:
-            if is_taken and not self._is_answered() and now - self._sent_at > ANSWER_SECONDS:
+        with _taken(self._taking_outcome) as has_lock:
+            if has_lock and not self._is_answered() and now - self._sent_at > ANSWER_SECONDS:
                 self._lose()
         if self._is_closed or (now - self._used_at > SILENT_SECONDS and self._close_unused()):
             return
@@ -317,12 +317,12 @@ class BlockingSender:
         """Close the connections, unless one is in use; returns whether they are closed."""
         if self._unanswered is not None:
             return False
-        with _taken(self._taking_half) as is_taken:
-            if is_taken:
+        with _taken(self._taking_half) as has_lock:
+            if has_lock:
                 self._half_connection.close()
                 self._close_outcome_connection()
                 self._is_watched = False
-            return is_taken
+            return has_lock
 
     def finish(self, seconds: float) -> None:
         """Wait at most `seconds` for the answer to the last outcome; without one, the loop sends the outcome again."""
@@ -336,8 +336,8 @@ class BlockingSender:
         self.finish(seconds)
         with _taken(self._taking_outcome, TAKEN_SECONDS):
             self._lose()
-        with _taken(self._taking_half) as is_taken:
-            if is_taken:
+        with _taken(self._taking_half) as has_lock:
+            if has_lock:
                 self._half_connection.close()
 
     def abandon(self) -> None:

@@ -168,7 +168,7 @@ class Checker:
         """The room of each listener, by the listener's id()."""
         self._complaint = ""
         self._looking = asyncio.Lock()
-        self._met: asyncio.Future[None] | None = None
+        self._new_source: asyncio.Future[None] | None = None
         """Done once a transaction has met a source that the polls do not name."""
         self._poll_time = PollTime(POLL_SECONDS)
         self.answered = 0
@@ -177,8 +177,8 @@ class Checker:
         """Poll until cancelled: one server, or each server with a separate log, because only it knows its halves."""
         http = self._client.http
         loop, process = asyncio.get_running_loop(), os.getpid()
-        self._met = loop.create_future()
-        self._sources.told = lambda: self._tell_met(loop, process)
+        self._new_source = loop.create_future()
+        self._sources.on_change = lambda: self._notify_new_source(loop, process)
         polling: dict[str | None, asyncio.Task[None]] = {}
         try:
             await http.asked()
@@ -187,25 +187,25 @@ class Checker:
                 for shard in polling.keys() - shards:
                     polling.pop(shard).cancel()
                 for shard in shards - polling.keys():
-                    polling[shard] = loop.create_task(self._poll_for_ever(shard))
+                    polling[shard] = loop.create_task(self._keep_polling(shard))
                 await asyncio.sleep(PLACES_SECONDS)
         finally:
             for task in polling.values():
                 task.cancel()
             await asyncio.gather(*polling.values(), return_exceptions=True)
 
-    def _tell_met(self, loop: asyncio.AbstractEventLoop, process: int) -> None:
+    def _notify_new_source(self, loop: asyncio.AbstractEventLoop, process: int) -> None:
         """Called in any thread; a fork's copy of this object says nothing to its parent's loop."""
         if process == os.getpid():
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._poll_anew, loop)
+                loop.call_soon_threadsafe(self._restart_polls, loop)
 
-    def _poll_anew(self, loop: asyncio.AbstractEventLoop) -> None:
-        met, self._met = self._met, loop.create_future()
+    def _restart_polls(self, loop: asyncio.AbstractEventLoop) -> None:
+        met, self._new_source = self._new_source, loop.create_future()
         if met is not None and not met.done():
             met.set_result(None)
 
-    async def _poll_for_ever(self, shard: str | None) -> None:
+    async def _keep_polling(self, shard: str | None) -> None:
         """Poll until cancelled; retry while the server or the database is unreachable."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
         turn = 0
@@ -275,7 +275,7 @@ class Checker:
             wait=wait,
             max=100,
         )
-        met = self._met
+        met = self._new_source
         began = asyncio.get_running_loop().time()
         asking = asyncio.ensure_future(call(self._client.http, "/v1/checks/poll", poll, Checks, wait + 5, shard))
         try:

@@ -208,30 +208,30 @@ class HalfSender:
         pending: PendingMessages,
         savepoints: tuple[str, ...],
         packed: PackedMessage,
-        late: Message,
-        apart: int = 0,
+        original: Message,
+        not_counted: int = 0,
     ) -> int:
         """Add a message to a transaction, within these savepoints, and return its number there: if a savepoint is
         rolled back, the messages within it are the last ones.
 
-        `packed`: the encoded message, still without its key; `late`: the original message, which has the key. `apart`:
+        `packed`: the encoded message, still without its key; `original`: the message, which has the key. `not_counted`:
         how many of the earlier messages do not count for the bounds of a transaction. Raises Closed if the producer is
         closed, BindingRefused if the transaction is being committed, and InvalidRequest for a message that the server
         would refuse.
         """
         if self.is_closed:
             raise Closed(CLOSED)
-        if not callable(late.key):
-            give_key(packed, late)
+        if not callable(original.key):
+            give_key(packed, original)
         if pending.prepared:
             raise BindingRefused("the transaction is being committed: no more messages can join it")
-        if len(pending.sends) - apart >= LIMITS.messages_per_transaction:
+        if len(pending.sends) - not_counted >= LIMITS.messages_per_transaction:
             raise InvalidRequest(
                 f"a transaction carries at most {LIMITS.messages_per_transaction} messages", "out_of_bounds"
             )
         if self._mode != "half":
-            _check_outbox(packed, pending.sends[apart:])
-        pending.sends.append((savepoints, packed, late if callable(late.key) else None))
+            _check_outbox(packed, pending.sends[not_counted:])
+        pending.sends.append((savepoints, packed, original if callable(original.key) else None))
         return len(pending.sends) - 1
 
     # --- committing -------------------------------------------------------------------------------------------
@@ -249,9 +249,9 @@ class HalfSender:
                 "the transaction was ended with SQL (ROLLBACK or COMMIT), so that its messages cannot share its fate "
                 "and are not sent: end it with session.rollback() or session.commit(), or with Django's atomic()"
             )
-        for _, packed, late in pending.sends:
-            if late is not None:
-                give_key(packed, late)
+        for _, packed, original in pending.sends:
+            if original is not None:
+                give_key(packed, original)
         messages = pending.messages
         if self._bodies is not None:
             self._upload(pending, messages)
@@ -299,7 +299,7 @@ class HalfSender:
                 pending.stored.check()
             is_written = is_inserted
         except DBAPIError as error:
-            refused = self._places.wrong_table(error) or self._late(error)
+            refused = self._places.wrong_table(error) or self._decided_by_check(error)
             if refused is None:
                 raise
             raise refused from error
@@ -320,7 +320,7 @@ class HalfSender:
             self._left_behind.meet(waiting_keys(connection, self._group, messages, place))
         return is_written
 
-    def _late(self, error: DBAPIError) -> TransactionRefused | None:
+    def _decided_by_check(self, error: DBAPIError) -> TransactionRefused | None:
         """The error for a transaction whose check was answered before its row was written: a tombstone has its id. None
         for other errors."""
         if self._mode == "outbox" or not is_doubled(error.orig):

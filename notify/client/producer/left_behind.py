@@ -77,7 +77,7 @@ class LeftBehind:
         """Whether the server is unreachable, so that commits do not ask it."""
         self.times_away = 0
         """How often the server did not take something."""
-        self.told: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
         """Called, in any thread, when there is something to send, or the server is unreachable."""
 
     def holds(self, messages: Iterable[PackedMessage]) -> bool:
@@ -101,7 +101,7 @@ class LeftBehind:
         self.times_away += 1
         if not self.is_away:
             self.is_away = True
-            self._tell()
+            self._notify()
 
     def back(self, times_away: int) -> None:
         """The server answers again, and has what it did not take before, unless it was found away since then."""
@@ -125,7 +125,7 @@ class LeftBehind:
         if left is not None:
             left.has_ended = True
         if not self.is_away:
-            self._tell()
+            self._notify()
 
     def forget(self, transaction_ids: Iterable[str]) -> None:
         """The server has these transactions, or they were not committed."""
@@ -168,18 +168,18 @@ class LeftBehind:
         if keys:
             with self._lock:
                 self._others = frozenset([*self._others, *keys])
-            self._tell()
+            self._notify()
 
     def _renew(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._left, self._last, self._others, self._full_until = {}, {}, frozenset(), None
-        self.is_away, self.told = False, None
+        self.is_away, self.on_change = False, None
 
-    def _tell(self) -> None:
-        told = self.told
-        if told is not None:
-            told()
+    def _notify(self) -> None:
+        on_change = self.on_change
+        if on_change is not None:
+            on_change()
 
 
 def _keys_of(messages: Iterable[PackedMessage]) -> set[Key]:

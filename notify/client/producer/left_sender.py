@@ -103,7 +103,7 @@ class LeftSender:
         """By schema: the id of its source, and when it was last reported that something waits there."""
         self._may_report = True
         loop = asyncio.get_running_loop()
-        left_behind.told = lambda: _wake(loop, self._awake)
+        left_behind.on_change = lambda: _wake(loop, self._awake)
 
     def wake(self) -> None:
         """Look now."""
@@ -179,7 +179,7 @@ class LeftSender:
     async def _reach(self) -> None:
         """Reach the server, and let it have the outcomes of earlier transactions. Raises Unavailable."""
         try:
-            await self._client_of_mine().http.refresh(PROBE_SECONDS)
+            await self._opened_client().http.refresh(PROBE_SECONDS)
         except Unavailable:
             raise
         except NotifyError as error:  # it answers: let it refuse the commits themselves
@@ -253,10 +253,10 @@ class LeftSender:
                 if self._monotonic() - self._reported.get(schema, ("", float("-inf")))[1] > REPORT_SECONDS:
                     report = await self._database.call(left_rows.report, self._group, schema=schema)
                     self._reported[schema] = report.source, self._monotonic()
-                    await self._client_of_mine().tell_left_behind(report, PROBE_SECONDS)
+                    await self._opened_client().report_left_behind(report, PROBE_SECONDS)
             for schema in self._reported.keys() - schemas if self._may_report else ():
                 report = LeftBehindReport(self._group, self._reported[schema][0], 0)
-                await self._client_of_mine().tell_left_behind(report, PROBE_SECONDS)
+                await self._opened_client().report_left_behind(report, PROBE_SECONDS)
                 del self._reported[schema]
         except (NotFound, Forbidden) as error:  # an older server has no such route
             self._may_report = False
@@ -285,7 +285,7 @@ class LeftSender:
         """Send the outcomes of transactions with the same keys that committed just before, also by other processes."""
         found = await self._database.call(left_rows.earlier, self._group, look, schema=schema)
         earlier = [each for each in found if each.id not in self._known]
-        client = self._client_of_mine()
+        client = self._opened_client()
         for begin in range(0, len(earlier), PAGE_TRANSACTIONS):
             # One request after the other: concurrent ones may overtake each other.
             part = earlier[begin : begin + PAGE_TRANSACTIONS]
@@ -329,7 +329,7 @@ class LeftSender:
 
     async def _store_halves(self, page: Page, held: _Held, refused: dict[str, str]) -> dict[str, str]:
         """Store the halves of transactions without a shard; the shard of each stored one."""
-        client = self._client_of_mine()
+        client = self._opened_client()
         halves = [each for each, shard in page.transactions if not shard]
         futures = [client.half_soon(each.id, each.messages, page.source) for each in halves]
         stored = {}
@@ -356,7 +356,7 @@ class LeftSender:
         self, page: Page, shard_by_id: dict[str, str], held: _Held, refused: dict[str, str]
     ) -> tuple[list[str], list[str]]:
         """Send outcomes in order: the ids that the server has, and those that their shard has lost."""
-        client = self._client_of_mine()
+        client = self._opened_client()
         ready = []
         for transaction, _ in page.transactions:
             if transaction.id in refused or transaction.id not in shard_by_id:
@@ -382,7 +382,7 @@ class LeftSender:
                 held.hold(_keys_of(transaction), Unavailable(f"{item.detail} ({item.code})"))
         return sent, lost
 
-    def _client_of_mine(self) -> TransactionClient:
+    def _opened_client(self) -> TransactionClient:
         if self._client is None:
             self._client = self._make_client()
         return self._client
@@ -400,7 +400,7 @@ class LeftSender:
 
     async def close(self) -> None:
         """Close the connections; `run` is cancelled already."""
-        self._left_behind.told = None
+        self._left_behind.on_change = None
         await self._database.close()
         if self._client is not None:
             await self._client.close(0.0)

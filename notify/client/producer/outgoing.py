@@ -99,7 +99,7 @@ class ThreadOutgoing:
                         raise Closed(CLOSED)
                     # Greenlets take turns anyway, and a socket of theirs belongs to one thread.
                     self._blocking = None if patched_by() else BlockingSender(thread, running, self._plan.half_timeout)
-                    running.finish_alone = self._finish_alone
+                    running.finish_direct = self._finish_direct
                     self._started = thread, running
                     _warn_of_many()
         return self._started
@@ -219,7 +219,7 @@ class ThreadOutgoing:
         if why:
             log.warning(NOT_STORED, transaction_id, why)
 
-    def _finish_alone(self) -> None:
+    def _finish_direct(self) -> None:
         if self._blocking is not None:
             self._blocking.finish(0.0)
 

@@ -54,7 +54,7 @@ class Running:
         self._purging: RowPurge | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._left_sender: LeftSender | None = None
-        self.finish_alone: Callable[[], None] | None = None
+        self.finish_direct: Callable[[], None] | None = None
         """Lets the loop send the last outcome that a thread has sent itself, if it is not answered."""
         self._left_behind = plan.left_behind
         self._may_log = LogRate(REFUSALS_A_SECOND).may
@@ -172,8 +172,8 @@ class Running:
 
     async def send_again(self) -> bool:
         """Send the outcomes that have not reached the server, in order; whether all have reached it then."""
-        if self.finish_alone is not None:
-            self.finish_alone()
+        if self.finish_direct is not None:
+            self.finish_direct()
             await asyncio.sleep(0)
         while unsent := self.unsent()[:MOST_TOGETHER]:
             answers = await self._answered(unsent)

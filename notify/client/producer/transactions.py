@@ -174,7 +174,7 @@ class TransactionClient:
         half = self._half(transaction_id, messages, check_after)
         return self._halves.submit((half, source), self.http.shard_of(messages))
 
-    def half_alone(self, transaction_id: str, messages: list[PackedMessage], source: str) -> bytes | None:
+    def single_half(self, transaction_id: str, messages: list[PackedMessage], source: str) -> bytes | None:
         """The body of a request for one half that the calling thread sends itself; None while other halves are sent."""
         if not self._halves.is_idle:
             return None
@@ -356,7 +356,7 @@ class TransactionClient:
         """Give up the outcomes that wait; their futures get this error."""
         self._outcomes.refuse_waiting(error)
 
-    def outcome_alone(self, transaction_id: str, shard: str | None, outcome: str) -> bytes | None:
+    def single_outcome(self, transaction_id: str, shard: str | None, outcome: str) -> bytes | None:
         """The body of a request for one outcome that the calling thread sends itself; None while others are sent."""
         if not self._outcomes.is_idle:
             return None
@@ -402,7 +402,7 @@ class TransactionClient:
 
     # --- reports ----------------------------------------------------------------------------------------------
 
-    async def tell_left_behind(self, report: LeftBehindReport, seconds: float) -> None:
+    async def report_left_behind(self, report: LeftBehindReport, seconds: float) -> None:
         """Report what the group has left behind. Of servers with a log each, the same one gets every report."""
         places = self.http.places()
         body = encode_msgpack(report)
