@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from notify.client.consumer.session import TELL_SECONDS, Renewals
+from notify.client.consumer.session import LOG_SECONDS, Renewals
 from tests.support.virtual_loop import VirtualLoop
 
 LEASE = 30.0
@@ -19,7 +19,7 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
 
     async def scenario() -> None:
         renewals = Renewals[str](LEASE, renewed.append)
-        for blocked, logged in ((LEASE / 2, 0), (1.1 * LEASE, 1), (LEASE, 1), (LEASE + TELL_SECONDS, 2)):
+        for blocked, logged in ((LEASE / 2, 0), (1.1 * LEASE, 1), (LEASE, 1), (LEASE + LOG_SECONDS, 2)):
             renewals.begin("r")
             loop.now += blocked
             renewals.look("r")
@@ -28,7 +28,7 @@ def test_a_loop_that_stood_still_is_logged_once_a_minute(caplog: pytest.LogCaptu
         renewals.begin("slow")
         await asyncio.sleep(0.9 * LEASE)  # on the virtual clock
         assert renewed == ["slow"] * 2 and len(caplog.messages) == 2
-        loop.now += TELL_SECONDS
+        loop.now += LOG_SECONDS
         await asyncio.sleep(0.01)  # on the virtual clock
         renewals.end("slow")
         assert len(renewed) == 3 and len(caplog.messages) == 3

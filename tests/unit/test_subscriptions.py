@@ -124,7 +124,7 @@ async def test_a_report_of_an_inbox_keeps_settings_that_change_meanwhile() -> No
         await s.subscriptions.put(s.subscriptions.checked("g", "t*", Subscribe(max_attempts=3)), None)
 
     s.store.sync = changed_meanwhile  # type: ignore[method-assign]
-    await s.subscriptions.tell_inbox("g", "t*", s.now_us)
+    await s.subscriptions.report_inbox("g", "t*", s.now_us)
     assert [(x.max_attempts, x.inbox_from_us) for x in s.store.subscriptions()] == [(3, s.now_us)] * 2
 
 
@@ -148,14 +148,14 @@ async def test_the_instances_of_a_broadcast_have_the_classes_of_their_group(is_f
 async def test_a_reset_of_a_broadcasts_instance_heeds_what_its_inbox_was_purged_of() -> None:
     s = Scene()
     await s.subscriptions.put(s.subscriptions.checked("g", "t", Subscribe(mode="broadcast")), None)
-    await s.subscriptions.tell_inbox("g", "t", 0)
+    await s.subscriptions.report_inbox("g", "t", 0)
     await s.delivery.receive("g", Receive(instance="x"))
     message = NewMessage("t", encode_msgpack(Payload("t", b"old")))
     await s.store.put([NewTransaction(ids.new_id(), "", [message], committed=True)], s.now_us)
     for handed in await s.delivery.receive("g", Receive(instance="x")):
         await s.delivery.settle("g", [SettleItem(receipt=r, action="ack") for r, _, _ in handed.each()])
     s.now_us += SECOND
-    await s.subscriptions.tell_inbox("g", "t", s.now_us)
+    await s.subscriptions.report_inbox("g", "t", s.now_us)
     core: Any = SimpleNamespace(queues=s.store, delivery=s.delivery)
     letters: Any = None
     for group in ("g", "g@x"):

@@ -72,7 +72,7 @@ INBOX_SECONDS = 60.0
 """How long a message waits with this consumer for the inbox's database; then another instance may get it."""
 INBOX_WAIT_SECONDS, INBOX_WAIT_MAX_SECONDS = 0.1, 1.0
 """Short waits: a consumer that stops waits for their end."""
-INBOX_TELL_SECONDS = 10.0
+INBOX_LOG_SECONDS = 10.0
 """A database that does not answer is logged at most once in this time."""
 
 
@@ -186,7 +186,7 @@ class _Consumer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runs_in = 0
         """The process in which this consumer runs; 0: it does not run."""
-        self._inbox_told_at = float("-inf")
+        self._inbox_logged_at = float("-inf")
         self.handled = 0
         self.failed = 0
 
@@ -385,8 +385,8 @@ class _Consumer:
         waits.seconds, now = waits.backoff.next(), hand.clock()
         if hand.is_over or now + waits.seconds > waits.until:
             raise NotTried(error) from error
-        if now - self._inbox_told_at >= INBOX_TELL_SECONDS:
-            self._inbox_told_at = now
+        if now - self._inbox_logged_at >= INBOX_LOG_SECONDS:
+            self._inbox_logged_at = now
             log.warning("messages wait, and no attempt counts: %s", error)
         return waits
 

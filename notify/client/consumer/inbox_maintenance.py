@@ -80,7 +80,7 @@ class InboxMaintenance:
                     work.inbox_from = whole_from
                     for session, _ in list(sessions.values()):
                         if session.is_subscribed:
-                            await session.tell_inbox()
+                            await session.report_inbox()
                 # A session that has not subscribed yet tells its server when it does; delete nothing before that.
                 while is_old and sessions and all(session.is_subscribed for session, _ in sessions.values()):
                     is_old = await self._ask(inbox, inboxes.delete_noted, INBOX_BATCH) == INBOX_BATCH

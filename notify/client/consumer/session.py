@@ -85,7 +85,7 @@ SHARE = 3
 """A lease is renewed after this part of its time, so that a request may fail, or take long."""
 TOGETHER = 6
 """Leases that are due within this part of their time are renewed together, in one request."""
-TELL_SECONDS = 60.0
+LOG_SECONDS = 60.0
 """A blocked event loop is logged at most once in this time."""
 _decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_settled = msgspec.msgpack.Decoder(SettledItems).decode
@@ -107,7 +107,7 @@ class Renewals(Generic[Held]):
         self._due: OrderedDict[Held, float] = OrderedDict()
         """When each lease is renewed next. They all last equally long, so that the first one comes first."""
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = self._told_over_at = float("-inf")
+        self._warned_at = self._warned_of_expired_at = float("-inf")
         self._ran_us = clock()
         """When the loop was last noted to run."""
         self._stood_us = 0, 0
@@ -132,9 +132,9 @@ class Renewals(Generic[Held]):
         loop did not run in the meantime."""
         due = self._due.get(held)
         now = self._loop.time()
-        if due is None or now - due <= self._lease * (1 - 1 / SHARE) or now - self._told_at < TELL_SECONDS:
+        if due is None or now - due <= self._lease * (1 - 1 / SHARE) or now - self._warned_at < LOG_SECONDS:
             return
-        self._told_at = now
+        self._warned_at = now
         log.warning(
             "the event loop was blocked for more than %.1f s, so that leases (of %g s) were not renewed: messages "
             "come again, also those whose handlers have returned. A handler blocks the loop, or the process was "
@@ -146,11 +146,11 @@ class Renewals(Generic[Held]):
         """No message of this lease is open any more: do not renew it."""
         self._due.pop(held, None)
 
-    def tell_over(self, count: int) -> None:
+    def warn_of_expired(self, count: int) -> None:
         """Log that messages are not handled, because their leases ended while they waited."""
         now = self._loop.time()
-        if now - self._told_over_at >= TELL_SECONDS:
-            self._told_over_at = now
+        if now - self._warned_of_expired_at >= LOG_SECONDS:
+            self._warned_of_expired_at = now
             log.warning(
                 "%d messages are not handled here, because their leases (of %g s) ended while they waited: the process "
                 "was stopped, or the server did not renew them; they are delivered again", count, self._lease,
@@ -278,7 +278,7 @@ def is_away(error: NotifyError) -> bool:
     return error.retryable or error.code == "wrong_role"
 
 
-async def _go_on(session: Session) -> None:
+async def _cancel_nothing(session: Session) -> None:
     """Cancel nothing."""
 
 
@@ -295,7 +295,7 @@ class Work:
     drain: float
     announce: Callable[[str], None] = field(default=log.info)
     """Gets a sentence about the subscriptions once a session has made them."""
-    cancel: Callable[[Session], Awaitable[None]] = field(default=_go_on)
+    cancel: Callable[[Session], Awaitable[None]] = field(default=_cancel_nothing)
     """Cancels the handlers of a session's messages, and waits for their end; a handler in a thread continues."""
     inbox_from: datetime | None = None
     """The time since which the consumer's inbox has every row; None if the consumer has no inbox."""
@@ -322,7 +322,7 @@ class Session:
         again."""
         self._is_unreachable = False
         """Whether the last request to receive or to subscribe met no server."""
-        self._has_told = False
+        self._is_stop_announced = False
         """Whether the server knows that this instance stops."""
         self._is_to_leave = True
         """Whether to announce the stop to the server once nothing is in hand any more."""
@@ -397,13 +397,13 @@ class Session:
 
     async def _drain(self) -> None:
         """Wait at most `drain` seconds for the running handlers; their leases are renewed meanwhile."""
-        telling = asyncio.ensure_future(self._tell_stopping())
+        announcing = asyncio.ensure_future(self._announce_stop())
         try:
             if await self._until_settled(self._work.drain, lambda: not self._runs):
                 return
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
         message_ids = sorted([message.id for run in self._runs for message in run.messages if message is not None])
         log.warning(
             "stopped waiting for %d unsettled messages %g s after receiving stopped (setting drain); they will be "
@@ -411,11 +411,11 @@ class Session:
             len(message_ids), self._work.drain, first_of(message_ids, NAMED_IN_LOG),
         )  # fmt: skip
 
-    async def _tell_stopping(self) -> None:
+    async def _announce_stop(self) -> None:
         """Have the server know that this instance stops, while something is in hand: if the process is killed before
         the handlers have returned, that does not count as a death of their messages."""
         backoff = Backoff(RETRY_SECONDS, RETRY_MAX_SECONDS)
-        while self._runs and not self._has_told:
+        while self._runs and not self._is_stop_announced:
             self._is_away = False
             if not await self._leave() and not self._is_away:
                 return  # an older server, or nothing was received
@@ -472,7 +472,7 @@ class Session:
             self._is_away = is_away(error)
             self._is_to_leave = True
             return False
-        self._has_told = True
+        self._is_stop_announced = True
         return True
 
     # --- receiving --------------------------------------------------------------------------------------------
@@ -520,12 +520,12 @@ class Session:
                     handler.topic, AGAIN.total_seconds() / 60,
                 )  # fmt: skip
             answers[handler.topic] = answer
-        await self.tell_inbox()
+        await self.report_inbox()
         self.is_subscribed = True
         work = self._work
         work.announce(begun(self._http.url, work.group, work.instance, work.handlers.values(), answers))
 
-    async def tell_inbox(self) -> None:
+    async def report_inbox(self) -> None:
         """Tell the server since when the inbox is whole, before anything is received or purged.
 
         Raises Conflict (`before_inbox`) for a new subscription that starts before this time.
@@ -678,13 +678,13 @@ class Session:
         places = range(place, place + 1)
         message = run.message(place)
         if isinstance(error, DeadLetter):
-            self._failures.tell(message.topic, message.id, message.attempt, error)
+            self._failures.record(message.topic, message.id, message.attempt, error)
             reason = reason_of(error, named=False) or None
             self._settle(run, places, "dead_letter", reason, trace=self._settler.trace(error))
         elif isinstance(error, Cancelled):
             self._settle(run, places, "interrupted", "the consumer was cancelled")
         else:
-            self._failures.tell(message.topic, message.id, message.attempt, error)
+            self._failures.record(message.topic, message.id, message.attempt, error)
             self._settle(run, places, "retry", reason_of(error), trace=self._settler.trace(error))
 
     def settle_noted(self, run: Run, returned: Sequence[range]) -> None:
@@ -694,7 +694,7 @@ class Session:
             self._renewals.end(run)
         not_tried, self._not_tried = self._not_tried, []
         if self._over:
-            self._renewals.tell_over(self._over)
+            self._renewals.warn_of_expired(self._over)
             self._over = 0
         self._give_back(not_tried)
         for places in returned:

@@ -24,7 +24,7 @@ class FailureLog:
         self._monotonic = monotonic
         self._traced: dict[tuple[type[BaseException], str], float] = {}
 
-    def tell(self, topic: str, message_id: str, attempt: int, error: BaseException) -> None:
+    def record(self, topic: str, message_id: str, attempt: int, error: BaseException) -> None:
         """Log a failure, with the traceback if its cause was not logged with one in the last minute."""
         if isinstance(error, DeadLetter):  # on purpose: its reason is enough
             reason = one_line(reason_of(error, named=False))

@@ -124,7 +124,7 @@ class Hand:
         self._is_over = self._is_closed = False
         self._noted: deque[Call] = deque()
         """The calls that have ended since the loop last looked."""
-        self._is_told = False
+        self._is_collect_due = False
         """Whether the loop will look at what was noted."""
         self._gathering: asyncio.TimerHandle | None = None
         self.count = 0
@@ -273,8 +273,8 @@ class Hand:
             if call.error is not None:
                 call.error = self._meant(call.error)
             noted.append(call)  # from now on the loop may settle it
-            if not self._is_told:
-                self._tell_of_noted()
+            if not self._is_collect_due:
+                self._collect_soon()
             if began >= until or self._batches or call.is_last:
                 return
 
@@ -329,7 +329,7 @@ class Hand:
         with self._lock:
             self._callers -= 1
         if self._gathering is not None and not (self._singles or self._batches):
-            self._tell(self.collect)  # there is nothing more to wait for
+            self._call_on_loop(self.collect)  # there is nothing more to wait for
         self.wake()
 
     def let_go(self, holder: Holder, runs: Container[Run] | None = None) -> list[Waiting]:
@@ -381,8 +381,8 @@ class Hand:
         if error is not None:
             error = self._meant(error)
         self._noted.extend([Call(run, place, began, ended, error) for run, place in lot])
-        if not self._is_told:
-            self._tell_of_noted()
+        if not self._is_collect_due:
+            self._collect_soon()
 
     def _meant(self, error: BaseException) -> BaseException:
         """The error that a handler means by the one that it raised. One that ends the process is the last call."""
@@ -391,11 +391,11 @@ class Hand:
             self.end()
         return error
 
-    def _tell_of_noted(self) -> None:
-        self._is_told = True
-        self._tell(self._gather)
+    def _collect_soon(self) -> None:
+        self._is_collect_due = True
+        self._call_on_loop(self._gather)
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _call_on_loop(self, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody settles any more
             self._loop.call_soon_threadsafe(callback)
 
@@ -409,7 +409,7 @@ class Hand:
 
     def collect(self) -> None:
         """Settle what was noted."""
-        self._is_told = False
+        self._is_collect_due = False
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None

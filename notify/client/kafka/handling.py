@@ -233,7 +233,7 @@ class Handling:
             return
         if not isinstance(error, Cancelled):  # the message of a cancelled consumer comes again
             message = run.message(place)
-            self._failures.tell(message.topic, message.id, message.attempt, error)
+            self._failures.record(message.topic, message.id, message.attempt, error)
             self._fail(run.window, run.items[place], run.handler, message.topic, error)
         self._hand.settled(run, range(place, place + 1))
 

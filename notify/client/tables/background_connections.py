@@ -62,7 +62,7 @@ class BackgroundConnections:
         self._turns_async = asyncio.Semaphore(OWN)
         self._late: _Loan | _AsyncLoan | None = None
         """One that the pool has not ended in time; until it does, nobody else asks that pool."""
-        self._told = ""
+        self._logged = ""
 
     # --- threads ----------------------------------------------------------------------------------------------
 
@@ -105,14 +105,14 @@ class BackgroundConnections:
                 self._note_late(loan)
 
     def _own(self, engine: Engine) -> Iterator[Connection]:
-        self._tell()
+        self._log_late()
         if not self._turns.acquire(timeout=self._seconds):
             raise _all_in_use()
         try:
             own = _OwnEngine(engine)
             try:
                 with no_fork(), own.connect() as connection:
-                    self._tell_of_lock(engine.pool)
+                    self._log_stuck(engine.pool)
                     yield connection
             finally:
                 own.pool.dispose()
@@ -142,12 +142,12 @@ class BackgroundConnections:
                     await asyncio.shield(asyncio.ensure_future(connection.close()))
                 return
             self._note_late(loan)
-        self._tell()
+        self._log_late()
         async with self._turns_async:
             own = AsyncEngine(_OwnEngine(engine.sync_engine))
             async with own.connect() as connection:
                 try:
-                    self._tell_of_lock(engine.sync_engine.pool)
+                    self._log_stuck(engine.sync_engine.pool)
                     yield connection
                 finally:
                     await connection.run_sync(_close)
@@ -156,15 +156,15 @@ class BackgroundConnections:
 
     def _note_late(self, loan: _Loan | _AsyncLoan) -> None:
         if not self._is_late(loan.pool):
-            self._late, self._late_since, self._told = loan, self._monotonic(), ""
+            self._late, self._late_since, self._logged = loan, self._monotonic(), ""
 
     def _is_late(self, pool: Pool) -> bool:
         late = self._late
         return late is not None and late.pool is pool and not late.is_over()
 
-    def _tell(self) -> None:
-        if not self._told:
-            self._told = "late"
+    def _log_late(self) -> None:
+        if not self._logged:
+            self._logged = "late"
             log.warning(
                 "the engine's pool has given no connection for %g s, so answers to checks and other work in the "
                 "background make connections of their own, %d at most: give the engine a larger pool_size, if the "
@@ -172,13 +172,13 @@ class BackgroundConnections:
                 self._seconds, OWN,
             )  # fmt: skip
 
-    def _tell_of_lock(self, pool: Pool) -> None:
+    def _log_stuck(self, pool: Pool) -> None:
         """Say that a pool gives nothing any more, once it should have raised, and the database does answer."""
-        if self._told == "stuck" or not isinstance(pool, QueuePool) or not self._is_late(pool):
+        if self._logged == "stuck" or not isinstance(pool, QueuePool) or not self._is_late(pool):
             return
         seconds = self._monotonic() - self._late_since
         if seconds > pool.timeout() + 2 * self._seconds:
-            self._told = "stuck"
+            self._logged = "stuck"
             log.error(
                 "the engine's pool has given no connection for %.0f s, nor its error after pool_timeout: an exception "
                 "of a signal handler, such as a time limit of a task, has probably interrupted it while it held its "

@@ -34,7 +34,7 @@ from notify.runtime.urls import refuse_user
 log = program_log("notify.client")
 
 REFRESH_SECONDS = 1.5
-ALONE_REFRESH_SECONDS = 30.0
+UNREGISTERED_REFRESH_SECONDS = 30.0
 """The interval without a registry, which may be switched on later."""
 LISTING_SECONDS = 5.0
 """How long servers may take to list the members: a slow line or a busy server takes longer than one that is near."""
@@ -356,17 +356,17 @@ class Servers:
 
     def _begin_refreshing(self) -> None:
         if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._refresh_for_ever())
+            self._refreshing = asyncio.get_running_loop().create_task(self._keep_refreshing())
 
-    async def _refresh_for_ever(self) -> None:
+    async def _keep_refreshing(self) -> None:
         while not self._closed:
             if not self._is_known or self._was_asked.is_set():  # else `known` has just asked
                 with contextlib.suppress(NotifyError):
                     await self.refresh()
             self._was_asked.set()
-            is_alone = self._is_known and not self._identities
+            has_no_registry = self._is_known and not self._identities
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ALONE_REFRESH_SECONDS if is_alone else REFRESH_SECONDS):
+                async with asyncio.timeout(UNREGISTERED_REFRESH_SECONDS if has_no_registry else REFRESH_SECONDS):
                     await self._look.wait()
             self._look.clear()
 

@@ -149,9 +149,9 @@ def _subscriptions(routes: APIRouter, services: APIRouter, desk: Desk) -> None:
         return await desk.carry_out(write, who, "subscription.put", f"{name}/{topic}", do, way_shown(wanted))
 
     @services.put("/groups/{name}/subscriptions/{topic}/inbox", dependencies=[Depends(permission.check_subscriber)])
-    async def tell_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
+    async def report_inbox(name: str, topic: str, inbox: Whole) -> dict[str, Any]:
         """Record since when a consumer's inbox has a row for each message that took effect."""
-        await desk.running.core.subscriptions.tell_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
+        await desk.running.core.subscriptions.report_inbox(name, topic, instant_us("whole_from", inbox.whole_from))
         return {"group": name, "topic": topic}
 
     @routes.delete("/groups/{name}/subscriptions/{topic}")

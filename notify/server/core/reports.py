@@ -68,7 +68,7 @@ class RefusedReports:
         full = f"{MOST_SOURCES} sources have lists of refused messages here already"
         self._reports = LastReports[str, RefusedReport](clock, MOST_SOURCES, full)
 
-    def tell(self, source: str, report: RefusedReport) -> None:
+    def report(self, source: str, report: RefusedReport) -> None:
         """Keep a mover's report about its source. Raises InvalidRequest, and Backpressure beyond MOST_SOURCES."""
         check_name("source", source)
         check_between("waiting", report.waiting, 0, 1 << 53)
@@ -102,7 +102,7 @@ class LeftBehindReports:
         full = f"{MOST_LEFT_BEHIND} producer groups have reported what they left behind here already"
         self._reports = LastReports[tuple[str, str], LeftBehindReport](clock, MOST_LEFT_BEHIND, full)
 
-    def tell(self, report: LeftBehindReport) -> None:
+    def report(self, report: LeftBehindReport) -> None:
         """Keep a producer's report about its group in one database. Raises InvalidRequest, and Backpressure beyond
         MOST_LEFT_BEHIND."""
         check_name("producer_group", report.producer_group)

@@ -127,7 +127,7 @@ class Subscriptions:
         self._changes[key] = noted  # so that the first of all was changed the longest ago
         noted.append(changed)
 
-    async def tell_inbox(self, group: str, topic: str, from_us: int) -> None:
+    async def report_inbox(self, group: str, topic: str, from_us: int) -> None:
         """Note from which time on (microseconds) a group's inbox has a row for each message that took effect.
 
         Raises NotFound if the group has no such subscription or pattern, Conflict (`before_inbox`) if a new

@@ -140,7 +140,7 @@ class DataRoutes:
         ("POST", "/v1/transactions", "transactions"),
         ("POST", "/v1/transactions/outcomes", "outcomes"),
         ("POST", "/v1/transactions/states", "states"),
-        ("POST", "/v1/transactions/left-behind", "tell_left_behind"),
+        ("POST", "/v1/transactions/left-behind", "report_left_behind"),
         ("POST", "/v1/checks/poll", "poll"),
         ("POST", "/v1/messages", "messages"),
         ("PUT", "/v1/schedules/{schedule}", "schedule"),
@@ -148,12 +148,12 @@ class DataRoutes:
         ("GET", "/v1/members", "members"),
         ("GET", "/v1/bridge/{source}", "bridge_position"),
         ("POST", "/v1/bridge/{source}/batches", "bridge_batch"),
-        ("PUT", "/v1/sources/{source}/refused", "tell_refused"),
+        ("PUT", "/v1/sources/{source}/refused", "report_refused"),
         ("POST", "/v1/groups/{group}/receive", "receive"),
         ("POST", "/v1/groups/{group}/settle", "settle"),
         ("POST", "/v1/groups/{group}/leave", "leave"),
         ("PUT", "/v1/groups/{group}/subscriptions/{topic}", "subscribe"),
-        ("PUT", "/v1/groups/{group}/subscriptions/{topic}/inbox", "tell_inbox"),
+        ("PUT", "/v1/groups/{group}/subscriptions/{topic}/inbox", "report_inbox"),
         ("GET", "/v1/topics/{topic}", "topic"),
         ("GET", "/v1/topics/{topic}/queues/{queue}/messages", "pull"),
         ("GET", "/v1/withdrawals/{id}", "withdrawal"),
@@ -266,10 +266,10 @@ class DataRoutes:
         check(request, "check", body.producer_group)
         return request.encode(Items(await self.core.outcomes.states(body.producer_group, body.ids)))
 
-    async def tell_left_behind(self, request: Request) -> bytes:
+    async def report_left_behind(self, request: Request) -> bytes:
         report: LeftBehindReport = request.decode(_LEFT_BEHIND)
         check(request, "check", report.producer_group)
-        self.core.left_behind.tell(report)
+        self.core.left_behind.report(report)
         return request.encode({"producer_group": report.producer_group})
 
     async def messages(self, request: Request) -> bytes:
@@ -345,9 +345,9 @@ class DataRoutes:
         self._check_names_worker(request)
         return request.encode(await self.core.bridges.append(source, request.decode(_BRIDGE)))
 
-    async def tell_refused(self, request: Request, source: str) -> bytes:
+    async def report_refused(self, request: Request, source: str) -> bytes:
         check(request, "bridge", source)
-        self.core.refusals.tell(source, request.decode(_REFUSED))
+        self.core.refusals.report(source, request.decode(_REFUSED))
         return request.encode({"source": source})
 
     def _is_for_any_worker(self, request: Request) -> bool:
@@ -431,10 +431,10 @@ class DataRoutes:
             self.core.topics.check_use(topic)
         return request.encode(await subscriptions.put(wanted, body.start, _instance(request)))
 
-    async def tell_inbox(self, request: Request, group: str, topic: str) -> bytes:
+    async def report_inbox(self, request: Request, group: str, topic: str) -> bytes:
         body: WholeInbox = request.decode(_WHOLE_INBOX)
         check_subscriber(request, group, topic)
-        await self.core.subscriptions.tell_inbox(group, topic, instant_us("whole_from", body.whole_from))
+        await self.core.subscriptions.report_inbox(group, topic, instant_us("whole_from", body.whole_from))
         return request.encode({"group": group, "topic": topic})
 
     async def topic(self, request: Request, topic: str) -> bytes:
