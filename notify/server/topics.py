@@ -28,7 +28,7 @@ class Topics:
         """Whether `use` makes a topic that does not exist."""
         self._listeners: list[Callable[[Topic], None]] = []
 
-    def tell(self, listener: Callable[[Topic], None]) -> None:
+    def listen(self, listener: Callable[[Topic], None]) -> None:
         """Call `listener` with each topic that is made or changed, before a message can be appended to it."""
         self._listeners.append(listener)
 

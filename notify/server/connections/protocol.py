@@ -124,10 +124,10 @@ class Protocol(HttpToolsProtocol):
         "_current",
         "_head_bytes",
         "_in_head",
-        "_is_alone",
         "_is_beyond",
         "_is_over",
         "_is_upgrade",
+        "_names_worker",
         "_part_bytes",
         "_quiet_bytes",
         "_refusal",
@@ -343,7 +343,7 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._is_over = True
             raise Refused
-        self.url, self._is_alone = own_path(self.url, self.app.settings) or self._stop(another_worker())
+        self.url, self._names_worker = own_path(self.url, self.app.settings) or self._stop(another_worker())
         self._in_head = False
         self._quiet_bytes = 0
         if self._timers.head is not None:
@@ -352,7 +352,7 @@ class Protocol(HttpToolsProtocol):
             self.app.connections.has_asked(self)
         if self._is_beyond:
             self._is_beyond = not self.app.connections.has_room(self, self.loop.time())
-        request = data_request(self.parser.get_method(), self.url, self.headers, self._is_alone)
+        request = data_request(self.parser.get_method(), self.url, self.headers, self._names_worker)
         if request is None:
             try:
                 guard.check_declared(self.url.partition(b"?")[0].decode("latin-1"), self.headers)
@@ -387,7 +387,11 @@ class Protocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
         sender = identity.recognised(self.app.access, headers, self._certificate)
-        self.scope |= {"notify.certificate": self._certificate, "notify.alone": self._is_alone, "notify.sender": sender}  # type: ignore[misc]
+        self.scope |= {  # type: ignore[misc]
+            "notify.certificate": self._certificate,
+            "notify.names_worker": self._names_worker,
+            "notify.sender": sender,
+        }
         super().on_headers_complete()
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_beyond
 

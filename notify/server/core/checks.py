@@ -79,7 +79,7 @@ class Checks:
         check_name("producer_group", poll.producer_group)
         check_between("wait", poll.wait, 0, LIMITS.wait_seconds)
         check_between("max", poll.max, 1, LIMITS.max_messages)
-        _check_wishes(poll)
+        _check_filters(poll)
         self._note_poll(poll.producer_group)
         loop = asyncio.get_running_loop()
         poller = _Poller(poll, loop.create_future())
@@ -190,7 +190,7 @@ class Checks:
         }
 
 
-def _check_wishes(poll: Poll) -> None:
+def _check_filters(poll: Poll) -> None:
     """Raises InvalidRequest for more topics or sources, or longer names, than a poll may hold while it waits."""
     check_text("instance", poll.instance)
     for kind, names in (("topics", poll.topics or ()), ("sources", poll.sources or ())):

@@ -101,7 +101,7 @@ class Core:
         role = queue_role_of(store, clock, self.metrics, self.topics, settings.tracing) if not settings.kafka else None
         self._queue_role = role
         self.flow = Flow(store, None if role is None else role.delivery, clock, self.metrics)
-        self.topics.tell(self.flow.changed)
+        self.topics.listen(self.flow.changed)
         check_log = CheckLog()
         self.transactions = Transactions(
             store,

@@ -106,7 +106,7 @@ class Delivery:
         group.refuse_second(request.instance, topics, now_us, may)
         if session := _session_of(request_id):
             if name.endswith(f"@{request.instance}") and topics is not None:
-                group.own_alone(request.instance, topics, now_us + round(request.lease * 1_000_000))
+                group.own_exclusively(request.instance, topics, now_us + round(request.lease * 1_000_000))
             if group.refuse_namesake(request.instance, session, topics, now_us, may):
                 self._waiters.leave(name, request.instance)
         waiter = Waiter(request, topics, may, request_id, in_runs=in_runs)

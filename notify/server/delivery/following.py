@@ -73,7 +73,7 @@ class Following:
         self._recovered = frozenset(followers.by_name) | {pattern.group for pattern in store.patterns()}
         """Groups from before the start. Their consumers may come back, and are unknown until then."""
         self._started_us = clock()
-        topics.tell(self.topic_changed)
+        topics.listen(self.topic_changed)
 
     def may_come_back(self, group: str) -> bool:
         """Whether this server started less than ACTIVE_US ago, and a group may have had active consumers then."""

@@ -321,7 +321,7 @@ class Group:
                     "topic_is_taken",
                 )
 
-    def own_alone(self, instance: str, topics: Iterable[str], until_us: int) -> None:
+    def own_exclusively(self, instance: str, topics: Iterable[str], until_us: int) -> None:
         """Note that the instance alone receives these topics: this is the group of an instance."""
         for topic in topics:
             self._owners.keep(topic, instance, until_us)

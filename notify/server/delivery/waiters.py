@@ -174,9 +174,9 @@ class Waiters:
         """If the group stopped after it skipped many messages, schedule the next look, after other work of the loop."""
         if group.has_skipped and not group.is_to_be_served:
             group.is_to_be_served = True
-            asyncio.get_running_loop().call_later(group.wait_seconds, self._go_on, group)
+            asyncio.get_running_loop().call_later(group.wait_seconds, self._serve_again, group)
 
-    def _go_on(self, group: Group) -> None:
+    def _serve_again(self, group: Group) -> None:
         group.is_to_be_served = False
         if self._groups.get(group.name) is group:
             self.serve(group.name)

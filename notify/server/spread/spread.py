@@ -345,7 +345,7 @@ class _Spreading:
 def _is_spread(scope: Scope) -> bool:
     """Whether a request concerns other workers than this one."""
     path = scope["path"]
-    if scope.get("notify.alone") or not (path.startswith(ADMIN) or path == METRICS):
+    if scope.get("notify.names_worker") or not (path.startswith(ADMIN) or path == METRICS):
         return False
     rule = rule_of(scope["method"], path.removeprefix(ADMIN), _query(scope))
     return path == METRICS or rule.asked is not FanOut.HERE
