@@ -249,3 +249,24 @@ def test_a_routing_session_of_flask_sqlalchemy_sends_its_message(
         for engine in db.engines.values():
             engine.dispose()
     memory.wait_for(unique, 3, PATIENCE_SECONDS)
+
+
+def test_a_statement_of_a_reader_goes_on_while_producers_are_made_and_closed(
+    engines: tuple[sa.Engine, sa.Engine], notify_server: InMemoryServer, unique: str
+) -> None:
+    """It failed with "deque mutated during iteration", in any thread that read meanwhile."""
+    writer, reader = engines
+    made: list[TransactionProducer] = []
+
+    def make() -> TransactionProducer:
+        return TransactionProducer(notify_server.url, group=unique, engine=writer, readers=[reader])
+
+    def meanwhile(*_: Any) -> None:
+        made.append(make())
+        made.pop(0).close()
+
+    made.append(make())
+    sa.event.listen(reader, "after_cursor_execute", meanwhile)
+    with Session(reader) as session:
+        read(session)
+    made[0].close()

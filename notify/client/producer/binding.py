@@ -115,13 +115,17 @@ class Readers:
         self._written: weakref.WeakKeyDictionary[Connection, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         """The connections that have written, and the transaction in which they last did."""
         for reader in self._engines:
-            event.listen(reader, "after_cursor_execute", self._note)
+            with _listeners_lock:
+                _statements_of(reader).readers += (self,)
 
     def close(self) -> None:
         for reader in self._engines:
-            event.remove(reader, "after_cursor_execute", self._note)
+            with _listeners_lock:
+                statements = _statements_of(reader)
+                statements.readers = tuple(each for each in statements.readers if each is not self)
 
-    def _note(self, connection: Connection, cursor: Any, statement: str, *given: Any) -> None:
+    def note(self, connection: Connection, cursor: Any, statement: str, *given: Any) -> None:
+        """Note a statement that a reader has executed."""
         context = given[1]
         is_dml = context is not None and (context.isinsert or context.isupdate or context.isdelete)
         root = connection.get_transaction() if is_dml or _WRITES.match(statement) else None
@@ -152,6 +156,18 @@ class Readers:
                     "producer's engine"
                 )
         return others
+
+
+class _Statements:
+    """The listener of all producers to the statements of one reader; never removed, as those of _Listeners."""
+
+    def __init__(self, reader: Engine) -> None:
+        self.readers: tuple[Readers, ...] = ()
+        event.listen(reader, "after_cursor_execute", self.executed)
+
+    def executed(self, *given: Any) -> None:
+        for readers in self.readers:
+            readers.note(*given)
 
 
 class _Listeners:
@@ -192,6 +208,14 @@ def listeners_of(base: Engine) -> _Listeners:
     found: _Listeners | None = vars(base).get("notify_listeners")
     if found is None:
         found = vars(base)["notify_listeners"] = _Listeners(base)
+    return found
+
+
+def _statements_of(reader: Engine) -> _Statements:
+    """Those of a reader, kept as `listeners_of` does. Call it with `_listeners_lock`."""
+    found: _Statements | None = vars(reader).get("notify_statements")
+    if found is None:
+        found = vars(reader)["notify_statements"] = _Statements(reader)
     return found
 
 
