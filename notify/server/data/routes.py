@@ -72,9 +72,9 @@ from notify.storage import crash_point
 from notify.storage.names import DEAD_LETTER_PREFIX
 
 DECLARED, NEXT = "declared in code", 3
+"""Why a schedule changes that a service declares, and how many of its next instants the answer has."""
 MOST_DECLARED = 10
 """How often a declaration is compared with the stored one while others change it."""
-"""Why a schedule changes that a service declares, and how many of its next instants the answer has."""
 ANY_ADDRESS = ("0.0.0.0", "::")
 
 

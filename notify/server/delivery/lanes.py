@@ -68,7 +68,7 @@ class OffsetQueue:
         runs.append(first << COUNT_BITS | count)
 
     def take(self, most: int) -> range:
-        """Remove the next offsets: neighbours, at most `limit`."""
+        """Remove the next offsets: neighbours, at most `most`."""
         runs, at = self._runs, self._at
         first, count = runs[at] >> COUNT_BITS, runs[at] & LONGEST_RUN
         if count > most:
@@ -115,7 +115,7 @@ class Lane:
         return min(self.again[0], self.offsets.first) if self.again else self.offsets.first
 
     def take(self, most: int) -> list[int]:
-        """Remove at most `limit` offsets, the lowest first."""
+        """Remove at most `most` offsets, the lowest first."""
         taken: list[int] = []
         while self.again and len(taken) < most:
             taken.append(self.take_lowest())
