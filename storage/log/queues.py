@@ -98,7 +98,7 @@ class LogTopic(msgspec.Struct, gc=False, eq=False):
         self.grown = more.grown
 
     def grow(self, queues: int) -> None:
-        """Grow to at least `count` queues."""
+        """Grow to at least so many queues."""
         more = [Queue(self, n, queue_key(self.id, n)) for n in range(len(self.queues), queues)]
         if more:
             self.queues = (*self.queues, *more)

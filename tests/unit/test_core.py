@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from notify.server.core.core import Core
+from notify.server.core.flow import RateLimits
 from notify.server.delivery import delivery
 from notify.server.settings import Settings
 from notify.storage.memory import MemoryStore
-from notify.storage.topics import Topic
+from notify.storage.topics import Backlog, Topic
 from tests.support.clock import eventually_async
 from tests.support.transactions import sent
 
@@ -74,3 +75,24 @@ async def test_many_messages_that_are_due_at_once_hold_up_no_step(
         assert released[0] < 3 and released == sorted(released) and core.ticked_us == now_us
     finally:
         running.cancel()
+
+
+async def test_a_topic_that_is_deleted_leaves_no_bound_behind(tmp_path: Path) -> None:
+    """While its deletion waited for the disk, trimming its backlog failed, and the rate of a topic of the same name
+    that was made meanwhile was dropped with it."""
+    store = MemoryStore()
+    await store.open(NOW_US)
+    core = Core(store, Settings(data_dir=str(tmp_path)), lambda: NOW_US)
+    core.flow.set_limits(RateLimits(topics={"t": 5.0}))
+    core.topics.put_soon(Topic("t", backlog=1, backlog_policy=Backlog.DROP_OLDEST))
+    sync = store.sync
+
+    async def slowly() -> None:
+        core.flow.drop_oldest()
+        core.topics.use("t")
+        await sync()
+
+    store.sync = slowly  # type: ignore[method-assign]
+    await core.delete_topic("t")
+    gate = core.flow.gates["t"]
+    assert gate.bucket is not None and gate.bucket.per_second == 5.0 and not gate.topic.backlog

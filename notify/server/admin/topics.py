@@ -152,8 +152,7 @@ def _writes(routes: APIRouter, desk: Desk) -> None:
         topic = desk.topic(name)
 
         async def do() -> Any:
-            await desk.running.core.delivery.following.delete_topic(name)
-            desk.running.core.flow.gates.pop(name, None)
+            await desk.running.core.delete_topic(name)
             return {"deleted": name}
 
         return await desk.carry_out(write, who, "topic.delete", name, do, described(desk.running.core.queues, topic))

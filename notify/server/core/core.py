@@ -188,6 +188,12 @@ class Core:
         """Whether this server plays the queue role."""
         return self._queue_role is not None
 
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its messages and subscriptions. Raises NotFound, WrongRole."""
+        self.delivery.following.delete_topic_soon(name)
+        self.flow.deleted(name)  # before the wait: meanwhile backlogs are trimmed, and the topic may be made again
+        await self.queues.sync()
+
     async def run(self) -> None:
         """Act on leases, retries, delays and checks as they come due, until cancelled."""
         self._looked_us = self.clock()

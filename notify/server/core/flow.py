@@ -90,6 +90,10 @@ class Flow:
         else:
             self.gates.pop(topic.name, None)
 
+    def deleted(self, topic: str) -> None:
+        """Drop the gate of a topic that was deleted. A topic of this name that is made later gets another one."""
+        self.gates.pop(topic, None)
+
     def set_limits(self, limits: RateLimits) -> None:
         """Apply other rates from now on."""
         changed = {*self.limits.topics, *limits.topics}

@@ -202,10 +202,14 @@ class Following:
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages and subscriptions. Raises NotFound."""
+        self.delete_topic_soon(name)
+        await self._store.sync()
+
+    def delete_topic_soon(self, name: str) -> None:
+        """`delete_topic` without the wait for the disk."""
         self._store.delete_topic_soon(name)
         for group in list(self._followers.by_topic.get(name, ())):
             self._forget(group, name)
-        await self._store.sync()
 
     def _forget(self, group: str, topic: str) -> None:
         """Drop a subscription that the storage no longer has, and end the group's polls: consumers that continue ask
