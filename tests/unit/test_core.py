@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from notify.protocol.wire import PackedMessage, PackedMessages, PackedPublished, PackedTransaction, PackedTransactions
 from notify.server.core.core import Core
 from notify.server.core.flow import RateLimits
 from notify.server.delivery import delivery
 from notify.server.settings import Settings
+from notify.storage.groups import Subscription
+from notify.storage.log import LogStore
 from notify.storage.memory import MemoryStore
 from notify.storage.topics import Backlog, Topic
 from tests.support.clock import eventually_async
-from tests.support.transactions import sent
+from tests.support.transactions import new_id, sent
 
 NOW_US = 1_800_000_000_000_000
 
@@ -96,3 +99,30 @@ async def test_a_topic_that_is_deleted_leaves_no_bound_behind(tmp_path: Path) ->
     await core.delete_topic("t")
     gate = core.flow.gates["t"]
     assert gate.bucket is not None and gate.bucket.per_second == 5.0 and not gate.topic.backlog
+
+
+@pytest.mark.parametrize("kind", ["halves", "messages"])
+async def test_a_topic_that_is_deleted_while_another_message_waits_refuses_its_own_message_only(
+    tmp_path: Path, kind: str
+) -> None:
+    """The whole request failed with a fault of the server."""
+    now_us = NOW_US
+    store = LogStore(tmp_path)
+    await store.open(NOW_US)
+    core = Core(store, Settings(data_dir=str(tmp_path)), lambda: now_us)
+    core.topics.put_soon(Topic("full", backlog=1, backlog_policy=Backlog.HOLD))
+    await core.delivery.following.subscribe(Subscription("g", "full"), None)
+    await core.transactions.publish(PackedMessages([PackedPublished(topic="full", body=b"first")]))
+    names = ("gone", "full")
+    if kind == "halves":
+        halves = [PackedTransaction(id=new_id(), messages=[PackedMessage(topic=name, body=b"x")]) for name in names]
+        sending = core.transactions.put(PackedTransactions(producer_group="p", transactions=halves))
+    else:
+        sending = core.transactions.publish(PackedMessages([PackedPublished(topic=n, body=b"x") for n in names]))
+    waiting = asyncio.ensure_future(sending)
+    await eventually_async(lambda: core.flow.waits > 0, "the message to wait for room")
+    await core.delete_topic("gone")
+    core.queues.trim("full", 0, 1)
+    now_us += 10_000
+    assert [(item.status, item.code) for item in await waiting] == [(503, "unavailable"), (201, None)]
+    await store.close()

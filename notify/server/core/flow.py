@@ -78,6 +78,8 @@ class Flow:
         self.limits = RateLimits()
         self.gates: dict[str, Gate] = {}
         self._groups: dict[str, TokenBucket] = {}
+        self.waits = 0
+        """How often a message has waited for room."""
         for topic in store.topics():
             self.changed(topic)
 
@@ -138,6 +140,7 @@ class Flow:
                     "backlog_full",
                     RETRY_BACKLOG_SECONDS,
                 )
+            self.waits += 1
             await asyncio.sleep(LOOK_SECONDS)
         gate.admit()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notify.errors import Backpressure, InvalidId, InvalidRequest, NotifyError
+from notify.errors import Backpressure, InvalidId, InvalidRequest, NotifyError, Unavailable
 from notify.protocol import ids
 from notify.protocol.keys import shard_of_key
 from notify.protocol.limits import LIMITS, check_between, check_count, check_name, check_text
@@ -51,6 +51,7 @@ KEY_IS_ELSEWHERE = (
     "another worker has the messages of key {key!r}, because the first key of a transaction determines the worker: "
     "send this message in a transaction of its own, or make it the first one with a key"
 )
+_BEHIND = "an earlier message with the same key was refused for now"
 _FLUSH = {flush: flush.name.lower() for flush in Flush}
 
 _Accepted = tuple[list[Item | None], list[NewTransaction]]
@@ -96,10 +97,12 @@ class Transactions:
         `check` has checked the request. `principal`: the sender, whose right to publish is checked; None: no right is
         checked.
         """
-        now_us = self._clock()
+        now_us, waits = self._clock(), self._flow.waits
         refused, accepted = await self._accept(request, now_us, _bound(principal))
         detail = "the id belongs to another transaction: other content, or another producer group"
         item_ids = [t.id for t in request.transactions]
+        if self._flow.waits != waits:
+            accepted = self._without_deleted(item_ids, refused, accepted)
         items, stored = await self._store_all(item_ids, refused, accepted, now_us, detail)
         self._metrics.halves += stored
         if self._with_spans and accepted:
@@ -133,7 +136,7 @@ class Transactions:
             try:
                 if held_keys and t.committed and not held_keys.isdisjoint(keys := keys_of(t.messages)):
                     held_keys |= keys
-                    raise Backpressure("an earlier message with the same key was refused for now", "behind_another")
+                    raise Backpressure(_BEHIND, "behind_another")
                 if not 0 < len(t.messages) <= LIMITS.messages_per_transaction:
                     raise InvalidRequest(
                         f"a transaction carries 1 to {LIMITS.messages_per_transaction} messages, not {len(t.messages)}",
@@ -184,7 +187,7 @@ class Transactions:
         `anywhere`: also take a message whose key belongs to another shard, such as one whose half is here.
         """
         check_count(request.messages)
-        now_us = self._clock()
+        now_us, waits = self._clock(), self._flow.waits
         sender = _bound(principal)
         refused: list[Item | None] = []
         accepted: list[NewTransaction] = []
@@ -211,6 +214,8 @@ class Transactions:
                 accepted.append(NewTransaction(transaction_id, "", new, committed=True))
                 refused.append(None)
             item_ids.append(message_id)
+        if self._flow.waits != waits:
+            accepted = self._without_deleted(item_ids, refused, accepted)
         items, stored = await self._store_all(item_ids, refused, accepted, now_us, "the id is used already")
         self._metrics.published += stored
         return items
@@ -260,6 +265,28 @@ class Transactions:
             gate = self._gates.get(m.topic)
             if gate is not None:
                 await self._flow.check(gate, now_us + HOLD_US)
+
+    def _without_deleted(
+        self, item_ids: list[str], refused: list[Item | None], accepted: list[NewTransaction]
+    ) -> list[NewTransaction]:
+        """The accepted transactions without those, now refused, whose topic was deleted while another message of the
+        request waited for room."""
+        left: list[NewTransaction] = []
+        held_keys: set[tuple[str, str | None]] = set()
+        each = iter(accepted)
+        for number, item in enumerate(refused):
+            if item is not None:
+                continue
+            t = next(each)
+            gone = next((m.topic for m in t.messages if not self._store.has_topic(m.topic)), None)
+            keys = {(m.topic, m.key) for m in t.messages if m.key is not None} if t.committed else set()
+            if gone is None and held_keys.isdisjoint(keys):
+                left.append(t)
+                continue
+            held_keys |= keys
+            error = _BEHIND if gone is None else f"topic {gone!r} was deleted a moment ago: send the message again"
+            refused[number] = failed(item_ids[number], Unavailable(error))
+        return left
 
     async def _store_all(
         self,
