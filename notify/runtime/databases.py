@@ -24,8 +24,8 @@ LOCK_PAUSE_MS = 5
 _ASCII = {"charset": "ascii", "collation": "ascii_bin"}
 _MYSQL = ("mysql", "mariadb")
 
-# The column types of half_message and of the server's tables. Names are compared byte by byte, and ids have the order of
-# their times, whatever collation a database has: a Danish one has `aa` after `z`.
+# The column types of half_message and of the server's tables. Names are compared byte by byte, and ids have the order
+# of their times, whatever collation a database has: a Danish one has `aa` after `z`.
 ID = sa.String(36).with_variant(mysql.CHAR(36, **_ASCII), *_MYSQL).with_variant(sa.String(36, "C"), "postgresql")
 MESSAGE_ID = sa.String(64).with_variant(mysql.VARCHAR(64, **_ASCII), *_MYSQL)
 MESSAGE_ID = MESSAGE_ID.with_variant(sa.String(64, "C"), "postgresql")

@@ -483,8 +483,8 @@ _PAIRS = [f"{number:02x}" for number in range(256)]
 
 
 def sorts_by_bytes(connection: Connection, collation: str) -> bool:
-    """Whether a collation (as SQL; "": the database's) has the digits of ids in the order of their bytes: no two of them are a
-    letter of its language, digits are not compared as numbers, and letters follow them."""
+    """Whether a collation (as SQL; "": the database's) has the digits of ids in the order of their bytes: no two of
+    them are a letter of its language, digits are not compared as numbers, and letters follow them."""
     if connection.dialect.name == "sqlite" or collation.endswith(("_bin", '"C"', '"POSIX"')):
         return True
     collate = f" COLLATE {collation}" * bool(collation)

@@ -140,7 +140,7 @@ def _new_of(batch: pa.RecordBatch, known: Next) -> pa.RecordBatch:
     """The rows that the table does not have. Raises InvalidRequest for a row that names no message."""
     for name in PLACE:
         if batch.column(name).null_count:
-            raise InvalidRequest(f"a row has no {name}: leave out rows that are no messages")
+            raise InvalidRequest(f"a row has no {name}: leave out rows that are not messages")
     keep = np.ones(batch.num_rows, bool)
     offsets = batch.column("offset").to_numpy()
     for (topic, number, queue), rows in _queues_of(batch):

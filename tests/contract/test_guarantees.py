@@ -168,8 +168,8 @@ FAULTS: list[tuple[tuple[str, ...], str, list[str], str]] = [
                 f"CREATE COLLATION other (provider = icu, locale = '{locale}')",
                 f"ALTER TABLE {table.name} ALTER {column} TYPE varchar(64) COLLATE other",
             ],
-            f'sorts ids in another order than that of their times, such as aa after z, so that ranges of times lack '
-            f'rows: give it the type {table.c[column].type.compile(postgresql.dialect())}',
+            f"sorts ids in another order than that of their times, such as aa after z, so that ranges of times lack "
+            f"rows: give it the type {table.c[column].type.compile(postgresql.dialect())}",
         )
         for what, locale in (("Danish", "da-DK"), ("numeric", "en-u-kn"))
         for table, column in ((half_message, "transaction_id"), (notify_inbox, "message_id"))
