@@ -22,7 +22,6 @@ from notify.storage.log.pending import LEAST_COMPACTED, Pending, PendingTable
 from notify.storage.log.queues import TopicsById
 from notify.storage.log.records import Sender
 from notify.storage.memory import MemoryStore
-from tests.support.clock import PATIENCE_SECONDS
 
 
 class Clock:
@@ -84,7 +83,7 @@ async def test_a_poll_gets_its_checks_although_the_storage_takes_others_not_back
 
     store: Any = checks._store
     store.claim_checks, store.release_checks = claim, refuse
-    poll = Poll(producer_group="g", instance="i", sources=["a"], wait=PATIENCE_SECONDS)
+    poll = Poll(producer_group="g", instance="i", sources=["a"], wait=LIMITS.wait_seconds)
     waiting = asyncio.ensure_future(checks.poll(poll))
     await asyncio.sleep(0)  # the poll begins
     (poller,) = checks._pollers["g"]
