@@ -88,7 +88,7 @@ def paced(shop: Shop, url: str) -> None:
 
 
 def in_console(url: str) -> dict[str, float]:
-    row = re.search(r"<td>Commit to acknowledgement</td>(.*?)</tr>", str(call(url, "GET", f"/groups/{GROUP}")))
+    row = re.search(r"<td[^>]*>Commit to acknowledgement</td>(.*?)</tr>", str(call(url, "GET", f"/groups/{GROUP}")))
     assert row is not None
     return dict(zip(SHARES, map(seconds_of, re.findall(DURATION, row[1])), strict=True))
 
