@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import uvicorn
@@ -229,9 +229,14 @@ class InMemoryServer:
         self._server = server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # keep those of the test
 
+        async def serve() -> None:
+            await server.serve([listening])
+            for connection in list(server.server_state.connections):  # did not end within the graceful shutdown
+                cast(Protocol, connection).abort()
+
         def run() -> None:
             with listening:
-                self._loop.run_until_complete(server.serve([listening]))
+                self._loop.run_until_complete(serve())
 
         self._thread = threading.Thread(target=run, name="notify-in-memory", daemon=True)
         self._thread.start()
