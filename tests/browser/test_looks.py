@@ -182,10 +182,10 @@ def test_updates_can_be_paused(scene: Scene, window: Any) -> None:
     w.page.on("request", lambda request: asked.append(request.url))
     w.page.clock.run_for(60_000)
     assert asked == []
-    assert "paused: these figures are 60 s old" in w.page.inner_text("#fresh")
+    assert "Updates are paused" in w.page.inner_text("#fresh")
     with w.page.expect_response(scene.url + "/groups/points"):
         w.page.click("#pause")
-    w.page.wait_for_function("document.getElementById('fresh').textContent === 'Updated 0 s ago.'")
+    w.page.wait_for_function("document.getElementById('fresh').textContent.startsWith('Updated')")
     with w.page.expect_response(scene.url + "/groups/points"):
         w.page.clock.run_for(10_000)
     assert w.wrong == []
